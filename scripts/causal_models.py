@@ -1,4 +1,4 @@
-"""Writes compiler/data/causal_models.json: the causal models of the pinned transformers, by model_type.
+"""Write compiler/data/causal_models.json: the causal models of the pinned transformers, by model_type.
 
     .venv/bin/python scripts/causal_models.py > compiler/data/causal_models.json
 

@@ -1,4 +1,4 @@
-"""Writes compiler/data/chat_templates.json: what the tools' named chat templates write around messages.
+"""Write compiler/data/chat_templates.json: what the tools' named chat templates write around messages.
 
     .venv/bin/python -m scripts.chat_templates WHEELS
 

@@ -1,4 +1,4 @@
-"""Writes compiler/data/dialects.json: all keys of the tools whose files `recipe port` reads.
+"""Write compiler/data/dialects.json: all keys of the tools whose files `recipe port` reads.
 
     .venv/bin/python scripts/dialects.py WHEELS
 

@@ -1,4 +1,4 @@
-"""Measures the quality cost of 8-bit products: trains the real Gemma 3 270M with each kind of step.
+"""Measure the quality cost of 8-bit products: train the real Gemma 3 270M with each kind of step.
 
     python -m scripts.eight_bit_quality run [NAME...]  build, train, merge, ask: minutes each
     python -m scripts.eight_bit_quality table          docs/numerics-quantized.md's table of the finished runs

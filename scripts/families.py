@@ -144,7 +144,7 @@ def prove(names: Sequence[str]) -> None:
     import pytest
 
     class Keeper:
-        """Records a test's figures when it has passed."""
+        """A plugin that records a test's figures when it has passed."""
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when == "call" and report.passed:

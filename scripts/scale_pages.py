@@ -22,7 +22,7 @@ SAMPLES, SAMPLE_TOKENS = 1244 * 8, 922
 
 @dataclass(frozen=True)
 class Scaled:
-    """What `recipe plan` found out about the flagship on one machine.
+    """The results of `recipe plan` for the flagship on one machine.
 
     Attributes:
         accelerator: of one slice.

@@ -1,4 +1,4 @@
-"""Compares the time model of `recipe plan` with published, measured steps.
+"""Compare the time model of `recipe plan` with published, measured steps.
 
     python -m scripts.step_times reduce OUT...  schedules of what was compiled: scripts/published_runs.py,
                                                 tests/bench/published.py

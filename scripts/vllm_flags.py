@@ -1,4 +1,4 @@
-"""Writes the catalog of vLLM-TPU's flags, compiler/data/vllm.json, from vLLM's own parsers.
+"""Write the catalog of vLLM-TPU's flags, compiler/data/vllm.json, from vLLM's own parsers.
 
 It runs with the interpreter of the serving environment, where this project is not installed:
 
@@ -128,7 +128,7 @@ def kind_of(reads: Any) -> tuple[str, bool, dict[str, Any] | None]:
     """Return a type's name, whether the text None means no value, and the keys of a configuration.
 
     Raises:
-        SystemExit: the function is not known; somebody has to look at the new version.
+        SystemExit: the function is unknown; read the new version's source.
     """
     if reads is None:
         return "text", False, None

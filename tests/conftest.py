@@ -42,16 +42,18 @@ def update(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
-    """Exclude objects left by test collection and earlier modules from garbage collection. Otherwise each
-    collection walks them all, and the code under test triggers some: verifying a merge took two and a half
-    times as long."""
+    """Exclude objects of test collection and earlier modules from garbage collection.
+
+    Otherwise, each collection visits all of them, and the code under test triggers some: verifying a merge
+    took two and a half times as long.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set a folder for temporary files of the tests and of the processes they start; remove it at the end."""
+    """Set a folder for temporary files of the tests and of the processes that they start, and remove it."""
     folder = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
@@ -68,7 +70,7 @@ def root() -> Path:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Return the id of a case: the contents of a list, tuple or mapping, which pytest would only number."""
+    """Return a case's id: the contents of a list, tuple or mapping, which pytest would only number."""
     if not isinstance(val, list | tuple | dict) or (text := _written(val)) is None:
         return None
     text = text.encode("unicode_escape").decode("ascii")
@@ -76,8 +78,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _written(value: object) -> str | None:
-    """Return a value in a recipe's notation. Return None if a part of it is not a plain value, because its
-    text may differ between processes."""
+    """Return a value in a recipe's notation.
+
+    Return None if a part of it is not a plain value, because its text may differ between processes.
+    """
     if isinstance(value, dict):
         parts = [(_written(key), _written(part)) for key, part in value.items()]
         if any(None in pair for pair in parts):

@@ -1,4 +1,4 @@
-"""A plugin of pytest for `make test`: it groups tests that one worker runs in sequence, long groups first.
+"""A pytest plugin for `make test`: it groups tests that one worker runs in sequence, long groups first.
 
 Modules of a group share results that are expensive to make, so one worker runs all modules of a group. The
 longest groups start first, so that no worker is left with one at the end.
@@ -21,7 +21,7 @@ LONG = (
 
 OTHERS = "others"
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    # An artifact, its run, and the process from which others are forked.
+    # An artifact, its run, and the process that others are forked from.
     "runs": ("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
     **{name: (name,) for name in LONG},
     "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
@@ -33,7 +33,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 class Groups(LoadScopeScheduling):
-    """Gives a group to one worker. (pytest-xdist's own groups, by marks, have no effect with pytest 9.2.)"""
+    """A scheduler that gives a group to one worker.
+
+    pytest-xdist's own groups, by marks, have no effect with pytest 9.2.
+    """
 
     def __init__(self, config: pytest.Config, log: Any, groups: Mapping[str, Iterable[str]]) -> None:
         config.option.loadscopereorder = False  # keep the order of the tests; do not sort groups by size

@@ -1,13 +1,12 @@
-"""Plausible mistakes, made in the code one at a time: what the tests catch today, they must catch tomorrow.
+"""Plausible mistakes, made in the code one at a time: the tests must catch each of them.
 
-    .venv/bin/python -m tests.mutants [NAME ...] [--no-baseline] [--jobs N]
+.venv/bin/python -m tests.mutants [NAME ...] [--no-baseline] [--jobs N]
 
-Each mutant replaces one text of the product. The tests that should catch it then run in a copy of the
-working tree, so that the checkout stays as it is whatever happens. A mutant that no test catches is a
-mistake that nobody would notice.
+Each mutant replaces one text of the product. The tests that should catch it then run in a copy of the working
+tree, so that the checkout never changes. A mutant that no test catches is a mistake that nobody would notice.
 
-A row names no file: its text stands once in all of the product, and may move from one module to another.
-Modules of tests go by their names without a folder, for the same reason.
+A row names no file. Its text occurs once in all of the product, and may move from one module to another. For
+the same reason, rows name modules of tests without a folder.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("spec", "compiler", "runtime", "templates")
 SECONDS = 1200
-"""That the tests of one mutant may take; pytest itself ends each test much earlier."""
+"""The limit for the tests of one mutant. pytest itself ends each test much earlier."""
 
 
 class Mutant(NamedTuple):
@@ -39,9 +38,9 @@ class Mutant(NamedTuple):
 
     Attributes:
         name: what is wrong, for the command line.
-        tests: what catches it: modules of tests, and options of pytest.
-        text: of the product, where it stands once.
-        wrong: what takes its place.
+        tests: the modules of tests that catch it, and options of pytest.
+        text: a text that occurs once in the product.
+        wrong: the text that replaces it.
     """
 
     name: str
@@ -75,7 +74,7 @@ MUTANTS = (
            "if mesh.hosts in possible:", "if mesh.hosts <= max(possible):"),
     Mutant("sharding-rule-order", "test_specs",
            "spec in compiled if", "spec in compiled[::-1] if"),
-    # What is written, in each kind of file.
+    # Written files of each kind.
     Mutant("escape-python", "test_literals",
            'if character in {quote, "\\\\"}:', "if character == quote:"),
     Mutant("escape-shell", "test_serve_fuzz -k script",
@@ -191,7 +190,7 @@ MUTANTS = (
            "square / (4 * size * size))", "square / (4 * size))"),
     Mutant("evaluation-pass-at-k", "test_evaluate_intervals -k pass_at_k",
            "math.comb(samples - passed, k), math.comb(samples, k)", "(samples - passed) ** k, samples**k"),
-    # What users look at.
+    # Views for users.
     Mutant("editor-position", "test_editor -k wide",
            "(self.codec.client_num_units(text[:column]) for column", "(len(text[:column]) for column"),
     Mutant("watch-pace", "test_watch_command -k compiles",
@@ -208,7 +207,7 @@ MUTANTS = (
            "seconds = dict(enumerate(value for _, value in _step_seconds(content)))"),
     Mutant("card-batch", "test_export_card",
            "'rows' if data.get('packing') else 'samples'", "'samples' if data.get('packing') else 'rows'"),
-    # What is learned: these and what follows import JAX.
+    # Training data: these tests and the following ones import JAX.
     Mutant("mask-generation-prompt", "test_data_masking -k gemma4_the_answers",
            "messages[:turn], tools, add_generation_prompt=True", "messages[:turn], tools"),
     Mutant("mask-last-answer", "test_data_masking -k last_answer",
@@ -315,7 +314,7 @@ MUTANTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the mutants that are named, or all. The exit status is 0 when each of them is caught."""
+    """Run the named mutants, or all. The exit status is 0 if each of them is caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a mutant; all without one")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests on sound code first")
@@ -343,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def copies(count: int) -> Iterator[Queue[Path]]:
-    """Copies of the working tree's tracked files, as they are now, to take and to give back."""
+    """Yield a queue of copies of the working tree's tracked files, to take and to give back."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         first = Path(folder) / "0"
@@ -351,7 +350,7 @@ def copies(count: int) -> Iterator[Queue[Path]]:
             if (ROOT / name).exists():
                 (first / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, first / name, follow_symlinks=False)
-        # By their content: a mutant may be of the length and the second of what it replaces.
+        # Check by content, because a mutant may have the same length and time as the original.
         compiling = ["compileall", "-qq", "-j", "0", "--invalidation-mode", "checked-hash"]
         subprocess.run([sys.executable, "-m", *compiling, *PRODUCT], cwd=first, check=True)
         trees: Queue[Path] = Queue()
@@ -362,7 +361,7 @@ def copies(count: int) -> Iterator[Queue[Path]]:
 
 
 def baseline(trees: Queue[Path], tests: str) -> tuple[bool, str]:
-    """Whether tests pass on sound code, and a line about it."""
+    """Return whether tests pass on correct code, and a line about it."""
     tree = trees.get()
     try:
         done, seconds = run(tree, tests)
@@ -374,14 +373,14 @@ def baseline(trees: Queue[Path], tests: str) -> tuple[bool, str]:
 
 
 def product(tree: Path) -> dict[Path, str]:
-    """The files of the product that mutants change, with their texts."""
+    """Return the product's files that mutants change, with their texts."""
     files = [file for folder in PRODUCT for file in sorted((tree / folder).rglob("*.*"))]
     files = [file for file in files if file.suffix in (".py", ".sh", ".j2", ".json") and file.is_file()]
     return {file: file.read_text(encoding="utf-8") for file in files}
 
 
 def judge(trees: Queue[Path], mutant: Mutant) -> tuple[bool, str]:
-    """Whether a mutant is caught, and a line about it."""
+    """Return whether a mutant is caught, and a line about it."""
     tree = trees.get()
     try:
         found = {file: text for file, text in product(tree).items() if mutant.text in text}
@@ -408,12 +407,12 @@ def judge(trees: Queue[Path], mutant: Mutant) -> tuple[bool, str]:
 
 
 def run(tree: Path, tests: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Runs tests in a copy of the working tree, and the seconds that they took."""
+    """Run tests in a copy of the working tree, and return the result and the seconds."""
     words = []
     for word in shlex.split(tests):
         modules = [*tree.glob(f"tests/**/{word}.py")] if word.startswith("test_") else []
         words += [str(module.relative_to(tree)) for module in modules] or [word]
-    # Before what is installed: an editable installation's path leads to the checkout.
+    # Before installed packages, because an editable installation's path leads to the checkout.
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
@@ -428,7 +427,7 @@ def run(tree: Path, tests: str) -> tuple[subprocess.CompletedProcess[str], float
 
 
 def last(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what pytest printed."""
+    """Return the end of pytest's output."""
     return "\n".join(f"    {line}" for line in (done.stdout + done.stderr).splitlines()[-15:])
 
 

@@ -18,7 +18,7 @@ WORKERS = 8
 def _shuffled() -> Iterator[int]:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = list(range(FIRST + worker % WORKERS, END, WORKERS))
-    SystemRandom().shuffle(ports)  # so that other runs on this machine take theirs in another order
+    SystemRandom().shuffle(ports)  # so that other runs on this machine use another order
     return iter(ports)
 
 

@@ -1,7 +1,7 @@
-"""Runs Python scripts in processes that have already imported most of their packages.
+"""Run Python scripts in processes that have already imported most of their packages.
 
-Each process is forked from one server process. It has imported the packages that every script would spend
-seconds on, and has neither Python threads nor devices. Everything else is new in each process: streams,
+Each process is forked from one server process. The server has imported the packages that every script would
+spend seconds on, and has neither Python threads nor devices. Everything else is new in each process: streams,
 environment, session, exit status, and an artifact's copy of runtime/, unless the server has to import it.
 """
 
@@ -94,7 +94,7 @@ class Preloaded:
 
 @contextmanager
 def preloaded_scripts(folder: Path) -> Iterator[None]:
-    """Make compiler.rehearse.pipeline start its scripts so, for runs in this folder, until the block ends."""
+    """Make compiler.rehearse.pipeline fork its scripts, for runs in this folder, until the block ends."""
     from recipec.compiler.rehearse import (  # this also imports runtime/, which no script may find imported
         artifact_run,
         pipeline,
@@ -136,8 +136,11 @@ class Script:
 
 
 def serve(modules: Sequence[str]) -> None:
-    """Answer requests, one JSON object a line, until stdin ends. To a request with "arguments", the answer is
-    the process id that runs them; to {"wait": PID}, it is the exit status, or null while the process runs."""
+    """Answer requests, one JSON object a line, until stdin ends.
+
+    The answer to a request with "arguments" is the id of the process that runs them. The answer to {"wait":
+    PID} is the exit status, or null while the process runs.
+    """
     for name in modules:
         import_module(name)
     assert threading.active_count() == 1, threading.enumerate()

@@ -1,7 +1,7 @@
-"""Which room may know of which: read from the modules' syntax trees, nothing is imported.
+"""Tests of which room may import which, from the modules' syntax trees, without importing anything.
 
-docs/architecture.md says what the rooms are for. An import counts where a module is read ("at once") or where
-a function runs ("later"); one for types alone, under TYPE_CHECKING, counts for neither.
+docs/architecture.md describes the rooms. An import counts "at once" if it runs when a module is imported, and
+"later" if it runs within a function. An import under TYPE_CHECKING does not count.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests import mutants
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("spec", "compiler", "runtime", "templates")
 NAME = "recipec."
-"""What the packages are imported by, from outside their own folders."""
+"""The prefix under which other folders import the packages."""
 FOLDERS = (*PACKAGES, "scripts", "tests")
 
 BASE = {"pydantic", "pydantic_core", "jinja2", "markupsafe", "ruamel", "typer", "rich", "yaml"}
-"""What the distribution installs without an extra, by the names that are imported."""
+"""The packages of a distribution without extras, by their import names."""
 
 ELSEWHERE = {
     "compiler.lsp": "what an editor speaks with, of the extra lsp",
@@ -61,19 +61,19 @@ DOORS = {
         *("runtime.weights.grown", "runtime.weights.mxfp4"),
     },
 }
-"""Rooms with doors: the modules of each that the compiler imports from outside it."""
+"""Rooms with doors: the modules of each that the compiler imports from outside of it."""
 
 LONGEST = 800
-"""Lines of a module that reads from top to bottom."""
+"""The most lines of a module that reads from top to bottom."""
 
 LONG = {
     "spec/codes.py": "one table: an entry for each diagnostic, which docs/diagnostics.md prints",
 }
-"""Longer modules, and why they are not cut."""
+"""Longer modules, and why they are not split."""
 
 
 MOST_PARAMETERS = 7
-"""Of a function or a method; commands, whose parameters are options of the command line, have more."""
+"""For functions and methods, except commands, whose parameters are options of the command line."""
 
 SCRIPTS = {
     "runtime.backends.torchax.train.run",
@@ -81,7 +81,7 @@ SCRIPTS = {
     "runtime.merging.merge.main",
     "runtime.training.train.run",
 }
-"""What the generated scripts call, with a constant of the script for each parameter."""
+"""Functions that the generated scripts call, with a constant of the script for each parameter."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Import:
 
     Attributes:
         module: a module of this repository, or the first part of another package's name.
-        name: what is taken from it; None for the module itself.
-        line: where it stands.
-        later: whether only a function's run imports it.
+        name: the imported name; None for the module itself.
+        line: its line.
+        later: whether it is only imported when a function runs.
     """
 
     module: str
@@ -102,7 +102,7 @@ class Import:
 
 
 def listed() -> dict[str, Path]:
-    """Every module of the repository, by its name."""
+    """Return every module of the repository, by its name."""
     found = {"recipec": ROOT / "recipec" / "__init__.py"}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -147,7 +147,10 @@ def _imports(node: ast.AST, importer: str, later: bool) -> Iterator[Import]:
 
 
 def source(node: ast.ImportFrom, importer: str) -> str:
-    """The module that names are imported from: in full, but for runtime/, which runs from anywhere."""
+    """Return the module that names are imported from.
+
+    It is a full name, except in runtime/, which runs from anywhere.
+    """
     if node.level == 0:
         assert node.module is not None
         return node.module
@@ -163,7 +166,7 @@ def known(name: str) -> str:
 
 
 def inside(module: str, room: str) -> bool:
-    """Whether a module lies in a room: a package or a module."""
+    """Return whether a module is in a room, which is a package or a module."""
     return module == room or module.startswith(f"{room}.")
 
 
@@ -208,7 +211,7 @@ def test_a_room_is_entered_by_its_doors(room: str, doors: set[str]) -> None:
 
 
 def test_families_and_adapters_are_the_standard_library_alone() -> None:
-    """Compiler and runtime share them; a family imports jax and Tunix where its model is built."""
+    """Check modules that compiler and runtime share. A family imports jax and Tunix only to build a model."""
     shared = those("runtime.model.families", "runtime.model.adapters", "runtime.model.reach")
     wrong = [
         said(module, one)
@@ -222,7 +225,7 @@ def test_families_and_adapters_are_the_standard_library_alone() -> None:
 
 
 def at_once(module: str) -> set[str]:
-    """All modules that are imported with a module, the packages around it among them."""
+    """Return all modules that are imported with a module, including the packages around it."""
     found: set[str] = set()
     left = [module]
     while left:
@@ -238,7 +241,7 @@ def at_once(module: str) -> set[str]:
 
 
 def test_the_compiler_reads_without_jax_and_numpy() -> None:
-    """`recipe build` has to work where the distribution is installed without an extra."""
+    """Let `recipe build` work with a distribution that is installed without extras."""
     wrong = {}
     for module in set(those("spec", "compiler")) - set(those(*ELSEWHERE)):
         needed = {name for name in at_once(module) if name not in MODULES} - sys.stdlib_module_names
@@ -254,7 +257,7 @@ def test_what_needs_more_is_there() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Not even later: of two such modules neither could be read without the other."""
+    """Forbid cycles even of later imports: no module in a cycle can be understood without the others."""
     graph = {
         module: {one.module for one in imports(module) if one.module in MODULES} - {module}
         for module in those(*PACKAGES, "scripts")
@@ -264,7 +267,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         if not leaves:
             break
         graph = {module: others for module, others in graph.items() if module not in leaves}
-    # What is left lies on a circle, or imports one.
+    # The rest is on a cycle, or imports one.
     while True:
         wanted = set().union(*graph.values()) if graph else set()
         outer = graph.keys() - wanted
@@ -314,7 +317,7 @@ def test_long_modules_have_a_reason() -> None:
 
 
 def test_functions_take_few_parameters() -> None:
-    """More are an object that means something. What a command or a script is asked for is listed as such."""
+    """Require an object for more parameters, except for listed commands and scripts."""
     wrong = {}
     for module in those(*PACKAGES):
         for node in ast.walk(tree(module)):
@@ -346,7 +349,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
-    """With every package that no plain installation has made impossible to import."""
+    """Block every package that a plain installation lacks."""
     heavy = [
         *("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "orbax", "grain"),
         *("tunix", "qwix", "torch", "transformers"),
@@ -370,7 +373,7 @@ def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_each_mutant_changes_one_place() -> None:
-    """`make mutants` is not run in CI, so a mutant whose text is gone would be noticed late."""
+    """Check mutants early: CI does not run `make mutants`, and would not notice a mutant without its text."""
     whole = "\0".join(mutants.product(ROOT).values())
     assert {
         mutant.name: count for mutant in mutants.MUTANTS if (count := whole.count(mutant.text)) != 1

@@ -1,7 +1,7 @@
 """Tiny random checkpoints, made by transformers, as references for numerics.
 
-Weights have a larger spread than transformers gives them, so that logits are far from flat. Shapes differ
-wherever a mix-up is likely: query heads and key/value heads, local and global layers.
+Weights have a larger spread than in transformers, so that logits are far from flat. Shapes differ wherever a
+mix-up is likely: query heads and key/value heads, local and global layers.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def make_gemma4(
     """Write a Gemma 4 checkpoint in float32 and return transformers' model.
 
     Args:
-        directory: is created.
-        multimodal: the layout of google/gemma-4-31B-it (model.language_model.*, with a vision tower)
+        directory: the new folder.
+        multimodal: use the layout of google/gemma-4-31B-it (model.language_model.*, with a vision tower)
             instead of the text-only one (model.*).
-        shards: minimum number of files for the weights.
-        seed: of the weights.
+        shards: minimum number of weight files.
+        seed: the weights' seed.
         audio: add an audio tower, as E2B and E4B have.
         vision: fields of Gemma4VisionConfig that replace those here.
         overrides: fields of Gemma4TextConfig.
@@ -104,9 +104,9 @@ def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
     """Write a text-only Gemma 3 checkpoint in float32 and return transformers' model.
 
     Args:
-        directory: is created.
-        shards: minimum number of files for the weights.
-        seed: of the weights.
+        directory: the new folder.
+        shards: minimum number of weight files.
+        seed: the weights' seed.
         overrides: fields of Gemma3TextConfig.
     """
     import transformers
@@ -163,13 +163,14 @@ frequency, the second's is interpolated, and the others' are divided by 8."""
 
 
 def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Llama 3 checkpoint in float32, with a separate output head and scaled frequencies, and return
-    transformers' model.
+    """Write a Llama 3 checkpoint in float32 and return transformers' model.
+
+    It has a separate output head and scaled frequencies.
 
     Args:
-        directory: is created.
-        shards: minimum number of files for the weights.
-        seed: of the weights.
+        directory: the new folder.
+        shards: minimum number of weight files.
+        seed: the weights' seed.
         overrides: fields of LlamaConfig.
     """
     import transformers
@@ -265,9 +266,9 @@ def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
     size, as in the 27B. Attention is transformers' eager one, because its other ones ignore the soft-cap.
 
     Args:
-        directory: is created.
-        shards: minimum number of files for the weights.
-        seed: of the weights.
+        directory: the new folder.
+        shards: minimum number of weight files.
+        seed: the weights' seed.
         overrides: fields of Gemma2Config.
     """
     import transformers
@@ -296,12 +297,13 @@ def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
 
 
 def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Helium checkpoint in float32 and return transformers' model: biases in attention, rotation of
-    neighboring features, a feed-forward of odd width.
+    """Write a Helium checkpoint in float32 and return transformers' model.
+
+    Attention has biases and rotates neighboring features, and the feed-forward width is odd.
 
     Args:
-        directory: is created.
-        seed: of the weights.
+        directory: the new folder.
+        seed: the weights' seed.
         overrides: fields of HeliumConfig.
     """
     import transformers
@@ -327,12 +329,13 @@ def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
 
 
 def make_bamba(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Bamba checkpoint in float32 and return transformers' model: one layer of Mamba 2, one of
-    attention, chunks that do not divide a row.
+    """Write a Bamba checkpoint in float32 and return transformers' model.
+
+    It has one layer of Mamba 2 and one of attention. Its chunks do not divide a row.
 
     Args:
-        directory: is created.
-        seed: of the weights.
+        directory: the new folder.
+        seed: the weights' seed.
         overrides: fields of BambaConfig.
     """
     import transformers

@@ -1,4 +1,4 @@
-"""Waiting for another process or thread. The limits are only for hangs: a busy machine stays within them."""
+"""Functions that wait for a process or thread. Their limits only catch hangs, even on a busy machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
 
 
 def running(pid: int) -> bool:
-    """Return whether a process still runs; one that has ended but was not waited for does not."""
+    """Return whether a process still runs. A process that has ended and was not waited for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -230,7 +230,7 @@ HOOKS = {
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Calls a module's hook after the module was loaded."""
+    """A finder that calls a module's hook after the module was loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name not in HOOKS:

@@ -1,6 +1,6 @@
-"""transformers' models under torchax, held against torch with PEFT: float32, virtual devices.
+"""Tests of transformers' models under torchax, against torch with PEFT: float32, virtual devices.
 
-One model's gradients are in `make test`, the rest in `make e2e`.
+`make test` compares one model's gradients, and `make e2e` the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {
     "qwen3": (tiny.make_qwen3, DIVISIBLE, SPLIT),
     "gemma3": (tiny.make_gemma3, DIVISIBLE, SPLIT),
     "gemma4": (tiny.make_gemma4, TWO_LAYERS, WHOLE),
-    # Whose logits are scaled.
+    # Granite scales its logits.
     "granite": (partial(decoders.make, "granite"), {}, WHOLE),
 }
 
@@ -42,8 +42,10 @@ MODELS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {
     "name", [pytest.param(name, marks=() if name == "gemma4" else pytest.mark.e2e) for name in MODELS]
 )
 def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
-    """Packed rows with padding, where transformers finds the samples by their positions, and its sliding
-    layers see 8 tokens of 16."""
+    """Use packed rows with padding.
+
+    transformers finds the samples by their positions. Its sliding layers see 8 of 16 tokens.
+    """
     make, options, axes = MODELS[name]
     make(tmp_path, **options)
     built = build(tmp_path, axes, remat="decoder" if axes is SPLIT else "none")
@@ -56,7 +58,7 @@ def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
-    """Of AdamW, over windows of two micro-batches."""
+    """Run AdamW over windows of two micro-batches."""
     tiny.make_llama(tmp_path)
     built = build(tmp_path, WHOLE)
     batches = [batch(index, accumulation=2) for index in range(40)]
@@ -70,8 +72,10 @@ def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
-    """Gradients with dropout depend neither on what is recomputed nor on the mesh, but on the micro-batch's
-    number."""
+    """Compare gradients with dropout: they depend only on the micro-batch's number.
+
+    Neither recomputation nor the mesh changes them.
+    """
     tiny.make_qwen3(tmp_path, num_hidden_layers=1)
     options: dict[str, Any] = {"dropout": 0.3, "targets": ("q_proj", "down_proj")}
     plain, one = build(tmp_path, WHOLE, **options), packed_batch()
@@ -85,7 +89,7 @@ def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path) -> None:
-    """Gemma 4 E2B's, recomputed: what one layer leaves for another passes through jax.checkpoint."""
+    """Recompute Gemma 4 E2B's layers: what a layer passes to another one goes through jax.checkpoint."""
     tiny.make_gemma4(tmp_path, multimodal=False, **tiny.GEMMA4_E2B)
     built = build(tmp_path, SPLIT, remat="decoder", targets=("q_proj", "k_proj"))
     _, gradients = built.gradients(packed_batch())
@@ -95,7 +99,7 @@ def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path)
 
 @pytest.mark.e2e
 def test_adapters_of_a_bfloat16_base_and_their_gradients_stay_float32(tmp_path: Path) -> None:
-    """Adapters and their gradients stay float32, and so do rotary frequencies, which bfloat16 would bend."""
+    """Keep adapters, their gradients and rotary frequencies in float32; bfloat16 would distort the last."""
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     built = build(tmp_path, WHOLE, dtype="bfloat16")
     kinds = {name: str(array.dtype) for name, array in built.arrays.items()}

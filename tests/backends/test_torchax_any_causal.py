@@ -1,6 +1,7 @@
-"""Models that no family describes, as transformers computes them: Helium and Bamba, against PEFT.
+"""Tests of models that no family describes, computed by transformers: Helium and Bamba, against PEFT.
 
-Float32, awkward shapes, virtual devices. One model's gradients are in `make test`, the rest in `make e2e`.
+They use float32, awkward shapes and virtual devices. `make test` compares one model's gradients, and `make
+e2e` the others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) -> None:
-    """All tensors are parameters, as they are stored."""
+    """Check that all tensors are parameters, in their stored form."""
     import torch
 
     model = MODELS[name][0](tmp_path)
@@ -54,7 +55,7 @@ def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) ->
 
 
 def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
-    """Packed rows with padding, where transformers finds the samples by their positions."""
+    """Use packed rows with padding, where transformers finds the samples by their positions."""
     tiny.make_helium(tmp_path, num_hidden_layers=1)
     check_gradients(build(tmp_path, SPLIT, targets=ATTENTION), packed_batch())
 
@@ -62,7 +63,7 @@ def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
-    """Of AdamW, over windows of two micro-batches, with recomputed layers, on fsdp 4 x tp 2."""
+    """Run AdamW over windows of two micro-batches, with recomputed layers, on fsdp 4 x tp 2."""
     make, targets = MODELS[name]
     make(tmp_path)
     built = build(tmp_path, SPLIT, remat="decoder", targets=targets)
@@ -78,7 +79,7 @@ def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_one_embedding_serves_as_head(tmp_path: Path) -> None:
-    """And cuts and mixes of Bamba hold where rows are split alone."""
+    """Check Bamba's gradients on a mesh that shards only the rows."""
     tiny.make_bamba(tmp_path, tie_word_embeddings=True)
     built = build(tmp_path, {"fsdp": 8, "tp": 1}, targets=("in_proj", "v_proj"))
     assert "lm_head.weight" not in built.arrays
@@ -86,7 +87,7 @@ def test_one_embedding_serves_as_head(tmp_path: Path) -> None:
 
 
 def check_gradients(built: Any, one: Any) -> None:
-    """The loss and the gradients of a micro-batch against PEFT's, 1e-5."""
+    """Compare a micro-batch's loss and gradients with PEFT's to 1e-5."""
     loss, gradients = built.gradients(one)
     expected, theirs = torch_gradients(reference(built), one, built.base)
     assert loss == pytest.approx(expected, abs=1e-5)
@@ -116,7 +117,7 @@ def test_rules_by_names_split_tensors() -> None:
 
 
 def test_a_uniform_model_is_shortened() -> None:
-    """As a plan does, which compiles some of the layers."""
+    """Shorten the model as a plan does, which compiles only some layers."""
     tensors = {"model.embed_tokens.weight": (509, 48)}
     tensors |= {f"model.layers.{i}.self_attn.q_proj.weight": (48, 48) for i in range(9)}
     config = {"model_type": "any", "num_hidden_layers": 9, "hidden_size": 48, "layer_types": ["x"] * 9}

@@ -1,4 +1,4 @@
-"""What `--backend torchax` adds to an artifact, and what it refuses."""
+"""Tests of what `--backend torchax` adds to an artifact, and of what it refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_recipe_that_the_backend_does_as_asked_has_no_findings(tmp_path: Path)
 
 
 def test_the_script_states_what_train_py_states(tmp_path: Path) -> None:
-    """The same values, schedule and optimizer; only what runs them is another."""
+    """Check equal values, schedule and optimizer: only the backend differs."""
     program = program_of(tmp_path, ["train.schedule.warmup_ratio=0.03"])
     files = emit_torchax(program)
     ours, theirs = (set(text.splitlines()) for text in (files["train_torchax.py"], emit_train(program)))
@@ -64,7 +64,7 @@ def test_the_script_is_formatted_and_clean(sets: tuple[str, ...], tmp_path: Path
 
 
 def test_the_requirements_are_pinned_exactly(tmp_path: Path) -> None:
-    """Of torchax there is no stable version that knows this torch."""
+    """Pin a development version of torchax, because no stable version supports this torch."""
     lines = emit_torchax(program_of(tmp_path))["requirements-torchax.txt"].splitlines()
     for line in ("torchax==0.0.14.dev20261026", "torch==2.13.0", "peft==0.21.2", "jax[tpu]==0.10.2"):
         assert line in lines

@@ -1,4 +1,4 @@
-"""How transformers' tensors are split: as Tunix's arrays of the same weights, by the recipe's rules too."""
+"""Tests of how transformers' tensors are sharded: like Tunix's arrays of the same weights, with rules too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec
 
 @pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-4b-it", "Qwen/Qwen3-8B"])
 def test_weights_are_split_by_columns_and_rows_as_their_products_need(model: str) -> None:
-    """torch's weights are [out, in]: heads and features are split over tp, the model's width over fsdp."""
+    """Shard torch's weights [out, in]: heads and features over tp, the model's width over fsdp."""
     found = specs(model)
     layer = "layers.0.self_attn"
     assert found["embed_tokens.weight"] == ("tp", "fsdp")
@@ -37,12 +37,12 @@ def test_an_output_head_of_its_own_is_split_as_the_embedding_is() -> None:
 
 
 def test_heads_that_do_not_divide_stay_whole() -> None:
-    """8 key/value heads of 128 over 16 devices: the tensor's 1,024 rows would divide, its heads do not."""
+    """Replicate 8 key/value heads of 128 over 16 devices: 1,024 rows divide by 16, but heads do not."""
     assert specs("Qwen/Qwen3-8B", tp=16)["layers.0.self_attn.k_proj.weight"] == (None, "fsdp")
 
 
 def test_a_rule_names_tunix_arrays() -> None:
-    """[heads, width, head size] of Tunix: the head size of the second rule is within the tensor's rows."""
+    """Apply rules to Tunix's [heads, width, head size]; the tensor's rows include the head size."""
     name = "layers.0.self_attn.q_proj.weight"
     for spec, expected in (((None, "tp", None), (None, "tp")), ((None, "fsdp", "tp"), ("tp", "fsdp"))):
         rules = [(r"layers\.0\.attn\.q_einsum\.w", spec)]

@@ -1,4 +1,4 @@
-"""QLoRA under torchax: train.py's codes and scales, and torch's gradients of what they stand for."""
+"""Tests of QLoRA under torchax: train.py's codes and scales, and torch's gradients of their values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.backends.torchax_models import (
 
 AXES = {"fsdp": 2, "tp": 4}
 ODD = {"hidden_size": 80, "intermediate_size": 112}
-"""Nothing here is a multiple of 64: a device's 40 inputs are one block, and so are its 28 of the MLP."""
+"""No size is a multiple of 64: a device's 40 inputs are one block, and so are the MLP's 28."""
 TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 
 def weights(built: Torchax) -> dict[str, np.ndarray]:
-    """What the quantized tensors stand for, by their names without prefix."""
+    """Dequantize the quantized tensors, by their names without the prefix."""
     from recipec.runtime.backends.torchax.model import tensor_name
     from recipec.runtime.model.quantize import dequantize
 
@@ -37,7 +37,7 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.e2e)])
 def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
-    """To the bit, in each device's part: Gemma 4's fused keys and values, and values that are its keys."""
+    """Compare each device's part bit for bit: Gemma 4's fused keys and values, and keys used as values."""
     from flax import nnx
 
     from recipec.runtime.backends.torchax.model import tensor_name
@@ -73,7 +73,7 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize(("kind", "remat"), [("nf4", "save_dots"), ("int8", "decoder")])
 def test_gradients_are_torchs_of_the_dequantized_base(kind: str, remat: str, tmp_path: Path) -> None:
-    """Qwen 2's projections have biases. Projections without an adapter are quantized too."""
+    """Use Qwen 2, whose projections have biases. Projections without an adapter are quantized too."""
     import torch
 
     make: Any = tiny.make_qwen2
@@ -98,7 +98,10 @@ def test_gradients_are_torchs_of_the_dequantized_base(kind: str, remat: str, tmp
 
 @pytest.mark.e2e
 def test_the_backward_pass_keeps_no_dequantized_weight(tmp_path: Path) -> None:
-    """Without rematerialization a plain model's weights are residuals; of quantized ones the codes are."""
+    """Keep codes as residuals.
+
+    Without rematerialization, the residuals of a plain model are its weights.
+    """
     from jax._src.ad_checkpoint import saved_residuals
 
     from recipec.runtime.model.sharding import shard_rows

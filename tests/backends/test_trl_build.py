@@ -1,4 +1,4 @@
-"""What `recipe build --backend trl` writes, refuses and remembers."""
+"""Tests of what `recipe build --backend trl` writes, refuses and remembers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def files(folder: Path, *sets: str) -> dict[str, str]:
 
 
 def functions(script: str, folder: Path) -> dict[str, Any]:
-    """The names of a script, without running it."""
+    """Return the names of a script without running it."""
     path = folder / "artifact" / "baseline" / "script.py"
     names: dict[str, Any] = {"__name__": "script", "__file__": str(path)}
     before = list(sys.path)
@@ -84,7 +84,7 @@ STEPS = 9
 
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"template"}))
 def test_the_schedule_is_that_of_train(variant: str, tmp_path: Path) -> None:
-    """To a thousandth of a thousandth of the peak: optax computes it in float32."""
+    """Compare to a millionth of the peak, because optax computes in float32."""
     built = files(tmp_path, *VARIANTS[variant])
     tunix = functions(built["train.py"], tmp_path)
     trl = functions(built["baseline/train_trl.py"], tmp_path)
@@ -132,7 +132,7 @@ def test_the_script_is_as_a_linter_leaves_it(variant: str, tmp_path: Path) -> No
 def test_accelerate_reads_its_configuration(
     sets: list[str], processes: int, precision: str, tmp_path: Path
 ) -> None:
-    """By its own reader, which refuses keys that it does not know, into FSDP's own plugin."""
+    """Use accelerate's own reader, which refuses unknown keys, and FSDP's own plugin."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
@@ -154,7 +154,7 @@ def test_accelerate_reads_its_configuration(
 
 
 def test_classes_are_spelled_as_transformers_does() -> None:
-    """By its own table of model types, those of families that may be written among them."""
+    """Use transformers' table of model types, including those that configs of our families may name."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -200,7 +200,7 @@ def test_experts_that_bitsandbytes_leaves_as_they_are_are_said(
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """Runs `recipe ARGUMENTS` on a file recipe.yaml; exit status, stdout and stderr."""
+    """Return a function that runs `recipe build` on recipe.yaml: exit status, stdout and stderr."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -275,7 +275,10 @@ def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
 def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
     sets: list[str], efficient: str, tmp_path: Path
 ) -> None:
-    """accelerate 1.15 fails on buffers of a checkpoint (Gemma 4's layer_scalar) and on quantized weights."""
+    """Let one process read the checkpoint, if accelerate can pass it on.
+
+    accelerate 1.15 fails on a checkpoint's buffers (Gemma 4's layer_scalar) and on quantized weights.
+    """
     text = files(tmp_path, *sets)["baseline/accelerate.yaml"]
     assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text
 

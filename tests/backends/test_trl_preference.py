@@ -1,6 +1,6 @@
-"""DPO, CPO and ORPO by train_trl.py: losses against TRL's own trainers and train.py's, and whole runs.
+"""Tests of DPO, CPO and ORPO in train_trl.py: losses against TRL's trainers and train.py's, and whole runs.
 
-That such a run is the run of train.py, number by number, is held in tests/parity.
+tests/parity compares such a run with train.py number by number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OBJECTIVES = {
     "cpo": {"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 0.4, "cpo_alpha": 0.7},
     "orpo": {"objective": "orpo"},
 }
-"""What a recipe says of its objective, by names for these tests."""
+"""A recipe's settings of its objective, by these tests' names."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def prepared(place: Place, train: TrainSettings) -> Any:
 
 
 class Table:
-    """Stands for a model: the log-probability of a token is a number that belongs to it and to its place."""
+    """A fake model: a token's log probability is a number that depends on the token and its position."""
 
     def __init__(self, seed: int) -> None:
         self.policy, self.reference = (
@@ -114,7 +114,7 @@ class Table:
 
 
 def logps(values: np.ndarray) -> Any:
-    """What `runtime.training.loss.token_logps` gives of a table."""
+    """Return a table's `runtime.training.loss.token_logps`."""
     import jax.numpy as jnp
 
     def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
@@ -128,7 +128,7 @@ def logps(values: np.ndarray) -> Any:
 def as_train_has_it(
     table: Table, batch: dict[str, Any], train: TrainSettings
 ) -> tuple[float, dict[str, Any]]:
-    """The loss of a micro-batch and its metrics by runtime.training.preference."""
+    """Return a micro-batch's loss and metrics by runtime.training.preference."""
     import jax.numpy as jnp
 
     from recipec.runtime.training.preference import preference_loss
@@ -139,7 +139,7 @@ def as_train_has_it(
 
 
 def by_pieces(table: Table, pieces: list[Any], train: TrainSettings) -> tuple[float, dict[str, float]]:
-    """The sum of the pieces' losses, and of each metric."""
+    """Return the sum of the pieces' losses, and of each metric."""
     objective = objective_of(train)
     total = 0.0
     sums: dict[str, float] = {}
@@ -156,7 +156,7 @@ def by_pieces(table: Table, pieces: list[Any], train: TrainSettings) -> tuple[fl
 def test_any_number_of_processes_computes_trains_step(
     place: Place, objective: str, normalization: str
 ) -> None:
-    """To 1e-5: the losses of a full step, of an epoch's last, which is filled up, and of evaluation."""
+    """Compare losses to 1e-5: a full step, an epoch's last step, which is filled up, and evaluation."""
     train = settings(objective, loss_normalization=normalization)
     data = prepared(place, train)
     assert data.accumulation == 2 and data.total_steps > data.steps_per_epoch
@@ -184,7 +184,7 @@ def test_any_number_of_processes_computes_trains_step(
 
 
 def adapted(place: Place) -> Any:
-    """transformers' model with PEFT's adapters, and a function that gives these values that are not zero."""
+    """Return transformers' model with PEFT's adapters, and a function that sets nonzero values."""
     from recipec.runtime.backends.model import adapter_parameters, attach, load_model
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
@@ -205,7 +205,10 @@ def adapted(place: Place) -> Any:
 
 
 def test_dropout_that_peft_does_not_have_is_refused(tmp_path: Path) -> None:
-    """Of a shared expert, whose projections PEFT takes as weights: by their names it means the experts."""
+    """Refuse dropout on a shared expert's projections.
+
+    PEFT takes them as weights, because by their names it means the experts.
+    """
     from recipec.compiler.rehearse.miniature import complete, write_checkpoint
     from recipec.runtime.backends.model import attach
     from recipec.runtime.errors import UserError
@@ -222,7 +225,7 @@ def test_dropout_that_peft_does_not_have_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: Path) -> None:
-    """On the batch that TRL's trainer makes of the same texts: to 1e-6 of the largest number."""
+    """Compare to 1e-6 of the largest number, on TRL's own batch of the same texts."""
     from transformers import AutoTokenizer
     from trl.trainer.utils import add_fused_lm_head
 
@@ -236,7 +239,7 @@ def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: P
     }
     trainer = trainer_of(train.objective, model, tokenizer, tmp_path, **how)
     if train.objective != "dpo":
-        add_fused_lm_head(model.get_base_model())  # which RecipeTrainer and DPOTrainer do
+        add_fused_lm_head(model.get_base_model())  # as RecipeTrainer and DPOTrainer do
     inputs, batch = collated(trainer)
     parameters = move()
     trainer.model.train()
@@ -276,7 +279,7 @@ def logged(place: Place, output: str) -> list[dict[str, Any]]:
 
 @pytest.mark.e2e
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
-    """Bit for bit, with dropout, of which the reference takes none."""
+    """Compare bit for bit, with dropout, which the reference does not use."""
     first = place.train(Backend.TRL, "cut", "--steps", "2")
     rest = place.train(Backend.TRL, "cut", "--resume")
     assert rest.about["first_step"] == 3
@@ -304,7 +307,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
 
 @pytest.mark.e2e
 def test_a_given_adapter_is_trained_on_and_is_no_reference(place: Place, whole: Trace) -> None:
-    """As by train.py: the evaluation before the first step is the one after the adapter's last."""
+    """Start from the adapter as train.py does: the first evaluation equals the adapter's last one."""
     place.train(Backend.TRL, "onward", "--adapter", place.folder / "whole" / "adapter", "--steps", "1")
     before, after = logged(place, "whole")[-1], logged(place, "onward")[0]
     assert after["eval_loss"] == pytest.approx(before["eval_loss"], abs=1e-6)

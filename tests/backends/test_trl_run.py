@@ -1,6 +1,6 @@
-"""Runs of train_trl.py on the CPU: its pieces, its checkpoints, and the adapters that it leaves and takes.
+"""Tests of train_trl.py's runs on the CPU: pieces, checkpoints, and the adapters that it reads and writes.
 
-Whole runs are in `make e2e`. That it is the run of train.py, number by number, is held in tests/parity.
+Whole runs are in `make e2e`. tests/parity compares a run with train.py number by number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def whole(place: Place) -> Trace:
 
 @pytest.mark.e2e
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
-    """Bit for bit, with dropout, whose masks differ from step to step, and with recomputation."""
+    """Compare bit for bit, with recomputation, and with dropout, whose masks differ from step to step."""
     first = place.train(Backend.TRL, "cut", "--steps", "3")
     rest = place.train(Backend.TRL, "cut", "--resume")
     assert rest.about["first_step"] == 4
@@ -101,7 +101,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
 
 @pytest.mark.e2e
 def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
-    """trainer_state.json is written last."""
+    """Use trainer_state.json, which is written last."""
     from recipec.runtime.backends.trl.checkpoints import checkpoints
 
     directory = place.folder / "whole" / "checkpoints-trl"
@@ -135,7 +135,7 @@ def test_peft_reads_the_adapter_as_it_was_trained(place: Place, whole: Trace) ->
 
 @pytest.mark.e2e
 def test_a_run_begins_with_a_given_adapter(place: Place, whole: Trace) -> None:
-    """The evaluation before its first step is that after the adapter's last."""
+    """Compare the evaluation before its first step with the adapter's last one."""
     import json
 
     adapter = place.folder / "whole" / "adapter"
@@ -149,7 +149,7 @@ def test_a_run_begins_with_a_given_adapter(place: Place, whole: Trace) -> None:
 
 
 def refused(place: Place, capfd: pytest.CaptureFixture[str], output: str, *options: str) -> str:
-    """Standard error of a run that ends with status 1."""
+    """Return stderr of a run that ends with status 1."""
     with pytest.raises(AssertionError, match="ended with 1"):
         place.train(Backend.TRL, output, *options)
     return capfd.readouterr().err
@@ -199,7 +199,7 @@ def test_the_recipe_s_adapter_is_found_as_its_data_is(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoint is kept, and the status is the signal's."""
+    """Check that its checkpoint is kept, and that the status is the signal's."""
     place.import_runtime(monkeypatch)
     from runtime.backends.trl.pieces import Pieces
 
@@ -256,7 +256,7 @@ def prepared(place: Place, normalization: str) -> Any:
 def test_any_number_of_processes_computes_the_same_step(
     place: Place, normalization: str, processes: int, rows: int
 ) -> None:
-    """Each row once, in order, and multiplied by what train.py multiplies it by, in a short last step too."""
+    """Check that each row comes once, in order, with train.py's factor, also in a short last step."""
     from recipec.runtime.backends.trl.pieces import Pieces
     from recipec.runtime.settings import TrainSettings
 
@@ -290,7 +290,7 @@ def test_any_number_of_processes_computes_the_same_step(
 
 @pytest.mark.e2e
 def test_a_run_stops_early_and_goes_on_no_further(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """By transformers' own callback; one that is resumed in between stops at the same step."""
+    """Stop by transformers' own callback. A resumed run stops at the same step."""
     import json
 
     early = case(LORA, eval_every=1, early_stopping={"patience": 2, "min_delta": 100.0})

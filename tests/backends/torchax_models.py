@@ -1,4 +1,4 @@
-"""Small models under torchax on virtual devices, and the same under torch with PEFT."""
+"""Small models under torchax on virtual devices, and the same models under torch with PEFT."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full
 
 @dataclass
 class Torchax:
-    """A model of a checkpoint on a mesh.
+    """A checkpoint's model on a mesh.
 
     Attributes:
-        arrays: the base's.
-        trained: adapters whose B is not zero, or all weights.
+        arrays: the base's arrays.
+        trained: adapters with a nonzero B, or all weights.
     """
 
     base: HFCheckpoint
@@ -37,14 +37,14 @@ class Torchax:
     _compiled: Any = None
 
     def step(self, optimizer: Any, accumulation: int = 1, seed: int = 0) -> Any:
-        """A Step of it. Make and use it within `with mesh:`."""
+        """Return a Step of the model. Create and use it within `with mesh:`."""
         from recipec.runtime.backends.torchax.step import Step
 
         train = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, seed=seed)
         return Step(self.model, optimizer, train, accumulation, self.mesh)
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
-        """The loss of a micro-batch as it is trained on, and its gradients."""
+        """Return a micro-batch's training loss and its gradients."""
         import jax
         import optax
 
@@ -54,7 +54,7 @@ class Torchax:
             placed = shard_rows(dict(batch), self.mesh)
             if self._compiled is None:
                 step = self.step(optax.sgd(1.0))
-                # Compiled by jax as it is called: else it takes no arrays of four bits.
+                # Let jax compile at the call, because an ahead-of-time program takes no four-bit arrays.
                 self._compiled = jax.jit(step._differentiate, compiler_options=QUICK)
             (loss, _), found = self._compiled(self.trained, self.arrays, placed)
         return float(loss), {name: np.asarray(array) for name, array in found.items()}
@@ -64,16 +64,16 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
-    """A jitted function, compiled in half the time."""
+    """Compile a jitted function in half the time."""
     return function.lower(*arguments).compile(compiler_options=QUICK)
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
-    """A checkpoint's model on a mesh of 8 virtual devices.
+    """Build a checkpoint's model on a mesh of 8 virtual devices.
 
     Args:
-        options: dtype, attention and remat of the model, rules; full for one without LoRA; the others are
-            LoraSettings'.
+        options: the model's dtype, attention and remat, and rules; full for a model without LoRA; and
+            LoraSettings' fields.
     """
     from recipec.runtime.backends.torchax import model as models
     from recipec.runtime.model.mesh import start
@@ -104,7 +104,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
 
 
 def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A recipe's initial adapters, with a random B for the zero one: A would have no gradient."""
+    """Return a recipe's initial adapters with a random B. With its zero B, A would have no gradient."""
     from recipec.runtime.backends.model import start
 
     random = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.n
 
 
 def reference(built: Torchax) -> Any:
-    """transformers' own model of the checkpoint, with PEFT's adapters of the same values."""
+    """Return transformers' model of the checkpoint, with PEFT's adapters of the same values."""
     from recipec.runtime.backends.model import attach, load_model, set_adapters
 
     assert built.lora is not None
@@ -125,7 +125,7 @@ def reference(built: Torchax) -> Any:
 
 
 def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
-    """A micro-batch's loss by transformers' own masks: summed over targets, divided by `norm`."""
+    """Return a micro-batch's loss with transformers' own masks: summed over targets, divided by `norm`."""
     import torch
 
     tokens, positions, segments = (
@@ -140,7 +140,7 @@ def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
 
 
 def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: HFCheckpoint) -> tuple[float, Any]:
-    """The loss and the adapters' gradients, by a trace's names."""
+    """Return the loss and the adapters' gradients, by a trace's names."""
     from recipec.runtime.backends.model import adapter_parameters
 
     model.zero_grad()
@@ -151,7 +151,7 @@ def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: HFCheckpo
 
 
 def packed_batch(padding: int = 3) -> dict[str, np.ndarray]:
-    """Rows of two samples, the second of random length, the last tokens padding."""
+    """Return rows of two samples, the second of random length, with padding at the end."""
     random = np.random.default_rng(5)
     place = np.arange(LENGTH)[None]
     cut = random.integers(4, 8, (ROWS, 1))
@@ -170,7 +170,7 @@ def packed_batch(padding: int = 3) -> dict[str, np.ndarray]:
 
 
 def largest_difference(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
-    """Over the arrays of both, which must have the same names."""
+    """Return the largest difference over two sets of arrays, which must have the same names."""
     assert one.keys() == other.keys()
     return max(float(np.abs(np.asarray(one[name]) - np.asarray(other[name])).max()) for name in one)
 
@@ -178,7 +178,7 @@ def largest_difference(one: Mapping[str, np.ndarray], other: Mapping[str, np.nda
 def steps(
     built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """The losses of AdamW's steps, and what was trained at the end."""
+    """Run AdamW, and return the steps' losses and the trained arrays."""
     import optax
 
     from recipec.runtime.model.sharding import shard_rows
@@ -187,7 +187,7 @@ def steps(
     with built.mesh:
         placed = [shard_rows(dict(batch), built.mesh) for batch in batches]
         step = built.step(optax.adamw(RATE, weight_decay=DECAY), accumulation)
-        # A step's state is donated to the next one.
+        # A step donates its state to the next one.
         live = step.start({name: array.copy() for name, array in built.trained.items()})
         train = compiled(step.jit(), live, built.arrays, placed[0])
         for first in range(0, len(batches), accumulation):
@@ -202,7 +202,7 @@ def steps(
 def torch_steps(
     built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """As `steps`, by torch with PEFT."""
+    """Run `steps` in torch with PEFT."""
     import torch
 
     from recipec.runtime.backends.model import adapter_parameters

@@ -1,6 +1,6 @@
-"""`make bench`: every measurement, each next to a baseline of the same run. Writes docs/benchmarks.md.
+"""Run every measurement of `make bench`, each next to a baseline of the same run. Write docs/benchmarks.md.
 
-python -m tests.bench [SECTION...]    only some, the others of the page stay: commands, throughput, ...
+python -m tests.bench [SECTION...]    only some; the page keeps the others: commands, throughput, ...
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _met(ratio: float, least: float) -> str:
 
 
 def commit() -> str:
-    """The commit that is measured, as far as there is a repository, and whether files differ from it."""
+    """Return the measured commit if there is a repository, and whether files differ from it."""
     try:
         command = ["git", "describe", "--always", "--dirty=, with changes", "--exclude=*"]
         return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
@@ -112,7 +112,7 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """The processor's name as Linux gives it, else as Python does."""
+    """Return the processor's name from Linux, or else from Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -153,7 +153,7 @@ Written by `make bench`: {processor()}, {os.cpu_count()} cores, Python {platform
 
 
 def _sections(text: str) -> dict[str, str]:
-    """The page's sections by title. One that nothing here measures stays as it is."""
+    """Return the page's sections by title. Sections that are not measured stay unchanged."""
     parts = re.split(r"(?m)^## ", text)[1:]
     return {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
 

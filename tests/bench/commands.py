@@ -1,4 +1,4 @@
-"""What the command costs, compared with a baseline of the same run."""
+"""The cost of the command, compared with a baseline of the same run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ LIBRARIES = ("pydantic", "jinja2", "ruamel.yaml", "typer", "rich")
 
 
 def seconds(command: list[str]) -> list[float]:
-    """Wall-clock seconds of each of RUNS runs, after one that warms the file cache. Modules are compiled once,
-    as in an installed package, whatever this process's environment says."""
+    """Return the wall-clock seconds of RUNS runs, after one that warms the file cache.
+
+    Modules are compiled once, as in an installed package, whatever this process's environment says.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     out = []
     for run in range(RUNS + 1):
@@ -36,7 +38,7 @@ def seconds(command: list[str]) -> list[float]:
 
 
 def section() -> str:
-    """The command's part of docs/benchmarks.md."""
+    """Return the command's part of docs/benchmarks.md."""
     recipe = str(Path(sys.executable).with_name("recipe"))
     flagship = "recipes/gemma4-31b-v5p8.yaml"
     imports = "import " + ", ".join(LIBRARIES)

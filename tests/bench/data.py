@@ -1,10 +1,10 @@
-"""Tokenizing and packing a chat file: this project's pipeline against TRL's, in one run.
+"""Measure tokenizing and packing of a chat file: this project's pipeline against TRL's, in one run.
 
 Both start from the same JSON-lines file, tokenizer and chat template with generation markers, and end with
 packed rows and their masks. TRL's part is what its SFTTrainer does to a data set before it trains, with as
 many processes as there are cores and nothing cached.
 
-    python -m tests.bench.data [--conversations N] [--rounds N]
+python -m tests.bench.data [--conversations N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEDIAN, SIGMA = 818, 0.488
 
 VOCABULARY = 32_000
 TOKENS_A_WORD = 1.17
-"""Of the tokenizer and the words below, with the punctuation between them."""
+"""For the tokenizer and the words below, including punctuation."""
 
 TEMPLATE = (
     "{{ bos_token }}"
@@ -53,9 +53,9 @@ class Measured:
 
     Attributes:
         tokens: in the rows; the same for both.
-        ours, theirs: this project's and TRL's.
-        theirs_read: of `theirs`, reading the file.
-        hit: this project's, when the cache holds the data.
+        ours, theirs: this project's and TRL's seconds.
+        theirs_read: the part of `theirs` that reads the file.
+        hit: this project's seconds with cached data.
     """
 
     tokens: int
@@ -66,12 +66,12 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """TRL's median time over ours."""
+        """Return TRL's median time divided by ours."""
         return statistics.median(self.theirs) / statistics.median(self.ours)
 
     @property
     def ratio_without_reading(self) -> float:
-        """The same, without TRL's reading of the file and with ours."""
+        """Return the same ratio without TRL's reading of the file, which ours includes."""
         rest = [whole - read for whole, read in zip(self.theirs, self.theirs_read, strict=True)]
         return statistics.median(rest) / statistics.median(self.ours)
 
@@ -87,13 +87,13 @@ class Measured:
 
 
 def measure(folder: Path, conversations: int = CONVERSATIONS, rounds: int = 3) -> Measured:
-    """Times both, one after the other, some times.
+    """Time both, one after the other, several times.
 
     Args:
         folder: for the file and the caches.
 
     Raises:
-        AssertionError: the two do not give the same number of tokens.
+        AssertionError: the two give different numbers of tokens.
     """
     words = vocabulary()
     tokenizer = train_tokenizer(words)
@@ -122,7 +122,7 @@ def measure(folder: Path, conversations: int = CONVERSATIONS, rounds: int = 3) -
 
 
 def _ours(file: Path, tokenizer: Any, cache: Path) -> tuple[float, int]:
-    """Seconds, and the packed tokens."""
+    """Return the seconds and the packed tokens."""
     from recipec.runtime.data.prepare import Tokenizing, prepare
     from recipec.runtime.settings import DataSettings, TrainSettings
 
@@ -134,11 +134,11 @@ def _ours(file: Path, tokenizer: Any, cache: Path) -> tuple[float, int]:
 
 
 def _theirs(file: Path, tokenizer: Any, cache: Path) -> tuple[float, float, int]:
-    """Seconds of reading, of everything, and the packed tokens."""
+    """Return the seconds of reading and of everything, and the packed tokens."""
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer
 
-    # Only what _prepare_dataset reads of a trainer: no model is needed.
+    # Only the attributes that _prepare_dataset reads: no model is needed.
     trainer = SimpleNamespace(
         _tokenizer=tokenizer, chat_template=tokenizer.chat_template, completion_only_loss=False
     )
@@ -161,7 +161,7 @@ def _theirs(file: Path, tokenizer: Any, cache: Path) -> tuple[float, float, int]
 
 
 def vocabulary(count: int = 24_000, seed: int = 0) -> list[str]:
-    """Made-up words of two to five syllables, the commonest first and shortest."""
+    """Make up words of two to five syllables. The most frequent words come first, and are the shortest."""
     draw = random.Random(seed)
     starts, vowels, ends = "bcdfghjklmnprstvwz", "aeiou", ["", "", "n", "r", "s", "t", "l", "nd", "st"]
     words = dict.fromkeys(
@@ -174,7 +174,7 @@ def vocabulary(count: int = 24_000, seed: int = 0) -> list[str]:
 
 
 def train_tokenizer(words: Sequence[str], seed: int = 1) -> Any:
-    """A byte-level BPE of 32,000 entries, learned from sentences of the words."""
+    """Train a byte-level BPE of 32,000 entries on sentences of the words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -203,7 +203,7 @@ def train_tokenizer(words: Sequence[str], seed: int = 1) -> Any:
 
 
 def sentences(words: Sequence[str], count: int, random_: np.random.Generator) -> str:
-    """Text of so many words, drawn by Zipf's law."""
+    """Draw a text of this many words by Zipf's law."""
     ranks = np.minimum(random_.zipf(1.2, count), len(words)) - 1
     chosen = [words[rank] for rank in ranks.tolist()]
     for i in range(0, count, 11):
@@ -214,7 +214,7 @@ def sentences(words: Sequence[str], count: int, random_: np.random.Generator) ->
 
 
 def write_chats(file: Path, words: Sequence[str], count: int, seed: int = 2) -> None:
-    """A chat file whose conversations are as long as the project's flagship data."""
+    """Write a chat file whose conversations are as long as the reference data's."""
     random_ = np.random.default_rng(seed)
     with file.open("w", encoding="utf-8") as stream:
         for tokens in random_.lognormal(np.log(MEDIAN), SIGMA, count):
@@ -229,7 +229,7 @@ def write_chats(file: Path, words: Sequence[str], count: int, seed: int = 2) -> 
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Prints the comparison."""
+    """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--rounds", type=int, default=3)

@@ -15,11 +15,11 @@ MODEL = "google/gemma-4-31B-it"
 
 RANK = 64
 SHARD = 3_000_000_000
-"""Bytes of tensors in a file of the base, at most."""
+"""The most bytes of tensors in a file of the base."""
 
 
 def config(layers: int, vocabulary: int) -> dict[str, Any]:
-    """config.json of the model's last layers alone, at most 6, text only."""
+    """Return a text-only config.json of the model's last layers, 6 at most."""
     from recipec.compiler.rehearse.miniature import complete
 
     models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def config(layers: int, vocabulary: int) -> dict[str, Any]:
 
 
 def write_base(folder: Path, layers: int, vocabulary: int) -> None:
-    """Writes config.json, and weights that repeat 64 MiB of random numbers, each tensor from a place of its own."""
+    """Write config.json, and weights that repeat 64 MiB of random numbers from different offsets."""
     from recipec.runtime.model.families import family_of
     from recipec.runtime.weights.safetensors_files import encode_header
 
@@ -76,11 +76,11 @@ def write_base(folder: Path, layers: int, vocabulary: int) -> None:
 
 
 def write_run(folder: Path, base: Path) -> int:
-    """Writes a checkpoint of random adapters for the base; returns their bytes."""
+    """Write a checkpoint of random adapters for the base, and return their bytes."""
     from recipec.runtime.weights.checkpoint import HFCheckpoint
     from tests.runtime.runs import lora_section, save_run
 
     section = lora_section(rank=RANK, alpha=float(RANK))
-    # Deltas of about a tenth of the weights: more than a rounding, and not all that is left.
+    # Make deltas of about a tenth of the weights: larger than a rounding, but not dominant.
     adapters = save_run(folder, HFCheckpoint.open(base), section, scale=0.02)
     return 4 * sum(math.prod(one.a_shape) + math.prod(one.b_shape) for one in adapters)

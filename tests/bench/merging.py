@@ -1,12 +1,12 @@
-"""Merging at full size: a generated merge.py against `cp -r` of the same files and against PEFT, in one run.
+"""Measure merging at full size: a generated merge.py against `cp -r` and against PEFT, in one run.
 
-The base is synthetic, with the tensor shapes of Gemma 4 31B and one period of its layers; the run whose
-adapters are merged never ran. Each measurement is a process of its own, begun when nothing waits to be
-written and none of the base's files is in the page cache.
+The base is synthetic, with the tensor shapes of Gemma 4 31B and one period of its layers. The adapters are of
+a made-up run. Each measurement is a new process. It starts when no write is pending and the page cache holds
+none of the base's files.
 
-Needs 27 GB of disk where temporary files are, and 16 GB of memory, which are PEFT's.
+The measurement needs 27 GB of disk for temporary files, and 16 GB of memory for PEFT.
 
-    python -m tests.bench.merging [--sizes 1x4096 2x4096] [--rounds N]    layers and vocabulary of each base
+python -m tests.bench.merging [--sizes 1x4096 2x4096] [--rounds N]    layers and vocabulary of each base
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ import numpy as np
 from tests.bench.merged_base import MODEL, RANK, ROOT, SHARD, write_base, write_run
 
 RECIPE = "recipes/gemma4-31b-v5p8.yaml"
-"""Whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter beside them."""
+"""The recipe whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter next to them."""
 
 WHOLE = 62.5
 """GB of Gemma 4 31B."""
 
 SIZES = ((2, 32_768), (4, 32_768), (6, 262_144))
-"""Layers and vocabulary of each size that is merged, the last of which is compared with the others."""
+"""Layers and vocabulary of each merged size. The last one is compared with copies and PEFT."""
 ROUNDS = 3
 SLOWEST, FASTER, MEMORY = 1.8, 2.0, 1.5
 """Targets: times the seconds of `cp -r`; times faster than PEFT; GB above the interpreter."""
 
 SETTLE = 10
-"""Seconds of rest before each measurement: a virtual machine's host may take freed memory back, and the first
-touch of it then costs more than if it had just been used."""
+"""Seconds of rest before each measurement.
+
+A virtual machine's host may take freed memory back, and its first use then costs more.
+"""
 POLL = 0.02
-"""Seconds between two looks at a process's memory."""
+"""Seconds between two samples of a process's memory."""
 
 PEFT = """
 import sys
@@ -75,12 +77,12 @@ INTERPRETER = f"import time, numpy, jax, orbax.checkpoint; time.sleep({10 * POLL
 
 @dataclass(frozen=True)
 class Run:
-    """What a process and its children took.
+    """The cost of a process and its children.
 
     Attributes:
         seconds: from start to end.
-        anonymous: most bytes at a time that are no file's pages.
-        resident: most bytes at a time, mapped files included.
+        anonymous: the maximum of bytes that belong to no file.
+        resident: the maximum of bytes, including mapped files.
     """
 
     seconds: float
@@ -90,13 +92,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Size:
-    """Rounds of one size of base.
+    """The rounds of one base size.
 
     Attributes:
         layers, vocabulary: of the base.
         size: bytes of the base's weights.
-        adapters: bytes of the adapters that are merged.
-        runs: by what ran: "merge", and for a size that is compared those of NAMES.
+        adapters: bytes of the merged adapters.
+        runs: by what ran: "merge", and for a compared size also NAMES.
     """
 
     layers: int
@@ -111,10 +113,10 @@ class Size:
 
 
 def section(sizes: Sequence[tuple[int, int]] = SIZES, rounds: int = ROUNDS) -> str:
-    """The merge's part of docs/benchmarks.md.
+    """Return the merge's part of docs/benchmarks.md.
 
     Args:
-        sizes: layers and vocabulary of each base, two of them at least, the largest last.
+        sizes: layers and vocabulary of each base: at least two, the largest last.
     """
     with tempfile.TemporaryDirectory() as folder:
         interpreter = watched([sys.executable, "-c", INTERPRETER], Path(folder))
@@ -126,7 +128,7 @@ def section(sizes: Sequence[tuple[int, int]] = SIZES, rounds: int = ROUNDS) -> s
 
 
 def text(sizes: Sequence[Size], interpreter: Run) -> str:
-    """Of the last size the comparison, of all of them how the merge grows."""
+    """Describe the comparison at the last size, and how the merge grows over all sizes."""
     whole = sizes[-1]
     taken = {name: seconds(runs) for name, runs in whole.runs.items()}
     copy, merge, peft = taken["cp"], taken["merge"], taken["peft"]
@@ -182,10 +184,10 @@ lines, and not measured, all of {WHOLE} GB would take {time_line[0] + time_line[
 
 
 def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bool) -> Size:
-    """Merges a base of so many layers, some times; the folder is made, and gone at the end.
+    """Merge a base of this many layers several times, in a new folder that is removed at the end.
 
     Args:
-        against: whether copies are measured too, in each round, and PEFT, at the end.
+        against: whether to measure copies in each round, and PEFT at the end.
 
     Raises:
         AssertionError: the merge's weights are not PEFT's.
@@ -223,11 +225,11 @@ def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bo
 
 
 def watched(command: Sequence[str | Path], folder: Path, source: Path | None = None) -> Run:
-    """Runs a command to its end.
+    """Run a command until it ends.
 
     Args:
-        folder: for what it prints.
-        source: of files that are dropped from the page cache before.
+        folder: for its output.
+        source: a folder whose files are dropped from the page cache before.
 
     Raises:
         RuntimeError: it failed.
@@ -250,7 +252,7 @@ def watched(command: Sequence[str | Path], folder: Path, source: Path | None = N
                 pass
             seen = [_memory(pid) for pid in _family(process.pid)]
             anonymous = max(anonymous, sum(one.get("RssAnon", 0) + one.get("RssShmem", 0) for one in seen))
-            # The first process's own mark also knows of what came and went between two looks.
+            # The first process's own high-water mark includes peaks between two samples.
             resident = max(resident, sum(one.get("VmRSS", 0) for one in seen), seen[0].get("VmHWM", 0))
         taken = time.perf_counter() - start
         if process.returncode:
@@ -260,7 +262,7 @@ def watched(command: Sequence[str | Path], folder: Path, source: Path | None = N
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and those that it started, and they."""
+    """Yield a process and all its descendants."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -272,7 +274,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """Bytes by their names in /proc/PID/status; nothing of a process that has ended."""
+    """Return bytes by their names in /proc/PID/status, or nothing for an ended process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -286,10 +288,10 @@ def _weights(folder: Path) -> int:
 
 
 def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
-    """Compares so many rows of every tensor of two checkpoints, evenly spread.
+    """Compare `rows` evenly spread rows of every tensor of two checkpoints.
 
     Raises:
-        AssertionError: they have other tensors, or values that differ by more than a rounding.
+        AssertionError: the tensors' names differ, or values differ by more than a rounding.
     """
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
@@ -302,19 +304,19 @@ def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
 
 
 def seconds(runs: Iterable[Run]) -> float:
-    """The median's."""
+    """Return the median of the seconds."""
     return statistics.median(run.seconds for run in runs)
 
 
 def _above(runs: Iterable[Run], interpreter: Run) -> tuple[float, float]:
-    """The largest anonymous and resident memory of some runs, in GB above the interpreter's."""
+    """Return the largest anonymous and resident memory of the runs, in GB above the interpreter's."""
     runs = list(runs)
     anonymous, resident = (max(run.anonymous for run in runs), max(run.resident for run in runs))
     return (anonymous - interpreter.anonymous) / 1e9, (resident - interpreter.resident) / 1e9
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Least squares: the value at 0, and the slope."""
+    """Fit a line by least squares, and return its value at 0 and its slope."""
     slope, start = np.polyfit(x, y, 1)
     return float(start), float(slope)
 
@@ -324,7 +326,7 @@ def _verdict(met: bool) -> str:
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Prints the section, of smaller bases."""
+    """Print the section for smaller bases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=["1x4096", "2x4096"], metavar="LAYERSxVOCABULARY")
     parser.add_argument("--rounds", type=int, default=2)

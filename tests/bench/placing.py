@@ -1,4 +1,4 @@
-"""Arrays that are only shapes, with the shardings that their model's metadata gives them."""
+"""Abstract arrays with the shardings of their model's metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def placed(tree: Any, mesh: Any) -> Any:
-    """A state of flax, each array a ShapeDtypeStruct with its sharding on a mesh."""
+    """Return a flax state whose arrays are ShapeDtypeStructs with their shardings on a mesh."""
     import jax
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
@@ -21,7 +21,7 @@ def placed(tree: Any, mesh: Any) -> Any:
 
 
 def by_row(shape: tuple[int, ...], dtype: Any, mesh: Any) -> Any:
-    """An array of a batch: its rows over fsdp; a scalar whole."""
+    """Return an abstract array of a batch, with rows over fsdp. A scalar is replicated."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -30,7 +30,7 @@ def by_row(shape: tuple[int, ...], dtype: Any, mesh: Any) -> Any:
 
 
 def batch(rows: int, length: int, mesh: Any) -> dict[str, Any]:
-    """A micro-batch, as batch_loss takes it."""
+    """Return a micro-batch for batch_loss."""
     import jax.numpy as jnp
 
     ids = by_row((rows, length), jnp.int32, mesh)

@@ -1,5 +1,7 @@
-"""`recipe plan` measured: how long it takes, how near the prices of a few layers come to those of all, and the flagship's
-estimate beside that of the reference run's recipe."""
+"""Measure `recipe plan`: its duration, and how well the prices of a few layers match those of all.
+
+It also compares the estimates of the Gemma 4 31B recipe and of the reference run's recipe.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from tests import tpu_environment
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLAGSHIP, PAPER = "gemma4-31b-v5p8", "gemma4-31b-paper"
 MEAN_LENGTH, PACKED_SHARE, ROW = 922, 0.97, 3072
-"""Tokens of the reference run's mean sample (arXiv 2605.25645), and how full packing is taken to leave a row."""
+"""Tokens of the reference run's mean sample (arXiv 2605.25645), the fill of packed rows, and a row."""
 
 TARGET = 7
-"""How many times the flagship's time a real token is to take in what it is held against."""
+"""The target for the reference's time of a real token, divided by the Gemma 4 31B recipe's."""
 
 NO_SERVER = "serve=null"
 EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -38,7 +40,7 @@ EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "Gemma 4 E2B, v5p-8, fsdp 4, splash, none": (FLAGSHIP, ("model.id=google/gemma-4-E2B-it",)),
 }
-"""What is compiled whole as well: a recipe and what is set in it."""
+"""Plans that are also compiled with all layers: a recipe and its changes."""
 
 
 def section() -> str:
@@ -77,7 +79,7 @@ def _exact_row(name: str, recipe: str, sets: Sequence[str], environment: Mapping
 
 
 def _flagship(flagship: Any, paper: Any) -> str:
-    """The table of what a real token takes."""
+    """Return the table of the cost of a real token."""
     packed = 4 * ROW * PACKED_SHARE
     rows = [
         (PAPER, paper["estimate"], MEAN_LENGTH),
@@ -106,7 +108,7 @@ def _met(ratio: float) -> str:
 
 
 def _waits(estimate: Any) -> float:
-    """Seconds of the step that the device waits for collectives and copies."""
+    """Return the seconds of the step in which the device waits for collectives and copies."""
     return float(sum(moved["exposed"] for moved in estimate["timeline"]["transfers"]))
 
 

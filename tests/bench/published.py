@@ -1,13 +1,13 @@
-"""The published program compiled ahead of time for a v5p-8, by Tunix alone: what this project is held against.
+"""Compile the published program ahead of time for a v5p-8, by Tunix only, as a baseline.
 
-Nothing here is measured on a TPU. The reference run's own step (arXiv 2605.25645): Tunix's stock LoRA and
-loss, float32 computation on bfloat16 weights, tp 4, one padded sample of 3,072 tokens, layers recomputed
-whole. Its dropout is left out.
+Nothing here is measured on a TPU. The reference run's own step (arXiv 2605.25645) has Tunix's stock LoRA and
+loss, float32 computation on bfloat16 weights, tp 4, one padded sample of 3,072 tokens, and full recomputation
+of layers. Its dropout is left out.
 
-    python -m tests.bench.published OUT
+python -m tests.bench.published OUT
 
-OUT gets scheduled-6.txt and scheduled-12.txt, of so many of its 60 layers, and facts.json, as of
-scripts/published_runs.py.
+The script writes scheduled-6.txt and scheduled-12.txt to OUT, for 6 and 12 of the 60 layers, and facts.json,
+as scripts/published_runs.py does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _compile(layers: int) -> tuple[str, Any]:
-    """The scheduled module of so many layers, and the mesh."""
+    """Return the scheduled module of this many layers, and the mesh."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -70,7 +70,7 @@ def _compile(layers: int) -> tuple[str, Any]:
     from recipec.runtime.model.forward import attention_mask
     from recipec.runtime.model.sharding import constrain
 
-    # On a TPU Tunix's activations are constrained; its helper does nothing where the backend is a CPU.
+    # On a TPU, Tunix constrains its activations. On a CPU backend, its helper does nothing.
     gemma4.shard = constrain
     config = gemma4.ModelConfig.gemma4_31b()
     config.num_layers, config.dtype, config.param_dtype = layers, jnp.float32, jnp.bfloat16

@@ -1,4 +1,4 @@
-"""What the start of a generated train.py is made of, up to the end of its first step, as shares of the time.
+"""Measure the parts of a generated train.py's start, up to the end of its first step, as shares of the time.
 
 python -m tests.bench.start_up FILE train.py [ARGUMENT...]    runs a script, and writes its parts to FILE
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BEGAN = "RECIPEC_BENCH_BEGAN"
-"""Environment: the time at which the process was started."""
+"""Environment variable: the time at which the process was started."""
 PARTS = {
     "imports": "Python and imports",
     "devices": "devices and mesh",
@@ -49,7 +49,7 @@ RUNS = (
 
 
 def section() -> str:
-    """The start's part of docs/benchmarks.md."""
+    """Return the start's part of docs/benchmarks.md."""
     columns: dict[str, dict[str, float]] = {}
     if not (ROOT / "build" / "gemma-3-270m").is_dir():
         subprocess.run([sys.executable, "-m", "scripts.gemma3_270m"], cwd=ROOT, check=True)
@@ -85,7 +85,7 @@ that run left. Gemma 3 270M has its real weights, 536 MB in bfloat16. The machin
 
 
 def start(artifact: Path, folder: Path, arguments: tuple[str, ...]) -> dict[str, float]:
-    """Seconds of each of PARTS of one start."""
+    """Return the seconds of each of PARTS of one start."""
     result = folder / "parts.json"
     command = [sys.executable, "-m", "tests.bench.start_up", str(result), str(artifact / "train.py")]
     subprocess.run(
@@ -100,7 +100,7 @@ def start(artifact: Path, folder: Path, arguments: tuple[str, ...]) -> dict[str,
 
 
 class _Clock:
-    """Stretches of time by what they were spent on, which may lie within each other."""
+    """Spans of time by their purpose, which may be nested."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[float, float, str]] = []
@@ -108,7 +108,7 @@ class _Clock:
         self._importing = False
 
     def around(self, holder: Any, name: str, part: str, last: bool = False) -> None:
-        """Notes the calls of a function; `last` ends the whole, once what it gives is computed."""
+        """Record the calls of a function. `last` ends the measurement when its result has been computed."""
         original = getattr(holder, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ class _Clock:
             self.spans.append((now - seconds, now, EVENTS[name]))
 
     def parts(self, began: float) -> dict[str, float]:
-        """Each moment from `began` to the end counts for the part that was begun last of those around it."""
+        """Assign each moment from `began` to the end to the innermost span around it."""
         end = self.end or time.time()
         spans = [(began, end, "rest"), *((a, min(b, end), part) for a, b, part in self.spans if a < end)]
         cuts = sorted({moment for a, b, _ in spans for moment in (max(a, began), b)})

@@ -1,4 +1,4 @@
-"""Memory of the compiled training step, against Tunix's own loss: no training, no weights.
+"""Measure the compiled training step's memory against Tunix's own loss, without training and weights.
 
 python -m tests.bench.step [FSDP TP DTYPE]    one line of JSON
 """
@@ -34,21 +34,21 @@ CONFIG = {
     "num_kv_shared_layers": 0,
     "final_logit_softcapping": 30.0,
 }
-"""A Gemma 4 whose vocabulary is a full one and whose layers are small."""
+"""A Gemma 4 with a full vocabulary and small layers."""
 
 
 def measure_temporaries(
     axes: Mapping[str, int] | None = None, dtype: str = "float32", mesh: Any = None
 ) -> dict[str, int]:
-    """Bytes of temporaries on one device of the compiled LoRA step, by loss.
+    """Return the bytes of temporaries on one device of the compiled LoRA step, by loss.
 
-    Both steps are the same but for the loss: forward, backward with one recomputation a layer, AdamW.
+    Both steps differ only in the loss: forward, backward with one recomputation a layer, AdamW.
 
     Args:
         axes: of a mesh of 8 virtual devices; {"fsdp": 8, "tp": 1} for None.
-        dtype: of the model. A CPU multiplies bfloat16 by making float32 copies of the operands, the
-            head's weight among them, which no TPU or GPU does.
-        mesh: another one, of devices to compile for, in place of virtual ones.
+        dtype: the model's. A CPU multiplies bfloat16 by making float32 copies of the operands, including the
+            head's weight. No TPU or GPU does this.
+        mesh: a mesh of other devices to compile for, in place of the virtual ones.
 
     Returns:
         {"tunix": ..., "recipec": ...}.
@@ -94,7 +94,7 @@ def _abstract(axes: Mapping[str, int], dtype: str) -> Any:
 
 
 def _step(built: Any, mesh: Any, loss: Callable[..., Any]) -> Any:
-    """A lowered step: AdamW on the adapters, the batch's rows split over fsdp."""
+    """Lower a step: AdamW on the adapters, with the batch's rows over fsdp."""
     import jax
     import optax
     from flax import nnx

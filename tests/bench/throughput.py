@@ -1,11 +1,11 @@
-"""Real tokens a second of a generated train.py, against Tunix's stock path on the same samples.
+"""Measure real tokens a second of a generated train.py, against Tunix's stock path on the same samples.
 
-Stock means what Tunix's own examples do: Qwix's LoRA, PeftTrainer with its default loss, one sample a row,
-padded. Both have the same model shape, rank, targets, rows of a micro-batch, accumulation, optimizer and
-rematerialization, in float32 on one CPU device; both are compiled before the clock starts. The lengths are
-the reference run's (mean 922, p99 2,553, at most 3,072 tokens), a twelfth of them.
+The stock path is the one of Tunix's own examples: Qwix's LoRA, and PeftTrainer with its default loss on one
+padded sample a row. Both have the same model shape, rank, targets, rows of a micro-batch, accumulation,
+optimizer and rematerialization, in float32 on one CPU device. Both are compiled before the clock starts. The
+lengths are a twelfth of the reference run's (mean 922, p99 2,553, at most 3,072 tokens).
 
-    python -m tests.bench.throughput FOLDER    the stock side of a folder that `measure` made
+python -m tests.bench.throughput FOLDER    the stock side of a folder that `measure` made
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCALE = 12
 MEAN, P99, CAP = 922 / SCALE, 2553 / SCALE, 3072 // SCALE
 SAMPLES, ROWS, ACCUMULATION = 1200, 4, 2
 STEPS, WARM = 14, 2
-"""Optimizer steps of each run, and how many of them are not timed."""
+"""Optimizer steps of each run, and the number of untimed ones."""
 RANK = 8
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TEXT = {
@@ -76,7 +76,7 @@ cache: {{directory: null}}
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Real tokens a second: {"recipec": ..., "tunix": ...}."""
+    """Return real tokens a second: {"recipec": ..., "tunix": ...}."""
     _write(folder)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     recipe = Path(sys.executable).with_name("recipe")
@@ -101,7 +101,7 @@ def measure(folder: Path) -> dict[str, float]:
 
 
 def lengths(count: int) -> np.ndarray:
-    """Tokens of each sample: log-normal with the reference's mean and 99th percentile, cut at its cap."""
+    """Draw the samples' lengths: log-normal with the reference's mean and 99th percentile, cut at its cap."""
     spread = _spread(P99 / MEAN)
     random = np.random.default_rng(0)
     drawn = random.lognormal(np.log(MEAN) - spread**2 / 2, spread, count)
@@ -109,13 +109,13 @@ def lengths(count: int) -> np.ndarray:
 
 
 def _spread(ratio: float) -> float:
-    """Of a log-normal distribution whose 99th percentile is `ratio` times its mean."""
+    """Return the spread of a log-normal distribution whose 99th percentile is `ratio` times its mean."""
     quantile = 2.3263
     return quantile - (quantile**2 - 2 * np.log(ratio)) ** 0.5
 
 
 def _write(folder: Path) -> None:
-    """The checkpoint, the samples as chats, and the recipe."""
+    """Write the checkpoint, the samples as chats, and the recipe."""
     from transformers import AutoTokenizer
 
     from recipec.compiler.rehearse.miniature import complete, write_checkpoint
@@ -138,7 +138,7 @@ def _write(folder: Path) -> None:
 
 
 def stock(folder: Path) -> float:
-    """Real tokens a second of Tunix's path on the samples of the folder."""
+    """Return the real tokens a second of Tunix's path on the folder's samples."""
     import jax
     import jax.numpy as jnp
     import optax

@@ -1,4 +1,4 @@
-"""A model of the hub that no catalog has, and its folder beside a recipe."""
+"""A hub's model that no catalog has, and its folder next to a recipe."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Tensors = dict[str, tuple[str, list[int]]]
 
 
 def checkpoint(folder: Path) -> dict[str, bytes]:
-    """The files of a checkpoint in miniature, its weights in two."""
+    """Write a miniature checkpoint, and return its files."""
     write_checkpoint(folder, CONFIG)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def tensors_of(folder: Path) -> Tensors:
-    """Type and shape of each tensor of a checkpoint."""
+    """Return the type and shape of each tensor of a checkpoint."""
     return {name: (one.dtype, list(one.shape)) for name, one in HFCheckpoint.open(folder).tensors.items()}
 
 
@@ -52,11 +52,11 @@ def add(
     id: str = ID,
     revision: str | None = None,
 ) -> Path:
-    """Writes a model's folder beside the recipes of a folder, as `recipe models add` does.
+    """Write a model's folder next to a folder's recipes, as `recipe models add` does.
 
     Args:
-        files: of the repository; those that a compile needs are taken.
-        tensors: as from `tensors_of`, all in one file; or the text of the list.
+        files: of the repository; only the files that a compilation needs are written.
+        tensors: from `tensors_of`, all in one file; or the text of the list.
     """
     listed = tensors if isinstance(tensors, bytes) else json.dumps({"model.safetensors": tensors}).encode()
     kept = {

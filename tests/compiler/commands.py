@@ -1,4 +1,4 @@
-"""The command line in this process and in one of its own."""
+"""The command line, in this process and in a new one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RUNNER = CliRunner()
 
 
 def recipe(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr, in this process."""
+    """Run the command in this process: exit status, stdout and stderr."""
     result = RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
 def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
+    """Run the command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A recipe to vary: the flagship in short."""
+"""Fixtures that load and lower a short version of the Gemma 4 31B recipe with changes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def recipe_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def loaded(recipe_file: Path) -> Callable[..., Loaded]:
-    """Loads the recipe with `--set` arguments."""
+    """Return a function that loads the recipe with `--set` arguments."""
     return lambda *sets: load(recipe_file, sets)
 
 
 @pytest.fixture
 def lowered(recipe_file: Path) -> Lower:
-    """Lowers the recipe with `--set` arguments."""
+    """Return a function that lowers the recipe with `--set` arguments."""
     return lambda *sets: lower(load(recipe_file, sets))
 
 
 @pytest.fixture
 def codes(lowered: Lower) -> Callable[..., set[str]]:
-    """The codes that a recipe gives rise to."""
+    """Return a function that gives the codes of the recipe's diagnostics."""
     return lambda *sets: {diagnostic.code for diagnostic in lowered(*sets).diagnostics}

@@ -1,7 +1,7 @@
-"""A hub on this machine: what downloads and uploads speak of the Hugging Face hub's protocol, and its CDN.
+"""A fake hub on this machine: the Hugging Face hub's protocol for downloads and uploads, and its CDN.
 
-Large files are redirected to another host and port, as the hub redirects to its CDN. Faults say by a file's
-name what goes wrong with it.
+It redirects large files to another host and port, as the hub redirects to its CDN. A file's faults are set by
+its name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from typing import Any
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"
 LARGE = (".safetensors", "tokenizer.json")
-"""Endings of what the CDN has."""
+"""Endings of the files on the CDN."""
 
 CUT, CUT_ONCE, LONGER, SHORTER, BROKEN, WHOLE = "cut", "cut once", "longer", "shorter", "broken", "whole"
-"""A body that ends before it begins, one that ends in its middle the first time, a Content-Length that is too
-large, one that is too small, a status of 500, and all of a file where a part is asked for."""
+"""Faults of a body.
+
+In order: it ends before it begins, it ends in its middle once, its Content-Length is too large, its
+Content-Length is too small, its status is 500, and it is the whole file instead of a part.
+"""
 
 
 @dataclass
@@ -34,9 +37,10 @@ class Repository:
     Attributes:
         files: contents by name.
         revisions: commits by branch or tag.
-        gated: whether its files, and private: whether all of it, need the token.
+        gated: whether its files need the token.
+        private: whether everything needs the token.
         faults: what goes wrong with a file.
-        sizes: that the hub tells otherwise than they are.
+        sizes: wrong sizes that the hub reports.
     """
 
     files: dict[str, bytes]
@@ -48,12 +52,12 @@ class Repository:
 
 
 class Refused(Exception):
-    """The status and the code of a request that is not granted."""
+    """The status and the code of a refused request."""
 
 
 @dataclass
 class Hub:
-    """The hub's state, and what was asked of it.
+    """The hub's state and its requests.
 
     Attributes:
         requests: (server, method, path, headers) of each request.
@@ -69,13 +73,13 @@ class Hub:
     uploaded: dict[str, bytes] = field(default_factory=dict)
 
     def asked(self, server: str, method: str = "GET") -> list[str]:
-        """Paths that a server was asked for."""
+        """Return the paths of a server's requests."""
         return [path for where, how, path, _ in self.requests if (where, how) == (server, method)]
 
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    """A hub at 127.0.0.1, whose CDN is "localhost": another host, of another port."""
+    """Run a hub at 127.0.0.1 whose CDN is "localhost": another host with another port."""
     hub = Hub("")
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub, which)) for which in ("hub", "cdn")]
     hub.address = f"http://127.0.0.1:{servers[0].server_port}"
@@ -94,7 +98,7 @@ def serving() -> Iterator[Hub]:
 def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else each answer waits for the client's acknowledgment
+        disable_nagle_algorithm = True  # otherwise, each answer waits for the client's acknowledgment
 
         def log_message(self, *_: Any) -> None: ...
 
@@ -150,7 +154,7 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
                 self._refuse(*refused.args)
 
         def _written(self, body: bytes) -> dict[str, Any]:
-            """The answer to what an upload asks; files of a branch are those of the repository."""
+            """Answer a request of an upload. A branch has the repository's files."""
             if self.path == "/api/validate-yaml":
                 return {"errors": [], "warnings": []}
             if self.path == "/api/repos/create":
@@ -270,7 +274,7 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
 
 
 def reached_by(hub: Hub, setting: Callable[[Any, str, Any], None], cache: str) -> None:
-    """Has huggingface_hub, in this process, ask this hub: by what it reads of its environment when imported.
+    """Direct huggingface_hub in this process to this hub, by the values that it reads on import.
 
     Args:
         setting: sets an attribute for a test.

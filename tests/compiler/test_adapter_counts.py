@@ -1,4 +1,4 @@
-"""The count of trained parameters, computed once more from the published sizes."""
+"""Tests of the count of trained parameters, computed again from the published sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from recipec.compiler.lowering.lower import Lowered
 
 LOCAL, GLOBAL, HIDDEN, FEED_FORWARD = 50, 10, 5376, 21504
-OUTPUTS = {  # (local layers, global layers): features that each projection gives, or takes for o_proj
+OUTPUTS = {  # (local layers, global layers): output features of each projection, or input features for o_proj
     "q_proj": (32 * 256, 32 * 512),
     "k_proj": (16 * 256, 4 * 512),
     "v_proj": (16 * 256, None),
@@ -21,7 +21,7 @@ OUTPUTS = {  # (local layers, global layers): features that each projection give
 
 
 def peft_count(rank: int, targets: list[str]) -> int:
-    """What PEFT trains: rank x (inputs + outputs) for each linear layer."""
+    """Return what PEFT trains: rank x (inputs + outputs) for each linear layer."""
     total = 0
     for target in targets:
         for layers, other in zip((LOCAL, GLOBAL), OUTPUTS[target], strict=True):
@@ -76,7 +76,7 @@ def test_the_31b_has_the_parameters_that_its_config_adds_up_to(lowered: Callable
 def test_the_share_that_lora_reaches(
     lowered: Callable[..., Lowered], model: str, changes: list[str], said: str
 ) -> None:
-    """50 layers of the 31B have a v_proj of 4096 x 5376, one half of a fused weight."""
+    """Count the 31B's v_proj: 50 layers have one of 4096 x 5376, which is half of a fused weight."""
     run = lowered(f"model.id={model}", *changes)
     assert run.program is not None, run.diagnostics
     assert str(run.program.reach) == said

@@ -1,4 +1,4 @@
-"""A model added beside a recipe: found by its id, at its commit, its tensors compared with the family's."""
+"""Tests of a model added next to a recipe: found by its id and commit, with tensors that match the family."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lowered(recipe: Path, *sets: str) -> Lowered:
 
 
 def errors(found: Lowered) -> list[tuple[str, str, str]]:
-    """Code, place and sentence of each error and warning of the model."""
+    """Return the code, place and sentence of the model's errors and warnings."""
     return [
         (one.code, one.path, one.message)
         for one in found.diagnostics
@@ -307,7 +307,7 @@ def test_its_template_and_tokenizer_are_at_hand(
     assert isinstance(found, AtHand) and found.model_dir == program.source.parent / FOLDER
     files["chat_template.jinja"] = b"[INST]{{ messages }}[/INST]"
     add(Path(), files, tensors)
-    assert not errors(lowered(recipe))  # it is what this model was published with
+    assert not errors(lowered(recipe))  # the published model has this value
     foreign = lowered(recipe, "data.chat_template='[INST]{{ messages }}[/INST]'")
     assert [code for code, *_ in errors(foreign)] == ["E0406"]
 

@@ -1,4 +1,4 @@
-"""Models that no family describes, as the compiler sees them: by config.json and headers of safetensors."""
+"""Tests of models that no family describes in the compiler: from config.json and safetensors headers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SETS = (
 
 
 def write(place: Path, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]] | None) -> None:
-    """A checkpoint's config.json, and a safetensors file that ends with its header."""
+    """Write a checkpoint's config.json, and a safetensors file that ends after its header."""
     folder = place / "checkpoint"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -59,7 +59,7 @@ def write(place: Path, config: Mapping[str, Any], tensors: Mapping[str, tuple[in
 
 
 def found(lowered: Lowered) -> dict[str, str]:
-    """Messages by their codes, without warnings of data that is not there."""
+    """Return messages by their codes, without the warning about missing data."""
     return {d.code: d.message for d in lowered.diagnostics if d.code != "W0401"}
 
 

@@ -1,4 +1,4 @@
-"""`train.router_aux_loss_coef`: which models can have it, and what it becomes."""
+"""Tests of `train.router_aux_loss_coef`: which models support it, and its value in the script."""
 
 from __future__ import annotations
 

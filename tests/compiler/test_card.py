@@ -1,4 +1,4 @@
-"""The card of a recipe: what the repository's records say of it, and "not yet" where they say nothing."""
+"""Tests of a recipe's card: the facts from the repository's records, or "not yet" without any."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_card_says_what_the_records_say() -> None:
 
 
 def test_another_step_was_not_verified() -> None:
-    """A record is of what was compiled: neither of another rank under the name, nor only of its name."""
+    """Match a record by the compiled step: another rank has no record, and another name has one."""
     assert card.card(program("lora.rank=8"))["compiled"] == card.Found()
     assert card.card(program("name=mine", "launch.zone=us-east5-a")) == card.card(program())
 

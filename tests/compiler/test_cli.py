@@ -1,4 +1,4 @@
-"""The command line: exit statuses, where things are printed, and that nothing ends in a traceback."""
+"""Tests of the command line: exit statuses, output streams, and no traceback."""
 
 from __future__ import annotations
 

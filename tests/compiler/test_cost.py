@@ -1,4 +1,4 @@
-"""`recipe cost`: the published run to the cent, and where the figures come from."""
+"""Tests of `recipe cost`: the published run to the cent, and the sources of the figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Lowered = Callable[..., Program]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Lowered:
-    """The recipe's program with `--set` arguments."""
+    """Return a function that lowers the recipe with `--set` arguments."""
     return lambda *sets: program_of(tmp_path, sets, RECIPE)
 
 
@@ -82,7 +82,7 @@ def test_the_recipes_own_baseline_and_prices_are_what_is_counted_with(program: L
         hours=2,
     )
     assert found.baseline == "two GPUs"
-    # Half a cent goes up, as it is written: 1.005 has no exact binary form.
+    # Round half a cent up, as it is written: 1.005 has no exact binary form.
     assert found.rows[0].usd == 1.01 and found.rows[0].baseline_usd == 30
     assert [row.serve_hours for row in found.rows] == [0, 1, 2, 24, 1, 2, 24]
     assert found.rows[1].usd == 0 and found.rows[1].ratio is None

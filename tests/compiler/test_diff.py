@@ -1,4 +1,4 @@
-"""`recipe diff`: what changes, in words and in files."""
+"""Tests of `recipe diff`: the changes, in words and in files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipec.compiler.lowering.lower import Lowered
 
 @pytest.fixture
 def changed(lowered: Callable[..., Lowered]) -> Callable[..., str]:
-    """The difference that `--set` arguments make, on top of others that both have."""
+    """Return a function that describes the difference of `--set` arguments, with others that both have."""
 
     def run(*sets: str, both: tuple[str, ...] = ()) -> str:
         before, after = lowered(*both).program, lowered(*both, *sets).program

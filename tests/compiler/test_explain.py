@@ -1,4 +1,4 @@
-"""`recipe explain`: values, where they come from, and what they turn into."""
+"""Tests of `recipe explain`: values, their origins, and their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def explained(loaded: Load) -> Callable[..., str]:
 
 
 def line(text: str, start: str) -> list[str]:
-    """The cells of the first line that starts so."""
+    """Return the cells of the first line with this start."""
     return next(row for row in text.splitlines() if row.startswith(start)).split("  ")
 
 

@@ -1,4 +1,4 @@
-"""config.json with some of its layers, held against what the families read of it."""
+"""Tests of config.json cut to some of its layers, compared with how the families read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler says of data is what the runtime does with it."""
+"""Tests that the compiler's facts about data formats match the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and topologies against the figures of Google's pages."""
+"""Tests of accelerator names and topologies, against the figures of Google's pages."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_gke_s_pair_of_machines_has_no_machine_of_eight_chips() -> None:
 
 @pytest.fixture
 def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The catalog with a generation v9z, which is v6e but for its names, cores and devices."""
+    """Add a generation v9z to the catalog: v6e with other names, cores and devices."""
     data = json.loads(hardware.DATA.read_text(encoding="utf-8"))
     data["v9z"] = {
         **data["v6e"],
@@ -157,7 +157,7 @@ def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def test_a_chip_is_one_entry_of_the_catalog(another_chip: None, tmp_path: Path) -> None:
-    """From names to launchers, a server's checks and both plans; no module names its generation."""
+    """Use it from names to launchers, a server's checks and both plans. No module names its generation."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         """\
@@ -194,7 +194,7 @@ launch: {kind: [tpu-vm, gke, xpk], zone: us-east5-a, cluster: tpus, image: examp
 
 
 def test_what_stands_elsewhere_of_a_generation_is_complete() -> None:
-    """What a benchmark sees without the compiler, and the axes that a help of the language names."""
+    """Check the names that a benchmark knows without the compiler, and the axes in the language's help."""
     assert set(GENERATIONS.values()) == set(hardware.generations())
     names = [name for name in hardware.known_names() if not name.startswith("cpu-")]
     assert {name: default_axes(name) for name in names} == {

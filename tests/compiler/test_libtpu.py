@@ -1,4 +1,4 @@
-"""The flags that a recipe's `xla` stands for."""
+"""Tests of the libtpu flags that a recipe's `xla` section sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's own config.json: it wins over the catalog, and a broken one is a diagnostic."""
+"""Tests of a checkpoint's own config.json: it overrides the catalog, and a broken one is a diagnostic."""
 
 from __future__ import annotations
 

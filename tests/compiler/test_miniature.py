@@ -1,4 +1,4 @@
-"""Miniature checkpoints: complete for transformers, true to the original's layout, and reproducible."""
+"""Tests of miniature checkpoints: complete for transformers, with the original's layout, and reproducible."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 8, "max_position_embeddings": 65_536, "attention_bias": False},
     },
 }
-"""The sizes of published checkpoints that the catalog need not have."""
+"""The sizes of published checkpoints, which need not be in the catalog."""
 
 
 def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
 
 
 ALIKE = ("Granite 3.1 1B-A400M", "Mixtral 8x7B", "OLMoE 1B-7B", "Qwen 3 30B-A3B", "Qwen 3.5 35B-A3B")
-"""Those whose kinds of layers and experts others have too."""
+"""Models whose kinds of layers and experts others have too."""
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_three_devices_divide_the_miniature() -> None:
     ids=lambda scaling: scaling["type"],
 )
 def test_every_rotary_kind_is_rehearsed(scaling: dict[str, Any]) -> None:
-    """A miniature's heads are smaller, and its positions must be beyond the context that is extended."""
+    """Keep positions beyond the context that is extended, with the miniature's smaller heads."""
     for before in ({}, {"original_max_position_embeddings": 1024}):
         config = {"model_type": "llama", "max_position_embeddings": 4096, "rope_scaling": scaling | before}
         original: Any = family_of(config).architecture(config)

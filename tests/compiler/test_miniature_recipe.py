@@ -1,4 +1,4 @@
-"""The recipe of a rehearsal: what of the original stays, and how the rest is brought down to size."""
+"""Tests of a rehearsal's recipe: what it keeps of the original, and how it shrinks the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program(folder: Path, recipe: dict[str, Any], name: str = "recipe.yaml") -> 
 
 
 def miniature(folder: Path, recipe: dict[str, Any]) -> tuple[Program, dict[str, str]]:
-    """The compiled miniature of a recipe, and what was replaced by its path."""
+    """Compile the miniature of a recipe, and return it with the replaced values by path."""
     original = program(folder, recipe, "original.yaml")
     config = shrink(original.config, scale_axes(original.recipe.mesh.axes))
     write_checkpoint(folder / "model", config)

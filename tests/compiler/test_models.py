@@ -1,4 +1,4 @@
-"""`recipe models`: what a word finds, and what is said where it finds nothing."""
+"""Tests of `recipe models`: what a word finds, and the message if it finds nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recipe models add`, and `recipe new` of an id that no catalog has, against a hub on this machine."""
+"""Tests of `recipe models add`, and of `recipe new` with an id that no catalog has, with a fake hub."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A repository's files: weights in two, and what nobody needs."""
+    """Return a repository's files: weights in two files, and files that nobody needs."""
     found = checkpoint(tmp_path_factory.mktemp("repository") / "model")
     return {
         **found,
@@ -58,7 +58,7 @@ def server() -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(server: Hub, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub with one model, reached from an empty folder, without a pause between tries."""
+    """Set up the hub with one model, an empty folder, and no pause between retries."""
     server.models, server.renamed = {ID: Repository(dict(files))}, {}
     server.requests.clear()
     server.cut.clear()
@@ -72,7 +72,7 @@ def hub(server: Hub, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytes
 
 
 def recipe(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr; what cannot be done is said as the command says it."""
+    """Run the command: exit status, stdout and stderr, with errors as the command prints them."""
     try:
         return commands.recipe(*arguments)
     except ArtifactError as error:
@@ -128,7 +128,7 @@ def test_what_the_cache_has_is_not_asked_for_again(hub: Hub) -> None:
 
 
 def test_endpoint_and_token_of_the_environment_are_heeded(hub: Hub, tmp_path: Path) -> None:
-    """In a process of its own, which reads them as every user's does. The CDN never sees the token."""
+    """Run in a new process, which reads the variables as usual. The CDN never gets the token."""
     hub.models[ID].gated = True
     given = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = command("models", "add", ID, **given)
@@ -174,7 +174,7 @@ Broken = Callable[[Repository], None]
 
 
 def lies(fields: dict[str, Any] | bytes, length: int | None = None) -> Broken:
-    """A second file whose header says so."""
+    """Return a fault that adds a second file with this header."""
 
     def change(repository: Repository) -> None:
         raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
@@ -373,7 +373,7 @@ def test_a_new_recipe_brings_its_model(hub: Hub) -> None:
     assert f" id: {ID} " in Path("recipes/demo.yaml").read_text()
     hub.models.clear()
     assert recipe("check", "recipes/demo.yaml")[0] == 0
-    assert recipe("new", "other", *NEW[2:])[0] == 0  # which asks no hub
+    assert recipe("new", "other", *NEW[2:])[0] == 0  # which sends no request to a hub
 
 
 def test_on_a_terminal_the_model_is_looked_at_before_its_place_is_known(

@@ -1,4 +1,4 @@
-"""A family is one module and no other file: that of docs/extending.md is added to a copy of the checkout."""
+"""Tests that a family needs only one module: docs/extending.md's is added to a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ write_checkpoint(pathlib.Path("small"), config, dtype="float32")
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with the family's module in place, and in work/ a recipe of one of its models."""
+    """Copy the checkout with the family's module, and with a recipe of one of its models in work/."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("recipec", "spec", "compiler", "runtime", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -89,7 +89,7 @@ def test_a_recipe_of_it_is_checked_explained_and_built(copy: Path) -> None:
     recipe = "-m", "recipec.compiler.cli.main"
     checked = run(copy, *recipe, "check", "recipe.yaml")
     assert "error" not in checked
-    # vLLM's own model takes adapters, as its table says of the class.
+    # vLLM's own model supports adapters, as its table says about the class.
     assert "N0647" in checked and "E0645" not in checked
     explained = run(copy, *recipe, "explain", "recipe.yaml")
     assert "64 layers" in explained

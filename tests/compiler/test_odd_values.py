@@ -1,4 +1,4 @@
-"""Whatever a recipe says, the answer is a program or diagnostics, never an exception."""
+"""Tests that any recipe gives a program or diagnostics, and never an exception."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def assert_answered(path: Path, sets: Sequence[str]) -> None:
 
 
 def test_no_odd_value_ends_in_a_traceback(recipe: Path) -> None:
-    """Two values for every key, drawn by the key's name: the same ones each time."""
+    """Try two values for every key, drawn by the key's name, so that they are the same each time."""
     tried = {key: Random(key).sample(ODD, 2) for key in keys(recipe)}
     assert {value for values in tried.values() for value in values} == set(ODD)
     for key, values in tried.items():

@@ -1,4 +1,4 @@
-"""The ten defects of the reference run: each is found by `recipe check`, or cannot be written down."""
+"""Tests of the ten defects of the reference run: `recipe check` finds each, or none can be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Lower = Callable[..., Lowered]
 
 
 def only(lowered: Lowered, code: str) -> str:
-    """The message of the one diagnostic with that code."""
+    """Return the message of the only diagnostic with that code."""
     found = [d for d in lowered.diagnostics if d.code == code]
     assert len(found) == 1, [d.code for d in lowered.diagnostics]
     return found[0].message
@@ -27,7 +27,7 @@ def files(lowered: Lowered) -> dict[str, str]:
 
 
 def keywords(source: str, function: str) -> dict[str, object]:
-    """The constant keyword arguments of a call in a generated script."""
+    """Return the constant keyword arguments of a call in a generated script."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
             return {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg and _is_literal(k.value)}

@@ -1,4 +1,4 @@
-"""The steps of a rehearsal: what they report, and what happens when one fails or is interrupted."""
+"""Tests of a rehearsal's steps: what they report, and what happens if one fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("done: steps=3 tokens/s=812 loss=1.0")
 
 
 def make_run(folder: Path, sleep: str = "", script: str = TRAIN) -> tuple[ArtifactRun, io.StringIO]:
-    """A run whose train.py is a plain script, and what its pipeline prints."""
+    """Make a run whose train.py is a plain script, and return the output of its pipeline with it."""
     artifact = folder / "artifact"
     artifact.mkdir()
     (artifact / "train.py").write_text(script.replace("SLEEP", sleep or "pass"))

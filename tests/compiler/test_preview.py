@@ -1,4 +1,4 @@
-"""`recipe preview`: what it shows, what it refuses, and what it does without."""
+"""Tests of `recipe preview`: what it shows, what it refuses, and what it does not need."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def quickstart(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the quickstart's tokenizer and nothing else: its markers, and a token a byte.
+    """Make a folder with only the quickstart's tokenizer: special tokens, and one token per byte.
 
-    Learned merges would not do: of equally frequent pairs now one and now another comes first.
+    Learned merges would not be reproducible, because the order of equally frequent pairs varies.
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def test_rows_held_out_are_a_split(quickstart: Path, model: Path) -> None:
 def test_jax_is_not_needed(quickstart: Path, model: Path, tmp_path: Path) -> None:
     for name in ("jax", "grain", "tunix", "flax"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
-    # Nor is PyTorch, and nobody says that it is missing.
+    # PyTorch is not needed either, and no message says that it is missing.
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
     result = command("preview", quickstart, "-n", "1", "--model", model, PYTHONPATH=str(tmp_path))
     assert (result.returncode, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The README's recipe compiles, and its mistake is reported as the README shows it."""
+"""Tests that the README's recipe compiles, and that its mistake is reported as the README shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "recipes/gemma4-31b-support.yaml"
 
 @pytest.fixture
 def readme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The README's text; the working folder has its recipe."""
+    """Return the README's text, and write its recipe into the working folder."""
     text = (root / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 1

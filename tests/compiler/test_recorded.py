@@ -1,4 +1,4 @@
-"""The recipe in a lock is read back as it was, and `recipe report` makes a program of it."""
+"""Tests that a lock's recipe is read back unchanged, and that `recipe report` makes a program of it."""
 
 from __future__ import annotations
 

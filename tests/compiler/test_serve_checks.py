@@ -1,4 +1,4 @@
-"""Checks of a server besides its flags: where its weights are, adapters, the cache, its settings."""
+"""Tests of a server's checks other than its flags: its weights, adapters, cache and settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = "[1, 1024, 1, 1024]"
 
 @pytest.fixture
 def found(lowered: Lower) -> Callable[..., dict[str, Diagnostic]]:
-    """What is found in a served recipe, by code."""
+    """Return a function that gives a served recipe's diagnostics by code."""
     return lambda *sets: {d.code: d for d in lowered(SERVED, *sets).diagnostics}
 
 
@@ -112,7 +112,7 @@ def test_fewest_replicas_above_the_most_and_prompts_beyond_the_window_are_found(
         "prompts of 16,384 tokens with answers of 128" in long.message
         and long.path == "benchmark.input_lengths"
     )
-    # Of the language's own lengths one is enough.
+    # One of the language's own lengths is enough.
     short = ("data.max_length=512", "serve.max_num_batched_tokens=512")
     assert "W0640" not in found("serve.max_model_len=2048", *short)
     assert "W0640" in found("serve.max_model_len=1000", *short)
@@ -139,7 +139,7 @@ def test_a_server_without_room_is_planned_all_the_same(loaded: Any) -> None:
 
 def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None:
     note = found()["N0635"]
-    # As the compiled step has it: at 64 x 4096 8.7 instead of 18.8 GB of each chip's cache.
+    # As in the compiled step at 64 x 4096: 8.7 instead of 18.8 GB of each chip's cache.
     assert "64 sequences of 4,096 tokens" in note.message and "18.8 GB" in note.message
     assert "8.7 GB" in note.message and "an estimate, untested on hardware" in note.message
     assert note.help == f"decode_block_sizes: {SIZES}"
@@ -149,11 +149,11 @@ def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None
     ):
         after = found(taken)
         assert not {"N0635", "W0637", "E0636"} & set(after), taken
-    # No windows, nothing to skip, another kernel.
+    # Without windows, with nothing to skip, and with another kernel.
     assert "N0635" not in found(LLAMA)
     assert "N0635" not in found("benchmark={input_lengths: [1024]}")
     assert "N0635" not in found("serve.env={USE_BATCHED_RPA_KERNEL: '1'}")
-    # Estimates of a server that does not start are left out.
+    # A server that does not start has no estimates.
     assert not {"N0635", "N0607", "N1006"} & set(found("serve.data_parallel_size=2"))
 
 
@@ -188,11 +188,11 @@ def test_blocks_are_set_once(found: Found) -> None:
 
 def test_fewer_devices_than_key_value_heads_are_told_what_memory_that_costs(found: Found) -> None:
     note = found()["N0607"]
-    # 50 local layers with 2 heads a device, 10 global ones with a head padded to the size of bfloat16.
+    # 50 local layers with 2 heads a device, and 10 global ones with a head padded to the size of bfloat16.
     before = 8 * (50 * 4 * 256 + 10 * 4 * 512) / 1024
     after = 4 * (50 * 8 * 256 + 10 * 4 * 512) / 1024
     assert f"{before:,.0f} KiB" in note.message and f"{after:,.0f} KiB at 4" in note.message
-    # The weights are there twice: the caches hold less all the same, which the help does not conceal.
+    # Storing the weights twice leaves less for the caches, which the help reports.
     figures = [int(n.replace(",", "")) for n in re.findall(r"\d+,\d+", note.help or "")]
     assert len(figures) == 2 and figures[0] < figures[1]
     assert "N0607" not in found("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")

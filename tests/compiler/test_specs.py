@@ -1,4 +1,4 @@
-"""Sharding rules and indivisible dimensions."""
+"""Tests of sharding rules and indivisible dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths of runs, rows at hand, and paths that leave the recipe's folder."""
+"""Tests of the lengths of runs, available rows, and paths that leave the recipe's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recipe sweep`: its combinations, what it starts, what it passes over, and its table."""
+"""Tests of `recipe sweep`: its combinations, started and skipped runs, and its table."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OVER = ["--over", "lora.rank=[8, 16]", "--over", "train.optimizer.learning_rate=
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The names of the artifacts whose train.py was started; one of rank 16 is the better for its rank."""
+    """Return the names of the artifacts whose train.py was started. Among them, rank 16 is better."""
     names: list[str] = []
 
     def opened(name: str, relative_to: Path = Path()) -> Path:
-        """A bucket's folder is next to the runs."""
+        """Replace a bucket by a folder next to the runs."""
         return tmp_path / name.removeprefix("gs://") if "://" in name else relative_to / name
 
     monkeypatch.setattr("recipec.runtime.addresses.open_address", opened)

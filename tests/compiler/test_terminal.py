@@ -1,4 +1,4 @@
-"""How the command speaks: --quiet and --verbose, colors, completion, progress, and Ctrl-C."""
+"""Tests of the command's output: --quiet and --verbose, colors, completion, progress, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICKSTART = "recipes/quickstart.yaml"
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The repository's root, and no color that the environment asks for."""
+    """Use the repository's root, and an environment that requests no color."""
     monkeypatch.chdir(ROOT)
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -68,7 +68,7 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
 def test_wrong_usage_is_said_in_plain_words(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The process is the tests' own: its signals and streams stay as they are.
+    # The tests own this process, so that its signals and streams stay unchanged.
     monkeypatch.setattr(guard, "_open_streams", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as left:
@@ -99,7 +99,7 @@ def test_verbose_says_what_is_read_derived_and_how_long_it_took() -> None:
         assert re.search(rf"recipe: reading {QUICKSTART}: \d+\.\d\d s", said)
         assert "cpu-8: 8 virtual CPU devices" in said and "mesh fsdp 4 x tp 2" in said
         assert re.search(r"recipe: \d+\.\d\d s in all", said)
-    assert "in all" not in run("check", QUICKSTART)[2]  # nothing of it stays
+    assert "in all" not in run("check", QUICKSTART)[2]  # a later command is not verbose
 
 
 def test_quiet_and_verbose_exclude_each_other() -> None:
@@ -139,7 +139,7 @@ class Terminal(io.StringIO):
 def test_colors_follow_the_environment_everywhere(
     environment: dict[str, str], stream: io.StringIO, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Diagnostics and rich's consoles alike."""
+    """Check diagnostics and rich's consoles."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert terminal.color(stream) is colored
@@ -192,7 +192,7 @@ def test_each_counts_its_items(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_a_pipeline_tells_how_long_its_steps_still_take(tmp_path: Path) -> None:
     made = pipeline.Pipeline(terminal.console(io.StringIO()), tmp_path, expected={"a": 1, "b": 2, "c": 3})
-    assert made._left("a", 5.0) == ""  # nothing has ended that would give a pace
+    assert made._left("a", 5.0) == ""  # nothing has ended yet to measure the pace
     made.results.append(pipeline.StepResult("a", True, 10.0, ""))
     assert made._left("b", 5.0) == ", 45 s left"
     assert made._left("b", 50.0) == ", 30 s left"
@@ -217,7 +217,7 @@ def test_a_quiet_pipeline_prints_what_failed_alone(tmp_path: Path, monkeypatch: 
 
 
 def complete(*words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What bash is offered for the last word."""
+    """Return bash's completions of the last word."""
     monkeypatch.setenv("_RECIPE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", " ".join(["recipe", *words]))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
@@ -279,7 +279,7 @@ def test_the_scripts_of_shells_are_shown(shell: str, monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGINT before anything was moved, and while it is."""
+    """Send SIGINT before anything is moved, and during a move."""
     target = tmp_path / "generated"
 
     def interrupting(step: Callable[..., object]) -> Callable[..., object]:
@@ -334,7 +334,7 @@ def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch)
 
 
 def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
-    """`recipe new` on a terminal of its own, with a key pressed at its first question."""
+    """Run `recipe new` on a terminal, and press a key at its first question."""
     import pty
 
     pid, terminal_end = pty.fork()
@@ -354,7 +354,7 @@ def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
             if data == b"":
                 break
             shown += data or b""
-            # Between the question and the wait for its answer readline loses a key, so it is pressed again.
+            # Between the question and the wait for its answer, readline loses a key. So press it again.
             if b"Model: " in shown and time.monotonic() > pressed + 2:
                 os.write(terminal_end, key)
                 pressed = time.monotonic()
@@ -375,7 +375,7 @@ def test_ctrl_c_at_a_question_leaves_nothing(tmp_path: Path, key: bytes) -> None
 
 
 def test_the_console_script_leaves_with_130(tmp_path: Path) -> None:
-    """A process that gets SIGINT while it reads."""
+    """Send SIGINT to a process while it reads."""
     fifo = tmp_path / "slow.py"
     fifo.write_text(
         "import os, signal\n"

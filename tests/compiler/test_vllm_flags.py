@@ -1,4 +1,4 @@
-"""Flags of the server: what the catalog of vLLM's own says of a recipe's, and what they become."""
+"""Tests of a server's flags: which values vLLM's catalog accepts, and their form on the command line."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ def test_an_unknown_flag_names_the_one_that_was_meant(name: str, help: str) -> N
         # One word of JSON, not a word for each item.
         ("allowed_origins", ["*"], ["--allowed-origins", '["*"]']),
         ("hf_overrides", {"ä": 1}, ["--hf-overrides", '{"ä": 1}']),
-        # Keys behind the dot keep their spelling, and a truth value is a value.
+        # Keys behind the dot keep their spelling, and a boolean is a value.
         ("compilation_config.use_x", True, ["--compilation-config.use_x", "true"]),
         ("compilation_config.sizes", [1, 2], ["--compilation-config.sizes", "[1, 2]"]),
-        # vLLM reads a key's value as JSON first: a text that is JSON needs quotes.
+        # vLLM first reads a key's value as JSON, so that a text that is JSON needs quotes.
         ("additional_config.x", "8k", ["--additional-config.x", '"8k"']),
         ("additional_config.x", "plain", ["--additional-config.x", "plain"]),
         ("watermark", -0.5, ["--watermark=-0.5"]),
@@ -193,7 +193,7 @@ def test_flags_that_a_recipe_may_not_have_are_errors_of_their_code(
         "{compilation_config.mode: 3, compilation_config.cudagraph_mode: FULL}",
         "{no_trust_remote_code: true, trust_request_chat_template: false}",
         "{structured_outputs_config: {backend: guidance, disable_any_whitespace: true}}",
-        # Not secrets, whatever their names hold.
+        # These are not secrets, despite their names.
         "{long_prefill_token_threshold: 1, return_tokens_as_token_ids: true, dbo_decode_token_threshold: 3}",
         "{allow_credentials: true, override_generation_config: {eos_token_id: 106}}",
         "{reasoning_parser: gemma4, distributed_executor_backend: mp, compilation_config.backend: eager}",
@@ -214,7 +214,7 @@ def test_flags_that_are_off_open_nothing(codes: Codes) -> None:
         *((name, "E0629") for name in ("PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "PATH")),
         *((name, "E0629") for name in ("BASH_ENV", "VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION")),
         *((name, "E0629") for name in ("TPU_LIBRARY_PATH", "HF_ENDPOINT", "https_proxy", "LD_AUDIT")),
-        # What JAX, libtpu, torch and vLLM read: libraries, commands, code, ports, other machines.
+        # Variables that JAX, libtpu, torch and vLLM read: libraries, commands, code, ports, other machines.
         *((name, "E0629") for name in ("PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LOAD_LIBRARY", "OPENSSL_CONF")),
         *((name, "E0629") for name in ("MOSAIC_GPU_RUNTIME_LIB_PATH", "VLLM_NCCL_SO_PATH", "CXX")),
         *((name, "E0629") for name in ("TORCH_ADDR2LINE_BINARY", "CUDA_HOME", "TRITON_PTXAS_PATH")),
@@ -242,7 +242,7 @@ def test_a_variable_that_is_off_opens_nothing(codes: Codes) -> None:
 
 def test_a_parser_of_other_markup_is_warned_of(codes: Codes) -> None:
     assert "E0631" in codes(SERVED, "serve.tool_call_parser=mine")
-    # Known, and made for other markup.
+    # Known, but made for other markup.
     assert codes(SERVED, "serve.tool_call_parser=hermes") >= {"W0619"}
 
 
@@ -312,7 +312,7 @@ def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lo
 
 
 def test_the_catalog_is_read_only_where_something_is_served(root: Path) -> None:
-    """And checking needs none of the packages that training needs."""
+    """Check without the packages that training needs."""
     check = (
         "import sys; from pathlib import Path; from recipec.spec.load import load; "
         "from recipec.compiler.lowering.lower import lower; "

@@ -1,4 +1,4 @@
-"""Folders that are named as the packages are, where a person happens to be."""
+"""Tests of working folders with the same names as recipec's packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipec.compiler.plan import pool
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
-    """A folder with packages of the names that recipec's have."""
+    """Make a folder with packages of the same names as recipec's."""
     for name in ("recipec", "spec", "compiler", "templates", "runtime"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the working folder')\n")
@@ -23,7 +23,7 @@ def crowded(tmp_path: Path) -> Path:
 
 
 def test_a_worker_is_recipecs_own(crowded: Path) -> None:
-    """Without a job it fails, on what it has read."""
+    """Start a worker without a job: it fails on its input."""
     command = [sys.executable, *pool.WORKER, str(os.getpid())]
     done = subprocess.run(command, cwd=crowded, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -31,7 +31,7 @@ def test_a_worker_is_recipecs_own(crowded: Path) -> None:
 
 
 def test_no_module_is_started_from_the_working_folder(root: Path) -> None:
-    """`-m` puts it before everything else that is imported, unless -P is given."""
+    """Forbid `-m`, which puts the working folder first on the path unless -P is given."""
     module = re.compile(r'"-m", "(recipec|runtime)\.')
     found = [
         f"{path.relative_to(root)}: {line.strip()}"

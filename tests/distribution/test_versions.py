@@ -1,4 +1,4 @@
-"""One version of recipec, in one place, and the texts about versions."""
+"""Tests that recipec's version is in one place, and of the texts about versions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 from tests.docs.shell import ROOT
 
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-"""Pages that are not of the site."""
+"""Pages outside of the site."""
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
 
 _TITLE = re.compile(r'title="([^"]*)"')
@@ -22,18 +22,18 @@ _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->\s*$", re.S)
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code as it stands in a page.
+    """A code block of a page.
 
     Attributes:
         page: its file.
-        line: of its first fence, counted from 1.
-        language: the first word of the fence; "" where there is none.
-        title: the file that it is, or shows, as the fence says; "".
-        remark: the HTML comment right above it; "". `PATH` says that the block is that file of the
-            repository, `from PATH` that it is a part of it, `slow` that its commands take too long to be run
-            with the tests, `parsed: REASON` and `each` what `tests.docs.running` says, `wrong` that a recipe
-            does not compile.
-        text: with its last newline.
+        line: the line of its first fence, counted from 1.
+        language: the first word of the fence, or "".
+        title: the file that it is, or shows, from the fence, or "".
+        remark: the HTML comment right above it, or "". `PATH` says that the block is that file of the
+            repository, `from PATH` that it is a part of it, `slow` that its commands take too long for the
+            tests, and `wrong` that a recipe does not compile. tests.docs.running explains `parsed: REASON`
+            and `each`.
+        text: the text with its last newline.
     """
 
     page: Path
@@ -49,7 +49,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Every block of a page, indented ones too, in order."""
+    """Yield every block of a page in order, including indented ones."""
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     for number, token in enumerate(tokens):
         if token.type not in ("fence", "code_block"):
@@ -69,7 +69,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def inline(page: Path) -> Iterator[tuple[int, str]]:
-    """Every `text in backticks` of a page, with its line."""
+    """Yield every `text in backticks` of a page, with its line."""
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
         for child in token.children or ():
             if child.type == "code_inline":

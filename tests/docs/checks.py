@@ -1,4 +1,4 @@
-"""What each kind of code block is held against."""
+"""The check of each kind of code block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.docs.blocks import Block
 
 ROOT = shell.ROOT
 COLUMNS = 100
-"""The terminal in which the pages' commands are run."""
+"""The width of the terminal for the pages' commands."""
 
 SHOWN = frozenset({"text", "diff", "elisp", "lua", "html", "css", "ini", "kdl"})
 """Languages of blocks that are only shown."""
@@ -42,14 +42,14 @@ lora: {rank: 64}
 data: {train: [gs://bucket/train.jsonl]}
 train: {epochs: 1, global_batch_size: 8}
 """
-"""The recipe that a fragment is put into."""
+"""The recipe around a fragment."""
 
 
 def problems(block: Block, folder: Path) -> Iterator[str]:
-    """What is wrong with a block.
+    """Yield the problems of a block.
 
     Args:
-        folder: the page's, where its commands run and its files are written.
+        folder: the page's folder, where commands run and files are written.
     """
     if not block.language:
         yield "a block without a language"
@@ -61,7 +61,7 @@ def problems(block: Block, folder: Path) -> Iterator[str]:
     part, _, name = block.remark.rpartition(" ")
     if "/" in name and part in ("", "from"):
         yield from _of_file(block, name, whole=not part)
-        return  # it is what the repository's own tests hold
+        return  # the repository's own tests check it
     if check is not None:
         yield from check(block, folder)
 
@@ -81,7 +81,7 @@ def _dedented(text: str) -> str:
 
 
 def _yaml(block: Block, folder: Path) -> Iterator[str]:
-    """A recipe compiles, a fragment of one does in a recipe; another program's file has a title."""
+    """Compile a recipe, or a fragment within a recipe. Another program's file must have a title."""
     try:
         value = yaml.safe_load(block.text)
     except yaml.YAMLError as error:
@@ -111,7 +111,7 @@ def _recipe(block: Block, folder: Path, value: dict[str, Any]) -> Iterator[str]:
 
 
 def _sh(block: Block, folder: Path) -> Iterator[str]:
-    """Commands that there are, with options that they have; and they work, where they can be run here."""
+    """Check that commands and options exist, and run commands that can run here."""
     made: list[str] = []
     found: list[str] = []
     for words in shell.commands(block.text):
@@ -121,7 +121,7 @@ def _sh(block: Block, folder: Path) -> Iterator[str]:
 
 
 def _console(block: Block, folder: Path) -> Iterator[str]:
-    """Commands after `$ `, each with what it prints; a line `...` stands for any number of lines."""
+    """Check commands after `$ ` and their output. A line `...` stands for any number of lines."""
     for command, shown in session(block.text):
         found = [problem for words in shell.commands(command) for problem in shell.problems(words)]
         yield from found
@@ -132,7 +132,7 @@ def _console(block: Block, folder: Path) -> Iterator[str]:
 
 
 def updated(block: Block, folder: Path) -> str:
-    """A console block with what its commands print now; an output with `...` in it stays as it is."""
+    """Return a console block with the current output. An output with `...` stays unchanged."""
     out = ""
     for command, shown in session(block.text):
         printed = _trimmed(run(command, folder))
@@ -142,7 +142,7 @@ def updated(block: Block, folder: Path) -> str:
 
 
 def session(text: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the lines below it."""
+    """Yield the commands of a console block, each with the lines below it."""
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
         lines = part.splitlines(keepends=True)
         count = next((n for n, line in enumerate(lines) if not line.endswith("\\\n")), 0) + 1
@@ -150,7 +150,7 @@ def session(text: str) -> Iterator[tuple[str, str]]:
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints in a page's folder: findings, which go to stderr, and then what was asked for."""
+    """Run a command in a page's folder, and return its diagnostics from stderr followed by its stdout."""
     ((*words,),) = shell.commands(command)
     if words[0] == "recipe":
         environment = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
@@ -165,7 +165,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether an output is the one shown, in which a line `...` stands for any lines."""
+    """Return whether an output matches the shown one, in which a line `...` stands for any lines."""
     parts = [re.escape(part.strip("\n")) for part in re.split(r"^ *\.\.\.$", _trimmed(shown), flags=re.M)]
     return re.fullmatch(r"(?s:.*?)".join(parts), _trimmed(printed)) is not None
 
@@ -175,7 +175,7 @@ def _trimmed(text: str) -> str:
 
 
 def _python(block: Block, folder: Path) -> Iterator[str]:
-    """It compiles, and what it imports of this project is there. A file of the reader's is written."""
+    """Check that the code compiles, and that its imports from this project exist. Write the reader's file."""
     try:
         tree = ast.parse(block.text)
     except SyntaxError as error:
@@ -197,7 +197,7 @@ def _python(block: Block, folder: Path) -> Iterator[str]:
 
 
 def _names(module: str) -> set[str] | None:
-    """What can be imported from a module of this project, by its source; None without such a module."""
+    """Return the names in a module of this project, from its source, or None without such a module."""
     path = ROOT / module.replace(".", "/")
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     below = {one.stem for one in path.iterdir()} if path.is_dir() else set()
@@ -233,7 +233,7 @@ def _json_with_comments(text: str) -> None:
 
 
 def _samples(block: Block, folder: Path) -> Iterator[str]:
-    """Lines of JSON; of a file that is called as a format of data is, samples of that format."""
+    """Check lines of JSON. In a file named after a data format, they must be samples of that format."""
     name = block.title.removesuffix(".jsonl")
     for number, line in enumerate(block.text.splitlines(), 1):
         try:
@@ -260,7 +260,7 @@ CHECKS: dict[str, Callable[[Block, Path], Iterator[str]]] = {
 
 
 def steps(printed: str) -> dict[str, str]:
-    """The table that `make quickstart` prints: what each step says, with # for numbers and ... for paths."""
+    """Return what each step of `make quickstart` prints, with # for numbers and ... for paths."""
     found: dict[str, str] = {}
     last = ""
     for line in printed.splitlines():

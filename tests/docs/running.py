@@ -1,4 +1,4 @@
-"""The commands of the pages' `sh` blocks: which are run, how, and why the others are not."""
+"""The commands of the pages' `sh` blocks: which ones run and how, and why the others do not."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ NOT_RUN = {
     "tensorboard": "it serves until it is ended",
     "wandb": "it wants an account",
 }
-"""Commands that are held against their options and files alone, and why."""
+"""Commands of which only the options and files are checked, and why."""
 
 SHELL = ("cat", "cp", "head", "ls", "mkdir")
 PARSED = "parsed: "
-"""How the remark above a block begins whose commands are not run, with the reason behind it."""
+"""The start of the remark above a block whose commands do not run; the reason follows."""
 EACH = "each"
-"""The remark above a block whose commands stand for one another: each is run in the folder as it was."""
+"""The remark above a block of alternative commands: each runs in an unchanged folder."""
 
 
 def reason(words: Sequence[str]) -> str | None:
-    """Why a command is not run; None when it is."""
+    """Return why a command does not run, or None."""
     if (name := listed(words)) is not None:
         return NOT_RUN[name]
     if any("://" in word for word in words if "hf://" not in word):
@@ -70,7 +70,7 @@ def reason(words: Sequence[str]) -> str | None:
 
 
 def listed(words: Sequence[str]) -> str | None:
-    """The entry of NOT_RUN that a command is of."""
+    """Return the entry of NOT_RUN for a command."""
     program, *rest = [Path(words[0]).name, *words[1:]]
     if program == "recipe" and rest:
         program = f"recipe {rest[0]}"
@@ -84,7 +84,7 @@ def listed(words: Sequence[str]) -> str | None:
 
 
 def problems(block: Block, folder: Path) -> Iterator[str]:
-    """What goes wrong where a block's commands are run in a page's folder, one after the other."""
+    """Yield the errors of a block's commands, which run in a page's folder in order."""
     if block.remark == "slow" or block.remark.startswith(PARSED):
         return
     if block.remark == EACH:
@@ -113,7 +113,7 @@ def _problem(words: shell.Words) -> Iterator[str]:
 
 
 def _run(words: shell.Words) -> tuple[int, str, str]:
-    """A command's exit status, stdout and stderr."""
+    """Run a command, and return its exit status, stdout and stderr."""
     program, arguments = words[0].removeprefix(".venv/bin/"), words[1:]
     if program == "recipe":
         files = [
@@ -126,7 +126,7 @@ def _run(words: shell.Words) -> tuple[int, str, str]:
         failed = "" if raised is None or isinstance(raised, SystemExit) else repr(raised)
         return done.exit_code, done.stdout, f"{done.stderr}{failed}"
     if program.endswith("/tpu-vm.sh"):
-        arguments = ["--dry-run", *arguments]  # no command of gcloud's is run, all are shown
+        arguments = ["--dry-run", *arguments]  # show gcloud's commands, and run none
     elif program not in SHELL:
         return 1, "", f"tests/docs/running.py does not say what to do with `{program}`\n"
     try:
@@ -139,7 +139,7 @@ def _run(words: shell.Words) -> tuple[int, str, str]:
 
 
 def _runs(folder: Path) -> None:
-    """Runs that have ended."""
+    """Write finished runs."""
     for name in ("generated/quickstart/checkpoints", "runs/fast/checkpoints", "runs/slow/checkpoints"):
         watching.state(writing.run(folder / name, steps=20), "done", total=20, until=20)
     for name in ("low-rate", "high-rate"):
@@ -147,7 +147,7 @@ def _runs(folder: Path) -> None:
 
 
 def _configs(folder: Path) -> None:
-    """Another tool's config, and its launcher's; a script of two commands, and a folder of configs."""
+    """Write another tool's config and its launcher's, a script of two commands, and a folder of configs."""
     examples = shell.ROOT / "tests" / "port" / "examples"
     shutil.copy(examples / "trl-llama32-fsdp" / "sft.yaml", folder / "config.yml")
     shutil.copy(examples / "trl-llama32-fsdp" / "accelerate.yaml", folder)
@@ -158,7 +158,7 @@ def _configs(folder: Path) -> None:
 
 
 def _tools(folder: Path) -> None:
-    """A config of each tool, and a script."""
+    """Write a config of each tool, and a script."""
     examples = shell.ROOT / "tests" / "port" / "examples"
     for example, names in {
         "axolotl-gemma4-qlora": {"support-qlora.yml": "axolotl.yml"},
@@ -174,7 +174,7 @@ def _tools(folder: Path) -> None:
 
 
 def _model(folder: Path) -> None:
-    """What `make quickstart` trains."""
+    """Write the model that `make quickstart` trains."""
     quickstart.write_model(folder / "build" / "quickstart" / "model", quickstart.compiled())
 
 
@@ -185,4 +185,4 @@ THERE: dict[str, Callable[[Path], None]] = {
     "porting.md": _configs,
     "coming-from.md": _tools,
 }
-"""Files of a page's folder that a clone does not have."""
+"""Files of a page's folder that a clone lacks."""

@@ -1,4 +1,4 @@
-"""Command lines of the pages: held against the real command line, without running them."""
+"""Checks of the pages' command lines with the real parser, without running them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ SCRIPTS = {
 _SEPARATORS = frozenset({"|", "||", "&&", ";", "&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|.*[\[\]|<>].*|\.\.\.")
-"""A word that a reader puts something else in for."""
+"""A word that the reader replaces."""
 
 
 class Words(list[str]):
     """The words of a command.
 
     Attributes:
-        into: the file that its output goes to; "".
+        into: the file that its output goes to, or "".
     """
 
     into = ""
 
 
 def commands(text: str) -> Iterator[Words]:
-    """The commands of a shell script; pipes and lists are taken apart."""
+    """Yield the commands of a shell script, with pipes and lists split."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
@@ -70,10 +70,10 @@ def commands(text: str) -> Iterator[Words]:
 
 
 def problems(words: Sequence[str], made: Collection[str] = ()) -> Iterator[str]:
-    """What is wrong with a command.
+    """Yield the problems of a command.
 
     Args:
-        made: files that commands before it have written.
+        made: files that earlier commands have written.
     """
     words = list(words)
     while words and _ASSIGNMENT.fullmatch(words[0]):
@@ -102,7 +102,7 @@ def _command() -> Any:
 
 
 def recipe(arguments: Sequence[str]) -> Iterator[str]:
-    """What the real parser says against `recipe ARGUMENTS`; nothing is run."""
+    """Yield the real parser's errors about `recipe ARGUMENTS`, without running anything."""
     command = _command()
     context = None
     rest = list(arguments)
@@ -118,14 +118,14 @@ def recipe(arguments: Sequence[str]) -> Iterator[str]:
                 return
             found, command, rest = command.resolve_command(context, left)
             name = found or ""
-    except Exception as error:  # the parser's own, under whatever names typer has them
+    except Exception as error:  # the parser's own errors, whose names depend on typer
         if getattr(error, "exit_code", 1):
             message = str(getattr(error, "message", None) or error).partition("\n")[0]
             yield f"`recipe {shlex.join(arguments)}`: {message}"
 
 
 def mentioned(text: str) -> Iterator[str]:
-    """What is wrong with a command in running text, also as a usage: `recipe plan RECIPE [--json]`."""
+    """Yield the problems of a command in running text, or of a usage: `recipe plan RECIPE [--json]`."""
     words = re.split(r"[\s\[\]|]+", text)[1:]
     command = _command()
     context = command.make_context("recipe", [], resilient_parsing=True)
@@ -146,7 +146,7 @@ def mentioned(text: str) -> Iterator[str]:
 
 
 def written(words: Sequence[str]) -> list[str]:
-    """The files that a command writes, of those that later ones may name."""
+    """Return the files that a command writes and that later commands may name."""
     words = [word for word in words if not word.startswith("-")]
     new = len(words) > 2 and words[0].endswith("recipe") and words[1] == "new"
     return [f"recipes/{words[2]}.yaml"] if new else []
@@ -191,7 +191,7 @@ def _python(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def script_options(script: str) -> set[str]:
-    """The options that a script of an artifact takes, by the source of what reads them."""
+    """Return the options of an artifact's script, from the source that reads them."""
     folder = ROOT / "runtime"
     files = [folder / name for name in SCRIPTS[script]]
     sources = [one for file in files for one in (file.rglob("*.py") if file.is_dir() else [file])]

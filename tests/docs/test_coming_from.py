@@ -1,4 +1,4 @@
-"""docs/coming-from.md: its tables are what port makes of the keys, which are those that the tools have."""
+"""Tests that docs/coming-from.md has port's results for all keys of the tools."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every code block of docs/ and of the README is checked or run; every command in running text is one.
+"""Tests of every code block of docs/ and the README, and of every command in running text.
 
-`pytest --update` writes what the pages' commands print now into the pages.
+`pytest --update` writes the current output of the commands into the pages.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.docs.blocks import PAGES, Block, blocks, inline
 from tests.docs.checks import problems, updated
 
 READ = ("tests", "scripts", "docs")
-"""Folders of the repository that the pages' commands may read, and nothing writes to."""
+"""Folders of the repository that the pages' commands may read, and that nothing writes to."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder like a clone's, for one page."""
+    """Make a folder like a clone's, for one page."""
     shutil.copytree(shell.ROOT / "recipes", tmp_path / "recipes")  # commands may write there
     for name in READ:
         (tmp_path / name).symlink_to(shell.ROOT / name)
@@ -55,7 +55,7 @@ def test_every_command_in_the_text_is_one(page: Path) -> None:
 
 
 def test_what_is_not_run_is_on_a_page() -> None:
-    """No reason outlives the commands that it was for."""
+    """Require a command on a page for each entry of NOT_RUN."""
     found = [
         running.listed(words)
         for page in PAGES
@@ -86,7 +86,7 @@ def _update(page: Path, folder: Path) -> None:
 
 
 def _here(block: Block) -> Block:
-    """The block; what it would write over in the repository is refused."""
+    """Return the block, unless it would overwrite a file of the repository."""
     assert not (block.title and block.language == "yaml" and block.title.startswith(READ)) or block.remark, (
         block.place
     )

@@ -1,4 +1,4 @@
-"""The checker of the pages' code blocks finds what is wrong with a block."""
+"""Tests that the checker of the pages' code blocks finds errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ data: {train: [gs://bucket/train.jsonl]}
 train: {global_batch_size: 8}
 """
 NEW = "--model Qwen/Qwen3-8B --accelerator v6e-8 --data hf://owner/name --format chat"
-"""Options with which `recipe new` asks for nothing."""
+"""Options with which `recipe new` asks no question."""
 
 
 def found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is wrong with the blocks of a page."""
+    """Return the problems of a page's blocks."""
     (tmp_path / "recipes").mkdir()
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/extending.md, followed: its catalog entry and its template are added to a copy, and work."""
+"""Tests that follow docs/extending.md: its catalog entry and its template are added to a copy, and work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "VAGOsolutions/Llama-3.1-SauerkrautLM-8b-Instruct"
 
 @pytest.fixture(scope="module")
 def files(root: Path) -> dict[str, Block]:
-    """The page's files, by their paths."""
+    """Return the page's files by path."""
     return {block.title: block for block in blocks(root / "docs" / "extending.md") if block.title}
 
 

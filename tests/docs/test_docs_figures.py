@@ -1,4 +1,4 @@
-"""Figures and counts in the pages are those of the files that they are from."""
+"""Tests that the pages' figures and counts are those of their source files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.docs.shell import ROOT
 PINS = json.loads((ROOT / "compiler" / "data" / "pins.json").read_text(encoding="utf-8"))
 NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 BY_HAND = ("benchmarks.md", "comparison.md", "scale.md", "diagnostics.md")
-"""Pages that say of what, and when, their versions are."""
+"""Pages that state the versions and dates of their own figures."""
 
 
 def text(name: str) -> str:
@@ -26,14 +26,14 @@ def text(name: str) -> str:
 
 
 def figure(name: str, pattern: str) -> float:
-    """The number that a page has at the one place where a pattern is."""
+    """Return the number at the only place of a page that matches a pattern."""
     found = re.findall(pattern, re.sub(r"\s+", " ", text(name)))
     assert len(found) == 1, f"{name} has {len(found)} times {pattern}"
     return float(found[0].replace(",", ""))
 
 
 def pinned() -> dict[str, set[str]]:
-    """The versions of each package that artifacts pin, serving and Cloud Storage included."""
+    """Return the pinned versions of each package, including those of serving and Cloud Storage."""
     found: dict[str, set[str]] = {}
 
     def look(value: Any) -> None:
@@ -59,7 +59,7 @@ def test_the_features_have_the_merge_as_it_was_measured() -> None:
     assert ("in less time than `cp -r`" in words) == (
         merge < 1
     ) and "several times as fast as PEFT's" in words
-    assert faster > 3  # what "several" says
+    assert faster > 3  # the meaning of "several"
 
 
 def test_the_features_have_the_speed_as_it_was_measured() -> None:
@@ -69,7 +69,7 @@ def test_the_features_have_the_speed_as_it_was_measured() -> None:
 
 
 def test_the_start_has_the_plan_that_is_on_record() -> None:
-    """The flagship's, as `recipe plan` prints it; docs/recipes.md is made of the same record."""
+    """Compare with the recorded plan, as `recipe plan` prints it. docs/recipes.md has the same source."""
     plan = json.loads(text("recipes/estimates.json"))["recipes"]["gemma4-31b-v5p8"]
     parts = {key: value for key, value in plan["memory"].items() if key != "available"}
     seconds, tokens = plan["seconds"], plan["tokens"]
@@ -117,7 +117,7 @@ def pages() -> list[Path]:
 
 
 NAMES = {"vllm": "vllm-tpu", "vllm-tpu": "vllm-tpu", "tpu-inference": "vllm-tpu", "orbax": "orbax-checkpoint"}
-"""What pages call a package, where it is not its name: tpu-inference is released with vllm-tpu."""
+"""Packages by the pages' names for them: tpu-inference is released with vllm-tpu."""
 
 
 def test_wheels_are_called_as_they_are_built() -> None:

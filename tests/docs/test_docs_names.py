@@ -1,4 +1,4 @@
-"""What the pages name is there: codes, variables, files that they link to."""
+"""Tests that the pages name existing codes, variables and files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_variables_in_the_documentation_are_read_somewhere() -> None:
 
 
 def test_files_and_tests_in_the_text_are_there() -> None:
-    """Paths of the repository in backticks; one with a word in capitals stands for several."""
+    """Check the repository's paths in backticks. A word in capitals stands for several paths."""
     found = 0
     for page in PAGES:
         for line, text in inline(page):
@@ -48,7 +48,7 @@ def test_files_and_tests_in_the_text_are_there() -> None:
 
 @pytest.mark.parametrize("name", TOP)
 def test_links_of_the_pages_outside_of_the_site_lead_somewhere(name: str) -> None:
-    """mkdocs holds those of docs/."""
+    """Check the other pages' links; mkdocs checks those of docs/."""
     page = ROOT / name
     links = re.findall(r"\]\((?!https?:)([^)#]+)(#[\w-]+)?\)", page.read_text("utf-8"))
     assert links
@@ -59,7 +59,7 @@ def test_links_of_the_pages_outside_of_the_site_lead_somewhere(name: str) -> Non
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives a page's headings."""
+    """Return GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

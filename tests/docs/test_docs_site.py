@@ -1,4 +1,4 @@
-"""The site of docs/: it builds without a warning, loads nothing from elsewhere, and leaves nothing out."""
+"""Tests of the docs' site: it builds without a warning, loads nothing from elsewhere, and is complete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from recipec.spec.schema import json_schema
 from scripts.docs import diagnostics, language
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
-"""Elements that a browser loads something for, and where they say what."""
+"""Elements that load something, and the attribute with its address."""
 
 
 class Loaded(HTMLParser):
-    """What a page loads by itself, and the anchors that it has."""
+    """The addresses that a page loads by itself, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ def read(page: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does, into a folder of its own."""
+    """Build the site as `make docs` does, into a new folder."""
     folder = tmp_path_factory.mktemp("site") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    # From another folder, as mkdocs may be run.
+    # From another folder, because mkdocs may run anywhere.
     done = subprocess.run(
         [*command, "--config-file", str(root / "mkdocs.yml")],
         cwd=folder.parent,
@@ -81,7 +81,7 @@ def test_every_code_has_its_place_and_an_example_where_a_test_has_one(site: Path
     assert set(CODES) <= anchors
     index = read(site / "diagnostics.html").anchors
     assert set(CODES) <= index
-    assert {anchor(code) for code in CODES} <= index  # where `recipe lsp` leads to
+    assert {anchor(code) for code in CODES} <= index  # `recipe lsp` links to them
     shown = diagnostics.examples()
     assert set(shown) <= set(CODES) and len(shown) > 150
     mesh = (site / "diagnostics" / "mesh.html").read_text(encoding="utf-8")
@@ -121,7 +121,7 @@ def test_every_page_is_in_the_navigation(root: Path, site: Path) -> None:
 
 
 def test_a_broken_link_fails_the_build(root: Path, tmp_path: Path) -> None:
-    """The settings that the site is built with find what the fixture's build would have to find."""
+    """Check that the site's settings find errors, so that the fixture's build would find them too."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# Home\n\n[gone](gone.md), [no such place](#nowhere)\n")
     text = (root / "mkdocs.yml").read_text(encoding="utf-8")

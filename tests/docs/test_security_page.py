@@ -1,4 +1,4 @@
-"""docs/security.md names tests that there are, and every code and test of its own kind is on it."""
+"""Tests that docs/security.md names existing tests, and lists every code and test of its kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_it_names_every_test_of_strangers(root: Path) -> None:
         missing = {name for name in functions(file) if name.startswith("test_")} - {
             function for place, function in named if place == path
         }
-        # What says that the others would let a good file through is no defense.
+        # A test that a good file passes is no defense.
         assert missing <= {
             "test_a_whole_record_is_read",
             "test_a_header_that_does_not_is_read",

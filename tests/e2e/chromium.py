@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through the pipe of its DevTools protocol: no driver and no package between."""
+"""Headless Chromium, driven through the pipe of its DevTools protocol, without a driver or a package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDEWAYS = """
     && one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 80))
 """
-"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+"""Elements beyond the window's right edge that are not in a scrolling part."""
 
 BEYOND = """
 [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
@@ -43,7 +43,7 @@ BEYOND = """
   return svg.right > box.right + 1 || plot.querySelectorAll(".trace, .hm, .bars .point").length === 0;
 }).map((plot) => plot.id)
 """
-"""Plots that are wider than their place, or without anything drawn."""
+"""Plots that are wider than their container, or empty."""
 
 OVER_LEGENDS = """
 [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
@@ -54,12 +54,14 @@ OVER_LEGENDS = """
       && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
 }).map((plot) => plot.id)
 """
-"""Plots whose legend lies on the words of an axis."""
+"""Plots whose legend covers the words of an axis."""
 
 
 def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:
-    """Pages, each with its window's width and its colors: the first in `make e2e`, the others in
-    `make nightly`."""
+    """Make pytest parameters of a window's width and colors.
+
+    `make e2e` runs the first, and `make nightly` the others.
+    """
     first, *others = looks
     return [
         pytest.param(*first, marks=pytest.mark.e2e),
@@ -69,10 +71,10 @@ def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:
 
 @dataclass
 class Tab:
-    """A page, with what it said and asked for since it was opened.
+    """A browser page, with its console messages and requests since it was opened.
 
     Attributes:
-        events: the protocol's, in order, as {"method", "params"}.
+        events: the protocol's events in order, as {"method", "params"}.
     """
 
     commands: int
@@ -83,7 +85,7 @@ class Tab:
     read: bytes = b""
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command's result."""
+        """Send a command and return its result."""
         self.sent += 1
         number = self.sent
         message = {"id": number, "method": method, "params": params}
@@ -99,7 +101,7 @@ class Tab:
             self.events.append(answer)
 
     def show(self, path: Path, width: int, scheme: str) -> None:
-        """Opens a file in a window of `width` and 900 pixels, light or dark."""
+        """Open a file in a light or dark window, `width` pixels wide and 900 high."""
         self.events.clear()
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
@@ -111,7 +113,7 @@ class Tab:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Evaluate a JavaScript expression in the page."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -120,7 +122,7 @@ class Tab:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> None:
-        """Of the whole page, not the window alone."""
+        """Save an image of the whole page, not only of the window."""
         answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
@@ -128,18 +130,18 @@ class Tab:
         return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
 
     def requests(self) -> list[str]:
-        """Addresses that the page asked for, itself included; a picture that stands in it has none."""
+        """Return the addresses that the page requested, including its own, without data: URLs."""
         wanted = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
         urls = [str(event["params"]["request"]["url"]) for event in wanted]
         return [url for url in urls if not url.startswith("data:")]
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Errors, warnings and whatever else it wrote to the console."""
+        """Return errors, warnings and other console messages."""
         named = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         return [event["params"] for event in self.events if event.get("method") in named]
 
     def _read(self) -> dict[str, Any]:
-        """The next message, which ends with a zero byte."""
+        """Read the next message, which ends with a zero byte."""
         while b"\0" not in self.read:
             more = os.read(self.answers, 1 << 20)
             assert more, "Chromium has ended"
@@ -151,10 +153,10 @@ class Tab:
 
 @contextmanager
 def tab(profile: Path) -> Iterator[Tab]:
-    """A page of a new Chromium whose settings are in `profile`, an empty folder."""
+    """Open a page in a new Chromium with the empty folder `profile` for its settings."""
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
-    # Chromium reads commands from descriptor 3 and answers on 4.
+    # Chromium reads commands from descriptor 3 and answers on descriptor 4.
     script = 'exec "$@" 3<&"$CHROMIUM_IN" 4>&"$CHROMIUM_OUT"'
     process = subprocess.Popen(
         [

@@ -1,6 +1,6 @@
-"""The cycles that libtpu gives for one large product of bfloat16.
+"""Print libtpu's cycles for one large bfloat16 product, as one line of JSON.
 
-python tests/e2e/compiler_cycles.py ACCELERATOR    one line of JSON
+python tests/e2e/compiler_cycles.py ACCELERATOR
 """
 
 from __future__ import annotations

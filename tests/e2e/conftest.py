@@ -1,4 +1,4 @@
-"""What is downloaded or trained once for all tests with real models."""
+"""Fixtures that download or train something once for all tests with real models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e import docker_engine, gemma3, serving_artifacts, serving_image
 
 @pytest.fixture(scope="session")
 def checkpoint(root: Path) -> Path:
-    """Hugging Face folder of Gemma 3 270M, the base model; made once and kept in build/."""
+    """Make the base model Gemma 3 270M once, as a Hugging Face folder in build/."""
     directory = root / "build" / "gemma-3-270m"
     gemma3.run(root, "scripts/gemma3_270m.py", directory)
     return directory
@@ -21,7 +21,7 @@ def checkpoint(root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def questions() -> list[str]:
-    """The held-out questions: what is evaluated on, and in no training sample."""
+    """Return the held-out questions, which are in no training sample."""
     held_out, trained = (gemma3_answers.questions(name) for name in ("eval.jsonl", "train.jsonl"))
     assert not set(held_out) & set(trained)
     return held_out
@@ -29,20 +29,20 @@ def questions() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tuned(root: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> gemma3.Tuned:
-    """Gemma 3 270M, fine-tuned and merged by its recipe's artifact."""
+    """Fine-tune and merge Gemma 3 270M with its recipe's artifact."""
     return gemma3.tune(root, checkpoint, tmp_path_factory.mktemp("gemma3-270m"))
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker_engine.Engine]:
-    """A Docker engine of the tests' own."""
+    """Start a Docker engine for the tests only."""
     with docker_engine.engine() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def vllm_image(engine: docker_engine.Engine) -> str:
-    """What serving images are built on in place of vllm/vllm-tpu."""
+    """Make the image that replaces vllm/vllm-tpu as the base of serving images."""
     name, seconds = serving_image.image(engine)
     size = int(engine.docker("image", "inspect", "--format", "{{.Size}}", name))
     print(f"\n{name}: {size / 1e9:.2f} GB, made in {seconds:.0f} s")
@@ -51,5 +51,5 @@ def vllm_image(engine: docker_engine.Engine) -> str:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> serving_artifacts.Tiny:
-    """A tiny Gemma 4, merged, with its adapters."""
+    """Make and merge a tiny Gemma 4, with its adapters."""
     return serving_artifacts.tiny_gemma4(tmp_path_factory.mktemp("tiny-gemma4"))

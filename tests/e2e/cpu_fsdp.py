@@ -1,4 +1,4 @@
-"""Runs a script with accelerate's FSDP on CPU processes, where accelerate itself has it on GPUs alone.
+"""Run a script with accelerate's FSDP on CPU processes, which accelerate itself supports only on GPUs.
 
 torchrun --nproc_per_node 2 cpu_fsdp.py SCRIPT ARGUMENT...
 """

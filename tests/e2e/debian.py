@@ -1,4 +1,4 @@
-"""Programs of Debian's packages, installed where they are not there, by one of pytest's workers at a time."""
+"""Install missing programs from Debian's packages, in one pytest worker at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOCK = Path(__file__).resolve().parents[2] / "build" / "apt.lock"
 
 
 def program(name: str, package: str, path: str | None = None) -> str:
-    """A program's path.
+    """Return a program's path, and install its package if it is missing.
 
     Args:
-        package: that has it.
-        path: where it is looked for, None for PATH.
+        package: the Debian package with the program.
+        path: the search path; None for PATH.
     """
     LOCK.parent.mkdir(parents=True, exist_ok=True)
     with LOCK.open("w") as lock:

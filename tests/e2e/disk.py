@@ -1,5 +1,4 @@
-"""The disk that `make e2e` and `make nightly` need, asked for before the first test rather than missed by one
-in the middle."""
+"""Check for enough disk space before the first test of `make e2e` and `make nightly`."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ MADE = {
     "e2e": COMMON | {"gemma-3-270m": 0.6},
     "nightly": COMMON | {"serve-0.32.0": 6.5, "lm-eval": 1.0, "skypilot-0.14.1": 0.5, "xpk-1.9.0": 0.2},
 }
-"""GiB of what each makes in build/ and keeps there: what is there already needs no more."""
+"""GiB that each test makes and keeps in build/. Existing files need no more space."""
 
 TEMPORARY = 3.0
-"""GiB of models and of pip's wheels in the folder of temporary files, which are removed again."""
+"""GiB of models and pip's wheels in the folder of temporary files, which the tests remove."""
 
 
 def shortage(command: str) -> str | None:
-    """What `make COMMAND` is missing, as a sentence; None where there is enough."""
+    """Return a sentence about the space that `make COMMAND` lacks, or None."""
     BUILD.mkdir(exist_ok=True)
     temporary = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
     needed: dict[int, tuple[Path, float]] = {}

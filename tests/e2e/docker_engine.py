@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: Debian's, with its socket and its data in build/."""
+"""A Docker engine for the tests only: Debian's package, with its socket and data in build/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = ROOT / "build" / "docker"
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2")
-"""No network but the host's, which is what serving on TPUs takes too: nothing of the machine's changes."""
+"""Only the host's network, as in serving on TPUs: nothing on the machine changes."""
 
 CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE "
@@ -30,7 +30,7 @@ CAPABILITIES = (
     "SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG "
     "WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
 )
-"""Linux's, by their numbers."""
+"""Linux's capabilities, by their numbers."""
 
 RUNTIME = """\
 #!{python} -IS
@@ -50,22 +50,23 @@ for flag, keys in (("--bundle", ("process",)), ("--process", ())):
             json.dump(spec, file)
 os.execv({runc!r}, [{runc!r}, *words])
 """
-"""runc, for a machine that has not all capabilities itself: privileged containers get those that it has."""
+"""A runc for a machine that lacks capabilities: privileged containers get those that it has."""
 
 START_SECONDS = 60
 
 MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-"""The engine ends with this process, however that ends: PR_SET_PDEATHSIG, SIGTERM."""
+"""The engine ends with this process, however this process ends: PR_SET_PDEATHSIG, SIGTERM."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers.
+    """A running engine.
 
     Attributes:
         host: DOCKER_HOST's value.
         client: the engine's own command line.
-        config: DOCKER_CONFIG's: a folder with the plug-in `docker compose`, and no registry's password.
+        config: DOCKER_CONFIG's value: a folder with the plug-in `docker compose`, and without registry
+            passwords.
     """
 
     host: str
@@ -73,14 +74,14 @@ class Engine:
     config: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """This process's, in which `docker` and its SDK find the engine, with `more`."""
+        """Return this process's environment with `more`, in which `docker` and its SDK find the engine."""
         return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_CONFIG": str(self.config), **more}
 
     def docker(self, *arguments: str, check: bool = True, **more: str) -> str:
-        """What `docker ARGUMENTS` writes to both of its outputs.
+        """Run `docker ARGUMENTS` and return both output streams.
 
         Args:
-            check: whether it has to succeed.
+            check: whether the command must succeed.
             more: environment variables.
         """
         command = [self.client, *arguments]
@@ -91,25 +92,25 @@ class Engine:
         return done.stdout
 
     def containers(self) -> list[str]:
-        """Names of all containers, running or not."""
+        """Return the names of all containers, running or not."""
         return self.docker("ps", "--all", "--format", "{{.Names}}").split()
 
 
 def install() -> str:
-    """dockerd's path; installs Debian's package, of 45 s, where there is none."""
+    """Return dockerd's path, and install Debian's package if it is missing (45 s)."""
     return debian.program("dockerd", "docker.io", SYSTEM_PATH)
 
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """An engine until the block ends, without containers and with the images that earlier ones left.
+    """Run an engine until the block ends, without containers, and with the images of earlier engines.
 
-    One at a time: a second one waits for the first to end.
+    Only one runs at a time: a second one waits until the first one ends.
     """
     daemon = install()
     FOLDER.mkdir(parents=True, exist_ok=True)
     host = f"unix://{FOLDER / 'docker.sock'}"
-    # Debian's own client, where there are two: newer ones have no BuildKit without a plug-in.
+    # If there are two clients, use Debian's: newer clients need a plug-in for BuildKit.
     client = "/usr/bin/docker" if os.access("/usr/bin/docker", os.X_OK) else shutil.which("docker")
     assert client is not None, "no docker command"
     flags = [*FLAGS, "--data-root", str(FOLDER / "data"), "--exec-root", str(FOLDER / "exec")]
@@ -117,7 +118,7 @@ def engine() -> Iterator[Engine]:
     flags += ["--pidfile", str(FOLDER / "pid"), "--host", host]
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # What it mounts is seen by itself alone, and goes with it.
+        # A private mount namespace: nobody else sees the engine's mounts, and they end with it.
         apart = [shutil.which("unshare") or "/usr/bin/unshare", "--mount", "--propagation", "private"]
         with (FOLDER / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -142,18 +143,18 @@ def engine() -> Iterator[Engine]:
 
 
 def clear(engine: Engine) -> None:
-    """Removes all containers and volumes, and what builds kept of layers that no image has."""
+    """Remove all containers and volumes, and the build cache of layers that no image has."""
     if containers := engine.docker("ps", "--all", "--quiet").split():
         engine.docker("rm", "--force", "--volumes", *containers)
     if volumes := engine.docker("volume", "ls", "--quiet").split():
         engine.docker("volume", "rm", "--force", *volumes)
     engine.docker("image", "prune", "--force")
-    # BuildKit holds on to the layers of a base image that is gone.
+    # BuildKit keeps the layers of a removed base image.
     engine.docker("builder", "prune", "--all", "--force")
 
 
 def _config() -> Path:
-    """The client's settings: where it finds `docker compose`, which comes from PyPI."""
+    """Write the client's settings, with the path of `docker compose`, which comes from PyPI."""
     plugin = FOLDER / "config" / "cli-plugins" / "docker-compose"
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.unlink(missing_ok=True)
@@ -162,7 +163,7 @@ def _config() -> Path:
 
 
 def _runtime() -> list[str]:
-    """Flags for the runtime of a machine that lacks capabilities: an engine asks for all of them."""
+    """Return runtime flags for a machine that lacks capabilities, because an engine requests all of them."""
     status = Path("/proc/self/status").read_text()
     bounds = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd")), 16)
     names = enumerate(CAPABILITIES.split())
@@ -177,7 +178,7 @@ def _runtime() -> list[str]:
 
 
 def _wait(engine: Engine, process: subprocess.Popen[bytes]) -> None:
-    """Until the engine answers."""
+    """Wait until the engine answers."""
     deadline = time.monotonic() + START_SECONDS
     while "Server:" not in engine.docker("version", check=False):
         log = FOLDER / "log"

@@ -1,4 +1,4 @@
-"""A worker whose runtime drops activation constraints, as Tunix's helper does where the backend is a CPU."""
+"""A worker whose runtime drops activation constraints, as Tunix's helper does on a CPU backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that vLLM's parser is asked about, and recipes that it refuses or takes."""
+"""Flag values for vLLM's parser, and recipes that it refuses or accepts."""
 
 from __future__ import annotations
 
@@ -84,11 +84,13 @@ STRICTER: list[tuple[str, Any]] = [
     ("long-prefill-token-threshold", False),
     ("host.name", "x"),
 ]
-"""What is refused although the parser takes it: beginnings of names (the third of --no-...-adaptive), and
-keys of a text."""
+"""Values that only `recipe check` refuses.
+
+They are beginnings of names (the third is one of --no-...-adaptive), and keys of a text.
+"""
 
 UNREADABLE = {"config", *KEYS}
-"""Flags that are refused whatever their value is: one reads a file, the others are keys of the recipe."""
+"""Flags that are refused with any value: one reads a file, and the others are keys of the recipe."""
 
 FOUR_HEADS = {
     "architectures": ["LlamaForCausalLM"],
@@ -141,7 +143,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "E0648",
     ),
 }
-"""Settings that vLLM refuses, and the code that `recipe check` gives them."""
+"""Settings that vLLM refuses, and their codes in `recipe check`."""
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "two replicas": (),
@@ -153,4 +155,4 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     ),
     "an unknown tool-call parser": ("serve.tool_call_parser=gema",),
 }
-"""Settings that vLLM takes. `recipe check` refuses the last: vLLM fails when the parser is asked for."""
+"""Settings that vLLM accepts. `recipe check` refuses the last one: vLLM fails when it needs the parser."""

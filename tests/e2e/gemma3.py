@@ -1,4 +1,4 @@
-"""The real Gemma 3 270M, and its fine-tuning by the artifact of its recipe: what several tests look at."""
+"""The real Gemma 3 270M, fine-tuned by its recipe's artifact, for several tests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RECIPE = "gemma3-270m-cpu"
 
 @dataclass(frozen=True)
 class Tuned:
-    """A run that is trained and merged.
+    """A trained and merged run.
 
     Attributes:
-        base: Hugging Face folder that it started from.
+        base: the Hugging Face folder of the base model.
         run: its output folder, with checkpoints/, merged/ and merged-adapter/.
         trained, merged: the last lines that train.py and merge.py printed.
-        seconds: that building and training took.
+        seconds: the time of building and training.
     """
 
     base: Path
@@ -31,10 +31,10 @@ class Tuned:
 
 
 def tune(root: Path, base: Path, folder: Path, *sets: str) -> Tuned:
-    """Builds the recipe into an empty folder, trains, and merges with --verify.
+    """Build the recipe into an empty folder, train, and merge with --verify.
 
     Args:
-        sets: what is set in the recipe, as `--set` has it.
+        sets: changes of the recipe, as in `--set`.
     """
     started = time.monotonic()
     generated = folder / "generated"
@@ -51,9 +51,9 @@ def tune(root: Path, base: Path, folder: Path, *sets: str) -> Tuned:
 
 
 def run(root: Path, script: str | Path, *arguments: str | Path) -> str:
-    """Runs a Python script from the repository; its last line of output. Fails the test if it fails."""
+    """Run a Python script of the repository, which must succeed, and return its last line of output."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # not 8 devices
-    # Behind the servers of the other worker, whose answers are timed.
+    # Lower priority than the other worker's servers, whose answers are timed.
     command = ["nice", "-n", "10", sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

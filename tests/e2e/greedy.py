@@ -1,4 +1,4 @@
-"""Greedy answers of transformers and of vLLM, and how far they agree."""
+"""Greedy answers of transformers and of vLLM, and how well they agree."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ NEW_TOKENS = 16
 TOLERANCE = 1e-3
 """Between log probabilities; the largest difference seen was 2.4e-4."""
 TIE = 2 * TOLERANCE
-"""Where transformers' likeliest token and vLLM's are closer than this, either is right, and what follows is
-not compared."""
+"""If the likeliest tokens of transformers and vLLM are closer than this, both are right.
+
+The rest of the answer is not compared.
+"""
 TIES = 1
-"""At most, among the answers of one model."""
+"""The most ties among the answers of one model."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says greedily to a prompt.
+    """A model's greedy answer to a prompt.
 
     Attributes:
-        tokens: `NEW_TOKENS` ids, going on after an end of text.
-        logprobs: at every step, by token id: the likeliest five of vLLM, all of transformers.
+        tokens: `NEW_TOKENS` ids, which continue after an end-of-text token.
+        logprobs: for each step, by token id: the five likeliest of vLLM, all of transformers.
     """
 
     tokens: list[int]
@@ -37,7 +39,7 @@ class Answer:
 
 
 def load(directory: Path) -> Any:
-    """transformers' model of a folder, of the class that its config.json names, in float32."""
+    """Load a folder in transformers, in float32, as the class that its config.json names."""
     import torch
     import transformers
 
@@ -55,8 +57,11 @@ def with_peft(base: Path, adapter: Path) -> Any:
 
 
 def said(model: Any, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """transformers' answers: all at once where reading the weights takes the time, and else one by one, since
-    padding moves the tiny model's log probabilities by up to 3.3e-4."""
+    """Return transformers' answers.
+
+    A large model answers all prompts in one batch, because reading its weights takes the time. A small model
+    answers one by one, because padding moves the tiny model's log probabilities by up to 3.3e-4.
+    """
     model.generation_config.eos_token_id = None
     large = sum(parameter.numel() for parameter in model.parameters()) > 100e6
     batches = [prompts] if large else [[prompt] for prompt in prompts]
@@ -64,7 +69,7 @@ def said(model: Any, prompts: Sequence[Sequence[int]]) -> list[Answer]:
 
 
 def said_together(model: Any, prompts: Sequence[Sequence[int]]) -> Iterator[Answer]:
-    """The answers to one batch; the shorter prompts begin with padding, which is masked."""
+    """Answer one batch. Masked padding precedes the shorter prompts."""
     import torch
 
     longest = max(map(len, prompts))
@@ -83,7 +88,7 @@ def said_together(model: Any, prompts: Sequence[Sequence[int]]) -> Iterator[Answ
 
 
 def asked(server: vllm_cpu.Server, model: str, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """vLLM's answers, to all prompts in one request."""
+    """Request vLLM's answers to all prompts at once."""
     body = {
         "model": model,
         "prompt": prompts,
@@ -109,11 +114,11 @@ def asked(server: vllm_cpu.Server, model: str, prompts: Sequence[Sequence[int]])
 
 
 def agreement(answers: Sequence[Answer], wanted: Sequence[Answer]) -> dict[str, Any]:
-    """How vLLM's answers agree with transformers', all of them, but for `TIES`.
+    """Check that all of vLLM's answers agree with transformers', except for `TIES`.
 
     Returns:
-        The number of answers; that of ties; and the largest difference between log probabilities, at all
-        steps up to an answer's first tie.
+        The number of answers, the number of ties, and the largest difference between log probabilities at the
+            steps before an answer's first tie.
     """
     ties = 0
     largest = 0.0
@@ -138,5 +143,5 @@ def tokens(answers: Sequence[Answer]) -> list[list[int]]:
 
 
 def differing(one: Sequence[Answer], other: Sequence[Answer]) -> float:
-    """The share of answers that differ."""
+    """Return the share of answers that differ."""
     return sum(a != b for a, b in zip(tokens(one), tokens(other), strict=True)) / len(one)

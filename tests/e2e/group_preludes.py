@@ -1,4 +1,4 @@
-"""Code of artifacts that several processes train."""
+"""Code that the tests prepend to the scripts of runs of several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if os.environ.get("JAX_PROCESS_ID") == "1":
     right = time.time
     time.time = lambda: right() + 3600
 """
-"""Code of an artifact of which the clock of process 1 is an hour ahead."""
+"""Code of an artifact in which process 1's clock is an hour ahead."""
 
 FULL = """
 LORA = None
@@ -38,4 +38,4 @@ def paced(self, *arguments):
 
 trainer.Trainer._step = paced
 """
-"""Code of an artifact of which most of a run's time are its steps."""
+"""Code of an artifact whose run spends most of its time on steps."""

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness in an environment of its own in build/, as requirements-eval.txt has it."""
+"""lm-evaluation-harness in its own environment in build/, installed from requirements-eval.txt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = ROOT / "build" / "lm-eval"
 
 
 def install(requirements: str) -> Path:
-    """The program lm_eval; installs the environment (1 GB, a minute) where it is not as it should be.
+    """Return the program lm_eval, and install its environment if it is out of date (1 GB, a minute).
 
     Args:
         requirements: the text of requirements-eval.txt.
@@ -29,7 +29,7 @@ def install(requirements: str) -> Path:
         shutil.rmtree(FOLDER, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
         (FOLDER / "requirements-eval.txt").write_text(requirements)
-        # Without --no-deps: the pinned set has to be whole, and free of contradictions.
+        # Without --no-deps, pip checks that the pinned set is complete and consistent.
         command = [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         command += [
             "--disable-pip-version-check",

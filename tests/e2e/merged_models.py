@@ -1,4 +1,4 @@
-"""What a run comes to in float32, for servers: the merged folder and the adapter; and a tiny Gemma 4."""
+"""A run's float32 results for servers: the merged folder and the adapter; and a tiny Gemma 4."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MEDIA = {
         "audio": "<|audio|>",
     }.items()
 }
-"""The ids in config.json, of the tokenizer's own markers."""
+"""The ids in config.json of the tokenizer's special tokens."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A base, and a run's outcome in float32: the merged folder and the adapter.
+    """A base model and a run's float32 results: the merged folder and the adapter.
 
     Attributes:
         prompts: token ids, of odd and different lengths.
         question: a user's turn.
-        keys: another outcome on the same base, trained on k_proj alone.
+        keys: the results of another run on the same base, which trained only k_proj.
     """
 
     base: Path
@@ -44,7 +44,7 @@ class Merged:
 
 
 def merged_in_float32(base: Path, family: str, run: Path, folder: Path) -> tuple[Path, Path]:
-    """The merged folder and the adapter's that merging a run writes into `folder`."""
+    """Merge a run into `folder`, and return its merged folder and its adapter folder."""
     status = merge.main(
         folder,
         ModelSettings(id=str(base), family=family),
@@ -59,7 +59,7 @@ def merged_in_float32(base: Path, family: str, run: Path, folder: Path) -> tuple
 
 
 def make_gemma4(directory: Path) -> None:
-    """A tiny Gemma 4 that vLLM loads, and whose answers are more than its prompts' last tokens."""
+    """Make a tiny Gemma 4 that vLLM loads, and that does not only repeat a prompt's last token."""
     import torch
 
     model = tiny.make_gemma4(
@@ -71,11 +71,10 @@ def make_gemma4(directory: Path) -> None:
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # What the layers add outweighs the embedding, which by itself says the last token again.
+            # Make the layers outweigh the embedding, which alone would repeat the last token.
             if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
                 parameter.mul_(8)
-        # What stands for images and sounds is never said: transformers would take what it said itself for
-        # the place of an image that is not there.
+        # Never generate the tokens of images and sounds, for which transformers would look for an image.
         model.get_input_embeddings().weight[[*MEDIA.values()]] = 0
     for name, token in MEDIA.items():
         setattr(model.config, name, token)

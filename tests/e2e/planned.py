@@ -1,4 +1,4 @@
-"""Steps compiled by libtpu for tests: a small recipe beside a model's config.json, and where they compile."""
+"""Steps that libtpu compiles for tests: a small recipe, a model's config.json and the environment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ remat: {policy: none}
 
 
 def small(folder: Path, config: Mapping[str, Any], recipe: str = RECIPE) -> Path:
-    """A recipe's file in a folder, with a model's config.json beside it."""
+    """Write a recipe, with a model's config.json next to it."""
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -40,26 +40,26 @@ def small(folder: Path, config: Mapping[str, Any], recipe: str = RECIPE) -> Path
 
 @contextmanager
 def compiler(cache: Path) -> Iterator[None]:
-    """libtpu for the workers, and a cache of the tests' own."""
+    """Give the workers libtpu, and put their cache into `cache`."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)
         patch.setenv("RECIPEC_CACHE", str(cache))
         patch.setattr(
             "recipec.compiler.plan.pool.require_compiler", lambda: None
-        )  # libtpu is the workers' alone
+        )  # only the workers use libtpu
         yield
 
 
 def program_of(recipe: Path, *sets: str) -> Program:
-    """What a recipe with --set arguments lowers to."""
+    """Lower a recipe with --set arguments."""
     found = lower(load(recipe, sets), planning=True)
     assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
     return found.program
 
 
 def compiled(work: Mapping[str, tuple[Program, Job]]) -> dict[str, Compiled]:
-    """The steps of jobs by their names; each has to compile or to be out of memory."""
+    """Compile jobs, and return their steps by name. Each must compile or run out of memory."""
     out = dict(zip(work, compile_jobs(list(work.values())), strict=True))
     assert all(isinstance(one, Compiled) for one in out.values()), out
     return {name: one for name, one in out.items() if isinstance(one, Compiled)}

@@ -1,6 +1,6 @@
-"""What LLaMA-Factory and Axolotl themselves make of rows, targets and defaults: run with their sources.
+"""Print as JSON how LLaMA-Factory and Axolotl handle rows, targets and defaults, from their own sources.
 
-Prints JSON. Packages that they import and that have no part in this are replaced by empty modules.
+Empty modules replace imported packages that play no part here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _stand_ins() -> None:
 
 
 def templates() -> dict[str, Any]:
-    """Tokens and labels of LLaMA-Factory's examples, by template, thinking, conversation and system."""
+    """Return LLaMA-Factory's tokens and labels of rows, by template, thinking, conversation and system."""
     from llamafactory.data.processor.supervised import SupervisedDatasetProcessor
     from llamafactory.data.template import TEMPLATES
 
@@ -98,7 +98,7 @@ def templates() -> dict[str, Any]:
 
 
 def linear() -> dict[str, Any]:
-    """What LLaMA-Factory hands to PEFT for lora_target: all and for a list, by model."""
+    """Return, by model, what LLaMA-Factory passes to PEFT for `lora_target: all` and for a list."""
     import torch
     import transformers
     from llamafactory.model.model_utils.misc import find_all_linear_modules
@@ -121,7 +121,7 @@ def linear() -> dict[str, Any]:
 
 
 def defaults() -> dict[str, Any]:
-    """LLaMA-Factory's arguments as it fills them in."""
+    """Return LLaMA-Factory's arguments with its defaults."""
     from llamafactory.hparams.data_args import DataArguments
     from llamafactory.hparams.finetuning_args import FinetuningArguments
 
@@ -136,7 +136,7 @@ def defaults() -> dict[str, Any]:
 
 
 def alpaca() -> dict[str, Any]:
-    """A row of instructions as LLaMA-Factory joins it."""
+    """Return a row of instructions as LLaMA-Factory joins it."""
     from llamafactory.data.converter import AlpacaDatasetConverter
     from llamafactory.data.parser import DatasetAttr
 
@@ -146,7 +146,7 @@ def alpaca() -> dict[str, Any]:
 
 
 def prompts() -> dict[str, Any]:
-    """Tokens and labels of Axolotl's data set types, for a row with an input and one without."""
+    """Return the tokens and labels of Axolotl's data set types, for a row with and without an input."""
     from importlib import import_module
 
     from axolotl import prompt_tokenizers as strategies

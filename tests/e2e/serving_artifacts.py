@@ -1,4 +1,4 @@
-"""Artifacts that serve a tiny Gemma 4 in a container, and the commands that their users give."""
+"""Artifacts that serve a tiny Gemma 4 in a container, and their users' commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTINELS = {
     "VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a",
     "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2",
 }
-"""Set in every command of these tests, and to be found nowhere but in the container's environment."""
+"""Secrets in every command of these tests, which may only be in the container's environment."""
 
 RECIPE = """\
 recipe: 1
@@ -68,10 +68,10 @@ CONVERSATION = {"messages": [{"role": "user", "content": "Hello"}, {"role": "ass
 
 @dataclass(frozen=True)
 class Tiny:
-    """A tiny Gemma 4 in the multimodal layout, and what a run made of it, in float32.
+    """A tiny Gemma 4 in the multimodal layout, and a run's results in float32.
 
     Attributes:
-        nothing: an adapter that changes nothing, since its B is 0.
+        nothing: an adapter without effect: its B is 0.
     """
 
     base: Path
@@ -81,7 +81,7 @@ class Tiny:
 
 
 def tiny_gemma4(folder: Path) -> Tiny:
-    """Makes one in an empty folder."""
+    """Make a tiny Gemma 4 in an empty folder."""
     base = folder / "base"
     make_gemma4(base)
     opened = HFCheckpoint.open(base)
@@ -97,8 +97,8 @@ class Done:
     """A command that has ended.
 
     Attributes:
-        output: of both streams.
-        cpu: seconds of this machine's cores that it and its children took.
+        output: both streams.
+        cpu: the CPU seconds of the command and its children.
     """
 
     status: int
@@ -109,10 +109,10 @@ class Done:
 
 @dataclass
 class Artifact:
-    """A built artifact whose commands go to the tests' engine.
+    """A built artifact whose commands use the tests' engine.
 
     Attributes:
-        said: all that its commands wrote.
+        said: the output of all commands.
         figures: seconds, by what took them.
     """
 
@@ -134,7 +134,7 @@ class Artifact:
         return self.engine.environment(**SENTINELS)
 
     def run(self, *command: str | Path, status: int = 0) -> Done:
-        """A command in serve/ to its end; fails the test unless it ends with `status`."""
+        """Run a command in serve/ until it ends, which must be with `status`."""
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         ended = subprocess.run(
             [str(word) for word in command],
@@ -160,7 +160,7 @@ class Artifact:
         return self.run(sys.executable, "-m", "recipec.compiler.cli.main", *words, status=status)
 
     def start(self, *words: str | Path, log: Path) -> subprocess.Popen[bytes]:
-        """A `recipe` command that runs in parallel with the test."""
+        """Start a `recipe` command that runs in parallel with the test."""
         command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, words)]
         with log.open("wb") as output:
             return subprocess.Popen(
@@ -177,7 +177,7 @@ class Artifact:
         return dict(told)
 
     def await_health(self, seconds: float) -> float:
-        """Until the server answers; the seconds that it took."""
+        """Wait until the server answers, and return the seconds."""
         started = time.monotonic()
         while not self.client.healthy():
             assert time.monotonic() - started < seconds, f"no answer within {seconds} s"
@@ -185,7 +185,7 @@ class Artifact:
         return time.monotonic() - started
 
     def load_adapter(self, name: str, folder: str) -> None:
-        """Has the server serve an adapter, which lies in a folder of the container."""
+        """Load an adapter from a folder of the container into the server."""
         body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
         headers = {
             "Content-Type": "application/json",
@@ -196,7 +196,7 @@ class Artifact:
             assert response.status == 200
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's values; 0 where the server does not answer."""
+        """Return the sum of a metric's values, or 0 if the server does not answer."""
         try:
             text = self.client.text("/metrics")
         except ServerError:
@@ -215,7 +215,7 @@ def build(
     env: Mapping[str, str] | None = None,
     benchmark: str = BENCHMARK,
 ) -> Artifact:
-    """Builds an artifact in `folder`/generated, which serves on a port that is free now.
+    """Build an artifact in `folder`/generated that serves on a free port.
 
     Args:
         env: further environment variables of the server.
@@ -253,7 +253,7 @@ def copy(source: Path, target: Path) -> Path:
 
 @contextmanager
 def watched(secrets: Iterable[str] = tuple(SENTINELS.values())) -> Iterator[set[str]]:
-    """Argument lists of this machine's processes that hold a secret, as they are seen until the end."""
+    """Collect the argument lists with a secret, of all processes, until the block ends."""
     found: set[str] = set()
     ended = threading.Event()
     wanted = [value.encode() for value in secrets]
@@ -278,7 +278,7 @@ def watched(secrets: Iterable[str] = tuple(SENTINELS.values())) -> Iterator[set[
 
 
 def holding_a_sentinel(*places: Path) -> list[str]:
-    """The files below `places` that hold a sentinel, in bytes as they are."""
+    """Return the files below `places` whose bytes contain a sentinel."""
     found = []
     wanted = [value.encode() for value in SENTINELS.values()]
     for place in places:

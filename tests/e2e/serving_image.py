@@ -1,7 +1,7 @@
-"""An image in which vLLM for CPU stands in for vLLM-TPU: what a serving image builds on, with no registry.
+"""A base image for serving images, in which vLLM for CPU replaces vLLM-TPU. No registry is needed.
 
-It holds Debian's essential packages, Python and vLLM's environment, copied from this machine, and has `vllm`
-and `python3` on its PATH, as vllm/vllm-tpu has. Nothing is mounted into it.
+It holds Debian's essential packages, Python and vLLM's environment, copied from this machine. `vllm` and
+`python3` are on its PATH, as in vllm/vllm-tpu. It mounts nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.e2e.docker_engine import Engine
 REPOSITORY = "vllm-for-cpu"
 
 PACKAGES = ("passwd", "libc-bin")
-"""Debian's packages besides the essential ones."""
+"""Debian's packages in addition to the essential ones."""
 
 LEFT_OUT = re.compile(
     r"/site-packages/(triton|torch/(test|include|bin/(?!torch_shm_manager).*)|pip)(/|$)"
     r"|^usr/share/(doc|man|locale|info|lintian|bash-completion|zoneinfo)/"
     r"|^usr/local/lib/python[^/]+/(test|idlelib|tkinter|ensurepip|turtledemo|config-[^/]+)(/|$)"
 )
-"""What serving on a CPU does not read: Triton alone is a gigabyte."""
+"""Files that serving on a CPU does not read: Triton alone is a gigabyte."""
 
 VLLM = """\
 #!/usr/local/bin/python3
@@ -52,13 +52,13 @@ ENVIRONMENT = {
     "LD_LIBRARY_PATH": "/usr/local/lib",
     "LANG": "C.UTF-8",
     "VLLM_TARGET_DEVICE": "cpu",
-    # GB. By default it takes half of the machine's memory.
+    # GB. By default, the cache takes half of the machine's memory.
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
 
 
 def image(engine: Engine) -> tuple[str, float]:
-    """The image's name, and the seconds that making it took: near 0 where the engine has it already."""
+    """Return the image's name and the seconds to make it, which are near 0 if the engine has it."""
     started = time.monotonic()
     python = vllm_cpu.install()
     stamp = (vllm_cpu.FOLDER / "installed").read_text()
@@ -88,7 +88,7 @@ def image(engine: Engine) -> tuple[str, float]:
 
 @dataclass
 class _Image:
-    """A root file system as an archive, all of the user root; the first of a name stays."""
+    """A root file system as an archive. The user root owns all files, and the first file of a name stays."""
 
     archive: tarfile.TarFile
     names: set[str] = field(default_factory=lambda: {"."})
@@ -109,7 +109,7 @@ class _Image:
         self._add(info, io.BytesIO(text.encode()))
 
     def copy(self, source: Path, name: str) -> None:
-        """A file or a link with its time: compiled Python is valid by the time of its source."""
+        """Add a file or link with its time, because compiled Python is valid by its source's time."""
         if LEFT_OUT.search(name):
             return
         info = self.archive.gettarinfo(source, name)
@@ -122,7 +122,7 @@ class _Image:
             self._add(info)
 
     def tree(self, source: Path, name: str, leave: tuple[str, ...] = ()) -> None:
-        """What a folder holds, but for the entries in `leave`."""
+        """Add a folder's content, except the entries in `leave`."""
         for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
             inner = f"{name}/{entry.name}"
             if entry.name in leave or LEFT_OUT.search(inner):
@@ -143,7 +143,7 @@ class _Image:
 
 
 def _write(image: _Image, python: Path) -> None:
-    """Every file of the image."""
+    """Write every file of the image."""
     program = Path(os.path.realpath(python))
     stdlib = Path(sysconfig.get_path("stdlib"))
     (packages,) = vllm_cpu.FOLDER.glob("lib/python*/site-packages")
@@ -174,23 +174,23 @@ def _write(image: _Image, python: Path) -> None:
 
 
 def _packaged_files() -> list[Path]:
-    """The files of Debian's essential packages and of `PACKAGES`."""
+    """Return the files of Debian's essential packages and of `PACKAGES`."""
     query = ["dpkg-query", "--show", "--showformat", "${Package} ${Essential}\n"]
     listed = subprocess.run(query, check=True, text=True, capture_output=True).stdout
     essential = [line.split()[0] for line in listed.splitlines() if line.endswith(" yes")]
     command = ["dpkg", "--listfiles", *essential, *PACKAGES]
     files = subprocess.run(command, check=True, text=True, capture_output=True).stdout.splitlines()
-    # Without /bin, /lib and the like themselves, which are links into /usr.
+    # Without /bin, /lib and similar paths, which are links into /usr.
     paths = {Path(line) for line in files if line.count("/") > 1}
     return sorted(path for path in paths if path.is_symlink() or path.is_file())
 
 
 def _libraries(files: Iterable[Path]) -> list[Path]:
-    """The system's shared libraries that programs and libraries need, the loader included."""
+    """Return the shared libraries that programs and libraries need, including the loader."""
     binaries = [str(file) for file in files if not LEFT_OUT.search(str(file)) and _is_elf(file)]
     done = subprocess.run(["ldd", *binaries], text=True, capture_output=True)
     found = re.findall(r"^\t(?:\S+ => )?(/\S+) \(0x", done.stdout, re.MULTILINE)
-    # What lies within vLLM's environment is copied with it.
+    # The tree of vLLM's environment brings its own libraries.
     return sorted({Path(path) for path in found if "site-packages" not in path})
 
 
@@ -202,6 +202,6 @@ def _is_elf(file: Path) -> bool:
 
 
 def _in_usr(path: Path) -> str:
-    """A path's name in the image, where /bin, /lib and the like are links into /usr."""
+    """Return a path's name in the image, where /bin, /lib and similar paths are links into /usr."""
     name = str(path).lstrip("/")
     return f"usr/{name}" if name.split("/")[0] in ("bin", "sbin", "lib", "lib64") else name

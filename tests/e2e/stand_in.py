@@ -1,7 +1,7 @@
-"""A small image whose `vllm` is a stand-in: a server of Python's own that starts at once.
+"""A small image whose `vllm` is a fake: a Python server that starts at once.
 
-What it does is in stand_in.json in the folder of the weights, so that each test says how its server behaves:
-answer_seconds, echo_key.
+stand_in.json, in the folder of the weights, controls it, so that each test chooses its server's behavior:
+answer_seconds and echo_key.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MODULES = re.compile(
 
 
 def image(engine: Engine) -> str:
-    """The image's name; it is made where the engine does not have it."""
+    """Return the image's name, and make the image if the engine does not have it."""
     if not engine.docker("image", "ls", "--quiet", NAME).strip():
         changes = ["--change", "ENV PATH=/usr/local/bin", "--change", "ENV LD_LIBRARY_PATH=/usr/local/lib"]
         subprocess.run(
@@ -88,7 +88,7 @@ def image(engine: Engine) -> str:
 
 
 def _root_file_system() -> bytes:
-    """This Python with its libraries, and `vllm`, as an archive."""
+    """Archive this Python with its libraries, and `vllm`."""
     program, stdlib = Path(os.path.realpath(sys.executable)), Path(sysconfig.get_path("stdlib"))
     extensions = [
         path for path in stdlib.glob("lib-dynload/*.so") if not path.name.startswith(("_tk", "_test"))

@@ -1,5 +1,6 @@
-"""Artifacts of models that no family describes, run as a user runs them: trained, merged, verified, and begun
-anew from their adapter; held against PEFT on torch. And a rehearsal of each.
+"""End-to-end tests of models that no family describes, against PEFT on torch.
+
+The artifact trains, merges, verifies, and starts again from its adapter. Each model is also rehearsed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ merge: {{dtype: float32}}
 
 @pytest.fixture(scope="module", params=MODELS)
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint, data, a recipe and its artifact, trained and merged."""
+    """Make a folder with a checkpoint, data, a recipe and its artifact, trained and merged."""
     name = str(request.param)
     place = tmp_path_factory.mktemp(name)
     artifacts.write_place(place)
@@ -54,7 +55,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def train(place: Path, output: str, *options: object) -> str:
-    """Runs train.py; its last line."""
+    """Run train.py and return its last line."""
     folders = ("--model", place / "model", "--data-dir", place, "--output", place / output)
     return run(place, place / "generated/any/train.py", *folders, *options).stdout.splitlines()[-1]
 
@@ -74,7 +75,7 @@ def logits(model: Any) -> np.ndarray:
 
 
 def test_merged_is_what_peft_merges(place: Path) -> None:
-    """Logits within 1e-5, which the adapters move by far more."""
+    """Compare logits within 1e-5; the adapters change them by far more."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""The commands of gcloud and kubectl, in the pages and of launch/tpu-vm.sh, by these programs' own parsers.
+"""Tests of the gcloud and kubectl commands of the docs and of launch/tpu-vm.sh, with these programs' parsers.
 
-Neither asks a cloud: `gcloud meta lint-gcloud-commands` reads commands alone, and kubectl refuses what it
-does not know before it looks for a cluster.
+Neither contacts a cloud: `gcloud meta lint-gcloud-commands` only parses commands, and kubectl refuses unknown
+arguments before it looks for a cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def with_program(name: str) -> Any:
 
 
 def of_pages(program: str) -> list[str]:
-    """The commands of a program in the pages' blocks, with a reader's names for the capital ones."""
+    """Return a program's commands from the docs' code blocks, with real names for the placeholders."""
     found = []
     for page in PAGES:
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ def of_pages(program: str) -> list[str]:
 
 
 def of_scripts(folder: Path) -> list[str]:
-    """What tpu-vm.sh of each shape of machines runs, as its --dry-run has it."""
+    """Return the commands that tpu-vm.sh prints with --dry-run, for each shape of machines."""
     for path, content in launch_scripts().items():
         (folder / "runtime" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "runtime" / path).write_bytes(content)
@@ -78,7 +78,7 @@ def of_scripts(folder: Path) -> list[str]:
 
 
 def refused(commands: list[str], folder: Path) -> dict[str, str]:
-    """The commands that gcloud cannot parse, and what it says."""
+    """Return the commands that gcloud cannot parse, with its messages."""
     file = folder / "commands.json"
     file.write_text(json.dumps([{"command_string": command} for command in commands]))
     done = subprocess.run(

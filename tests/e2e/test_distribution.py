@@ -1,4 +1,4 @@
-"""The wheel and the source archive: the same bytes wherever they are built, and installed as people do."""
+"""Tests of the wheel and the source archive: reproducible bytes, and installation as users do it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
-"""Files of the source archive besides the packages."""
+"""Files of the source archive in addition to the packages."""
 STRAY = (
     *("tests/test_x.py", "generated/x/train.py", "recipes/x.yaml", "docs/x.md", "dist/x.whl", "x.py"),
     *("spec/__pycache__/load.pyc", "compiler/data/own.csv", "compiler/.load.py.swp", "templates/a~"),
 )
-"""Files that lie in a checkout and are no part of a distribution."""
+"""Files in a checkout that are no part of a distribution."""
 ISOLATED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RECIPEC_CACHE")
 
 
 def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
-    """What a command printed to stdout.
+    """Run a command and return its stdout.
 
     Args:
-        cwd: the folder that it runs in.
-        variables: of its environment, beside those that do not lead back to this one.
+        cwd: the working folder.
+        variables: added to the environment, from which paths to this checkout are removed.
     """
     environment = {key: value for key, value in os.environ.items() if key not in ISOLATED}
     environment |= {key: str(value) for key, value in variables.items()}
@@ -58,13 +58,13 @@ def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
 
 
 def tracked(root: Path) -> list[str]:
-    """The files of the packages that a clone has, without the links between them."""
+    """Return the packages' files in a clone, without the links between the packages."""
     text = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, cwd=root)
     return sorted(line for line in text.splitlines() if (root / line).is_file())
 
 
 def clone(root: Path, folder: Path, mode: int, when: float) -> Path:
-    """A copy of what a distribution is made of, with permissions and times of its own, among other files."""
+    """Copy a distribution's sources, with other permissions and times, next to other files."""
     for name in (*tracked(root), *BESIDE):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def clone(root: Path, folder: Path, mode: int, when: float) -> Path:
 
 
 def built(folder: Path, *kinds: str, **variables: str) -> Path:
-    """The folder of what `python -m build` makes of a copy."""
+    """Run `python -m build` on a copy, and return the output folder."""
     command = (sys.executable, "-m", "build", "--no-isolation", "-o", folder / "out", *kinds)
     run(*command, cwd=folder, **variables)
     return folder / "out"
@@ -86,13 +86,13 @@ def built(folder: Path, *kinds: str, **variables: str) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the source archive, and the wheel that is built from it."""
+    """Build the source archive, and the wheel from it, and return their folder."""
     return built(clone(root, tmp_path_factory.mktemp("clone"), 0o644, 1.0e9))
 
 
 @pytest.fixture(scope="module")
 def artifact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The flagship as the checkout builds it."""
+    """Build the Gemma 4 31B recipe from the checkout."""
     folder = tmp_path_factory.mktemp("checkout")
     command = (
         sys.executable,
@@ -108,7 +108,7 @@ def artifact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 
 
 def digests(folder: Path) -> Mapping[str, str]:
-    """sha256 by path."""
+    """Return sha256 by path."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {f"{path.relative_to(folder)}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -121,7 +121,7 @@ def test_the_backend_is_the_one_that_the_bytes_are_of(root: Path) -> None:
 
 @pytest.mark.e2e
 def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
-    """In another folder, at another time, with other permissions, from the tree, not the archive."""
+    """Build elsewhere, later, with other permissions, and from the tree instead of the archive."""
     other = clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9)
     again = built(other, "--sdist", "--wheel", TZ="Pacific/Auckland", LC_ALL="C", PYTHONHASHSEED="7")
     assert sorted(os.listdir(dist)) == sorted(NAMES)
@@ -155,10 +155,10 @@ def test_an_index_would_take_them(dist: Path) -> None:
 
 
 def walk(root: Path, folder: Path, command: Path, artifact: Mapping[str, str]) -> None:
-    """A person's first steps with an installed `recipe`, in a folder that has packages of the same names.
+    """Take a user's first steps with an installed `recipe`, in a folder with packages of the same names.
 
     Args:
-        folder: is made.
+        folder: the new folder.
     """
     for name in PACKAGES:
         (folder / name).mkdir(parents=True)
@@ -179,7 +179,7 @@ def walk(root: Path, folder: Path, command: Path, artifact: Mapping[str, str]) -
 
 
 def look(root: Path, python: Path, folder: Path) -> None:
-    """Holds an environment against what it should have: recipec, and what this needs."""
+    """Check that an environment holds only recipec and its dependencies."""
     code = (
         "import json, sys; from importlib import metadata; "
         "from recipec import spec, compiler, templates, runtime;"
@@ -193,7 +193,7 @@ def look(root: Path, python: Path, folder: Path) -> None:
 
 
 def needed() -> set[str]:
-    """recipec and what it needs, directly or not, without an extra."""
+    """Return recipec and its direct and indirect dependencies, without extras."""
     found: set[str] = set()
     wanted = ["recipec"]
     while wanted:

@@ -1,4 +1,4 @@
-"""The site of docs/ in headless Chromium: narrow and wide, light and dark, served and from a disk."""
+"""Tests of the docs' site in headless Chromium: narrow and wide, light and dark, served and from disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIDEWAYS = """
     && one.getBoundingClientRect().right > innerWidth + 0.5)
   .map((one) => one.outerHTML.slice(0, 80))
 """
-"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+"""Elements beyond the window's right edge that are not in a scrolling part."""
 
 PICTURE = """
 (() => { const box = document.querySelector("img[src$='architecture.svg']").getBoundingClientRect();
@@ -37,12 +37,12 @@ FOUND = "[...document.querySelectorAll('.md-search-result__link')].map((one) => 
 
 class Silent(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """What a Tab shows in place of a file."""
+    """An address that a Tab opens in place of a file."""
 
     uri: str
 
@@ -61,7 +61,7 @@ def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Where the site is served."""
+    """Serve the site and return its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"

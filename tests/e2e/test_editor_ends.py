@@ -1,4 +1,4 @@
-"""How `recipe lsp` ends: by its editor, by a signal, because nobody listens; and what editors may ask for."""
+"""Tests of how `recipe lsp` ends (its editor, a signal, a closed pipe), and of what editors may ask."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_editors_encoding_and_page_of_codes_are_heeded(tmp_path: Path) -> Non
     assert found[0].code_description is not None
     href = found[0].code_description.href
     assert re.fullmatch(r"https://docs\.example\.com/diagnostics/#e0302-[a-z0-9-]+", href)
-    # The editor goes away without a word.
+    # The editor disconnects without a message.
     assert editor.server.stdin is not None
     editor.server.stdin.close()
     assert editor.gone() == 1

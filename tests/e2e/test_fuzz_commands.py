@@ -1,4 +1,4 @@
-"""Command lines of every kind, right, nearly right and senseless: see tests/robustness/command_lines.py."""
+"""Fuzz tests of command lines: valid, nearly valid and random. See tests/robustness/command_lines.py."""
 
 from __future__ import annotations
 

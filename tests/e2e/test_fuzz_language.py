@@ -1,4 +1,4 @@
-"""Recipes of every kind, right, nearly right and broken: see tests/robustness/recipe_texts.py."""
+"""Fuzz tests of recipes: valid, nearly valid and broken. See tests/robustness/recipe_texts.py."""
 
 from __future__ import annotations
 

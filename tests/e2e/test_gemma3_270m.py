@@ -1,7 +1,7 @@
-"""The real Gemma 3 270M from the package index, fine-tuned and merged by the artifact of its recipe.
+"""Tests of the real Gemma 3 270M from the package index, fine-tuned and merged by its recipe's artifact.
 
-The base model is asked held-out questions in Gemma's turns before and after: after, it answers in the
-format of the training data. The figures go to build/e2e/gemma3-270m.json.
+The tests ask the base model and the tuned model held-out questions in Gemma's turns. The tuned model answers
+in the format of the training data. The figures are written to build/e2e/gemma3-270m.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
-    """It holds the tensors that its family reads, and continues a text that it knows."""
+    """Check that it holds its family's tensors, and continues a well-known text."""
     from safetensors import safe_open
 
     from recipec.runtime.model.families import family_of
@@ -45,7 +45,7 @@ def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
 
 
 def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Path) -> None:
-    """tokenizer.json encodes as the model's own pieces do, and says where each token stands."""
+    """Check that tokenizer.json encodes as the model's SentencePiece does, with each token's offsets."""
     import sentencepiece
     from transformers import AutoTokenizer
 
@@ -68,7 +68,7 @@ def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Pat
 
 
 def test_the_format_is_learned(root: Path, tuned: Tuned, questions: list[str]) -> None:
-    """The artifact trains and merges; transformers answers in the format after the merge, and not before."""
+    """Train and merge, and check that transformers answers in the format only after the merge."""
     assert tuned.trained.startswith("done: steps=20 ")
     before = answers(*load(tuned.base), questions)
     after = answers(*load(tuned.run / "merged"), questions)
@@ -114,7 +114,7 @@ SETS = (
 def test_methods_and_habits_together(
     root: Path, checkpoint: Path, tmp_path: Path, questions: list[str]
 ) -> None:
-    """DoRA, a norm trained whole, a new token, early stopping and samples; merged, and chatted with."""
+    """Combine DoRA, a fully trained norm, a new token, early stopping and samples; then merge and chat."""
     from transformers import AutoTokenizer
 
     made = tune(root, checkpoint, tmp_path, *SETS)
@@ -138,7 +138,7 @@ def test_methods_and_habits_together(
 
 
 def with_peft(base: Path, adapter: Path) -> tuple[Any, Any]:
-    """The base model with the adapter that PEFT loads."""
+    """Load the base model with the adapter in PEFT."""
     import peft
 
     model, tokenizer = load(base)

@@ -1,4 +1,4 @@
-"""Two processes whose checkpoints lie in a bucket, as those of several hosts do."""
+"""Tests of two processes that save checkpoints into a bucket, as several hosts do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKPOINT = f'CHECKPOINT = CheckpointSettings(directory="{RUN}", every_steps=2,
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, gcs: Gcs) -> Path:
-    """A folder with an artifact that saves to the bucket, and one that saves to the disk."""
+    """Make a folder with two artifacts: one saves into the bucket, and one saves to disk."""
     place = tmp_path_factory.mktemp("hosts-bucket")
     artifacts.write_place(place)
     gcs.buckets["bucket"] = {}
@@ -54,7 +54,7 @@ def start(lives: Lives, place: Path, *options: str) -> Processes:
 
 
 def killed_at(gcs: Gcs, group: Processes, who: int, request: str) -> None:
-    """Kills a process while a request of the run is under way; the other one ends by itself and says why."""
+    """Kill a process during a request of the run. The other process must end and say why."""
     fault = gcs.fail(request, STUCK)
     group.until(lambda: fault.times == 0)
     group[who].send(signal.SIGKILL)
@@ -69,7 +69,7 @@ def killed_at(gcs: Gcs, group: Processes, who: int, request: str) -> None:
 def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
     place: Path, gcs: Gcs, lives: Lives
 ) -> None:
-    """A shard of one process that never arrives, then the marker of the whole step: neither step is one."""
+    """Lose a shard of one process, and then the marker of the whole step. Neither step counts as saved."""
     killed_at(gcs, start(lives, place), 1, r"POST .*run/4/model_params/ocdbt\.process_1/")
     assert saved_steps(RUN) == [2] and unfinished(RUN) == [4]
     killed_at(gcs, start(lives, place, "--resume"), 0, r"POST .*name=run/6/commit_success\.txt")

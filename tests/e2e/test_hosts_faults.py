@@ -1,4 +1,4 @@
-"""Runs of several processes, and what befalls one: it dies, differs, is told to stop, or has a full disk."""
+"""Tests of runs of several processes of which one dies, differs, is told to stop, or has a full disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PAIR = {"fsdp": 2, "tp": 1}
 
 @pytest.fixture(scope="module")
 def slow(place: Path, lives: Lives) -> Path:
-    """An artifact of two processes whose steps take two seconds, and what it comes to undisturbed."""
+    """Make an artifact of two processes with steps of two seconds, and the result of an undisturbed run."""
     write_artifact(place / "slow", prelude=light(PAIR, more=SLOW.format(seconds=2)), steps=STEPS, every=1)
     write_artifact(place / "quick", prelude=light(PAIR), steps=STEPS, every=1)
     assert train(lives, place, "undisturbed", artifact="quick").status == 0
@@ -51,13 +51,13 @@ def slow(place: Path, lives: Lives) -> Path:
 
 
 def same_end(place: Path, output: str) -> None:
-    """Checks that a run came to what the undisturbed one came to."""
+    """Check that a run has the result of the undisturbed run."""
     assert losses(place / output / "checkpoints") == losses(place / "undisturbed" / "checkpoints")
     assert_equal(place, "undisturbed", output, STEPS)
 
 
 def resumed(lives: Lives, place: Path, output: str, port: int | None = None) -> None:
-    """Starts all again; the run comes to its end as if nothing had been."""
+    """Restart all processes, and check that the run ends like the undisturbed run."""
     again = start(lives, place, output, 2, "--resume", artifact="slow", port=port, peer=PATIENT)
     assert again.wait() == [0, 0], again.said()
     same_end(place, output)
@@ -83,7 +83,7 @@ def test_several_processes_compute_the_numbers_of_one(
     axes: Mapping[str, int],
     more: str,
 ) -> None:
-    """Weights cut over processes; slices; preferences; a clock that is an hour ahead."""
+    """Cover weights sharded over processes, slices, preferences, and a clock that is an hour ahead."""
     write_pairs(place / "pairs.jsonl")
     write_artifact(place / name, prelude=light(axes, more=more + DUMPED), steps=2)
     whole = train(lives, place, f"{name}-one", artifact=name)
@@ -95,7 +95,7 @@ def test_several_processes_compute_the_numbers_of_one(
 
 
 def assert_close(place: Path, one: str, other: str, step: int) -> None:
-    """Checks that two runs came to the same numbers but for the order of sums."""
+    """Check that two runs have equal numbers, except for the order of sums."""
     folders = (place / one / "checkpoints", place / other / "checkpoints")
     for expected, found in zip(*map(losses, folders), strict=True):
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
@@ -120,7 +120,7 @@ def write_pairs(path: Path) -> None:
 
 
 def test_one_of_four_is_killed_and_the_others_name_it_and_go_on(place: Path, lives: Lives) -> None:
-    """What was saved before is whole, for four processes as for one."""
+    """Kill one of four processes, and continue from the last saved step."""
     prelude = light({"dcn": 2, "fsdp": 2, "tp": 1})
     write_artifact(place / "four", prelude=prelude + SLOW.format(seconds=2), steps=STEPS, every=1)
     write_artifact(place / "four-quick", prelude=prelude, steps=STEPS, every=1)
@@ -145,7 +145,7 @@ def test_one_of_four_is_killed_and_the_others_name_it_and_go_on(place: Path, liv
 
 
 def test_process_0_is_killed_and_the_others_end_with_jaxs_words_and_go_on(slow: Path, lives: Lives) -> None:
-    """JAX's service goes with it, and the port is free at once."""
+    """Check that JAX's service ends with process 0, and that its port is free at once."""
     group = start(lives, slow, "headless", 2, artifact="slow")
     group.until(lambda: steps(slow / "headless" / "checkpoints") != [])
     group[0].send(signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_process_0_is_killed_and_the_others_end_with_jaxs_words_and_go_on(slow: 
 
 
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
-    """Now one process, now two; one of them is killed wherever it may be, and others go on from there."""
+    """Alternate between one process and two, kill one of them at any moment, and continue from there."""
     seed = random.randrange(10_000)
     choose = random.Random(seed)
     print(f"seed {seed}")
@@ -186,7 +186,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(place: Path, li
 
 
 def test_what_differs_between_hosts_is_refused(slow: Path, lives: Lives, tmp_path: Path) -> None:
-    """Other data, another artifact, a file that is not there: by name, and nothing is written."""
+    """Refuse other data, another artifact and a missing file by name, and write nothing."""
     other = tmp_path / "other"
     shutil.copytree(slow / "model", other / "model")
     shutil.copytree(slow / "quick", other / "artifact")

@@ -1,6 +1,6 @@
-"""launch/skypilot.yaml by SkyPilot's own parser, launch/xpk.sh by xpk's, in environments of their own.
+"""Tests of launch/skypilot.yaml with SkyPilot's parser, and of launch/xpk.sh with xpk's.
 
-They are made in build/ where they are not there: 0.5 and 0.2 GB, some seconds.
+The tests install both in build/ if they are missing: 0.5 and 0.2 GB, a few seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ print(json.dumps(found))
 
 
 def environment(package: str) -> Path:
-    """The interpreter of an environment with a package at a version."""
+    """Return the Python of an environment with a pinned package."""
     folder = ROOT / "build" / package.replace("==", "-").replace("[gcp]", "")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
@@ -85,7 +85,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Program]:
 
 
 def asked(python: Path, script: str, *arguments: str, folder: Path, given: str = "") -> Any:
-    """What a script prints last, as JSON."""
+    """Run a script and return its last line, parsed as JSON."""
     done = subprocess.run(
         [str(python), "-c", script, *arguments],
         cwd=folder,
@@ -117,13 +117,13 @@ def test_skypilot_reads_the_tasks(programs: dict[str, Program], tmp_path: Path) 
         version = launch.runtime_version or accelerator.runtime_version
         queued = {"gcp_queued_resource": True} if launch.queued else {}
         assert task["arguments"] == {"runtime_version": version, **queued}
-        # A zone that is none leaves the choice to SkyPilot.
+        # Without a real zone, SkyPilot chooses one.
         zone = launch.zone if launch.zone and "-" in launch.zone else None
         assert (task["spot"], task["zone"]) == (launch.spot, zone)
         assert task["recovery"]["recover_on_exit_codes"] == [75, 137, 143]
         assert task["mounts"] == {f"~/{program.name}.tar.gz": f"./{program.name}.tar.gz"}
         assert "HF_TOKEN" in task["secrets"]
-    # It says no where the file is wrong.
+    # The parser refuses a wrong file.
     broken = YAML(typ="safe").load((tmp_path / paths[0]).read_text())
     broken["resources"]["accelerator"] = broken["resources"].pop("accelerators")
     with (tmp_path / "broken.yaml").open("w") as file:
@@ -164,7 +164,7 @@ def test_xpk_reads_the_commands(programs: dict[str, Program], tmp_path: Path) ->
                 check=True,
             )
         (create, dry, delete) = (line.split("\0")[:-1] for line in words.read_text().splitlines())
-        # The folder is gone with the script.
+        # The script has removed its folder.
         commands += [[w if "--script-dir" not in w else f"--script-dir={tmp_path}" for w in create]]
         shapes.append(shape)
         assert "--dry-run" in dry and "--no-dry-run" in create and "--no-dry-run" in delete

@@ -1,4 +1,4 @@
-"""The flags of libtpu that the project knows, against libtpu itself."""
+"""Tests of the libtpu flags that the project knows, against libtpu itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def array(*shape, dtype="bfloat16"):
 rows, weight, sizes = array(4096, 28672), array(8, 28672, 4096), array(8, dtype="int32")
 jax.jit(jax.lax.ragged_dot).lower(rows, weight, sizes).compile()
 """
-"""The product of Mixtral 8x7B's experts that has the largest tiles."""
+"""The product of Mixtral 8x7B's experts with the largest tiles."""
 VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 

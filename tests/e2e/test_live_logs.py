@@ -1,4 +1,4 @@
-"""What each backend's script logs, read by TensorBoard and wandb: after a stop, a lost step, a signal."""
+"""Tests of each backend's TensorBoard and wandb logs: after a stop, a lost step and a signal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A tiny recipe that asks for both, and wandb kept to this disk."""
+    """Make a tiny recipe that logs to both, with wandb offline."""
     case = Case(
         "Qwen/Qwen3-0.6B",
         ["full_attention"] * 2,
@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.mark.parametrize("backend", FOLDERS, ids=lambda backend: backend.value)
 def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, backend: Backend) -> None:
-    """Step 3 is trained twice; everything shows it once."""
+    """Train step 3 twice; all logs show it once."""
     script, data = SCRIPTS[backend], ("--data-dir", place.folder)
     output = f"logged-{backend.value}"
     place.run(script, output, *data, "--steps", "3")
@@ -77,7 +77,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
     assert_same(of_tensorboard(folder), whole, IN_SINGLE)
     found = records(folder)
     logged = of_wandb(found)
-    # Step 3 as it was logged first: its numbers are the same, its times are not.
+    # Step 3 as first logged: the same numbers, with other times.
     again = {key: first[key] for key in whole if key[1] == 3 and key in first}
     assert_same(logged, whole | again)
     for name in ("train/loss", "train/grad_norm", "train/learning_rate", "eval/loss"):
@@ -93,7 +93,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
 
 
 def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes as a line is written, after the first step."""
+    """Send the signal while a line is written, after the first step."""
     from recipec.runtime.metrics.loggers import JsonLines
 
     script, data = SCRIPTS[Backend.TUNIX], ("--data-dir", place.folder)
@@ -103,7 +103,7 @@ def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.Monke
     def stopping(lines: JsonLines, mode: str, step: int, values: dict[str, float]) -> None:
         log(lines, mode, step, values)
         if not sent and (folder / "metrics.jsonl").read_text().count("\n") == 2:
-            sent.append(signal.SIGTERM)  # a second one would end this process on the spot
+            sent.append(signal.SIGTERM)  # a second signal would end this process at once
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(JsonLines, "log", stopping)

@@ -1,4 +1,4 @@
-"""Merges of some hundred megabytes that are killed, interrupted and begun twice: processes of their own."""
+"""Tests of merges of some hundred megabytes, in processes that are killed, interrupted or started twice."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ if __name__ == "__main__":
 
 @dataclass
 class Merges:
-    """Starts merges of one base and one run, each into a working folder of its own."""
+    """Merges of one base and one run, each in its own working folder."""
 
     lives: Lives
     place: Path
     seconds: float = 0.0
-    """Of an undisturbed one, from its start to its end."""
+    """The duration of an undisturbed merge."""
 
     def begin(self, work: str) -> Life:
         return self.lives.begin(
@@ -84,7 +84,7 @@ class Merges:
         return len(list((self.place / "whole" / "merged").glob("*.safetensors")))
 
     def finish(self, work: str) -> None:
-        """Runs the merge to its end, and checks that both folders are those of an undisturbed one."""
+        """Run the merge until it ends, and compare both folders with an undisturbed merge."""
         life = self.begin(work)
         assert life.wait() == 0, life.stderr
         assert "Traceback" not in life.stderr
@@ -117,20 +117,20 @@ def names(folder: Path) -> set[str]:
 
 
 def differing(one: Path, other: Path) -> set[str]:
-    """Names of the files that two folders do not have alike."""
+    """Return the names of the files that differ between two folders."""
     both = names(one) & names(other)
     _, unlike, unread = filecmp.cmpfiles(one, other, both, shallow=False)
     return (names(one) ^ names(other)) | set(unlike) | set(unread)
 
 
 def noted(folder: Path) -> set[str]:
-    """The files that an unfinished folder's journal calls whole."""
+    """Return the files that an unfinished folder's journal lists as complete."""
     journal = folder / JOURNAL
     return set(json.loads(journal.read_bytes())["files"]) if journal.exists() else set()
 
 
 def phase(work: Path) -> str:
-    """What a merge was doing when it was stopped."""
+    """Return the phase in which a merge was stopped."""
     merged, adapter = work / "merged", work / "merged-adapter"
     if not (merged / JOURNAL).exists():
         return "finished" if (merged / INDEX).exists() else "start, reading"
@@ -144,10 +144,12 @@ def phase(work: Path) -> str:
 
 
 def check_stopped(merges: Merges, work: str) -> dict[str, tuple[int, int]]:
-    """Checks what a merge left: what is called whole is, and nobody takes the rest for a checkpoint.
+    """Check an unfinished merge.
+
+    Its complete files are correct, and the folder opens as a checkpoint only if the merge has finished.
 
     Returns:
-        What tells whether the whole files are written anew, by their names.
+        By name, the identity of each complete file, which changes if the file is written again.
     """
     merged, whole = merges.place / work / "merged", merges.place / "whole" / "merged"
     kept = noted(merged)
@@ -167,7 +169,7 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def test_a_merge_killed_at_random_moments_ends_as_an_undisturbed_one(merges: Merges) -> None:
-    """The second run, or the one after a second kill, ends with the bytes of an undisturbed merge."""
+    """Resume after one or two kills, and compare the bytes with an undisturbed merge."""
     choose, seconds = random.Random(4), merges.seconds
     phases, late, twice, resumed, kept_files = Counter[str](), 0, 0, 0, 0
     for number in range(10 * KILLS):
@@ -217,7 +219,7 @@ def test_a_merge_killed_at_random_moments_ends_as_an_undisturbed_one(merges: Mer
 def test_a_merge_killed_in_any_phase_ends_as_an_undisturbed_one(
     last: str, expected: str, merges: Merges
 ) -> None:
-    """As soon as a file is there; the small ones are written within milliseconds, which few kills hit."""
+    """Kill as soon as a file exists. Small files take milliseconds, so that few kills hit them."""
     hit = ""
     for attempt in range(10):
         work = f"aimed-{attempt}"
@@ -240,7 +242,7 @@ def test_a_merge_killed_in_any_phase_ends_as_an_undisturbed_one(
 
 
 def writing(merges: Merges, work: str) -> Life:
-    """A merge that has written two shards."""
+    """Start a merge, and wait until it has written two shards."""
     life = merges.begin(work)
     assert life.until(lambda: len(noted(merges.place / work / "merged")) >= 2)
     return life
@@ -267,7 +269,7 @@ def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
 
 
 def test_of_merges_begun_at_once_one_writes(merges: Merges) -> None:
-    """Neither knows of the other: one of them writes."""
+    """Start three merges that do not know of each other: only one may write."""
     lives = [merges.begin("race") for _ in range(3)]
     statuses = sorted(life.wait() for life in lives)
     errors = "".join(life.stderr for life in lives)

@@ -1,4 +1,4 @@
-"""What `recipe new` sets up, in the programs that it is for: pre-commit, bash, a terminal."""
+"""Tests of the files of `recipe new` in their programs: pre-commit, bash and a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Without this user's own settings of git and bash."""
+    """Return an environment without the user's own git and bash settings."""
     own = {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", "PRE_COMMIT_HOME": str(home / "cache")}
     names = {f"GIT_{who}_{what}": "someone" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     return {**os.environ, **own, **names, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -101,7 +101,11 @@ def test_bash_completes_recipes_and_values(tmp_path: Path) -> None:
 
 
 def conversation(at: Path, *answers: tuple[str, str]) -> tuple[int, str]:
-    """`recipe new demo` on a terminal: what to type once it has printed what."""
+    """Run `recipe new demo` on a terminal.
+
+    Args:
+        answers: pairs of a printed text and what to type after it.
+    """
     pid, end = pty.fork()
     if pid == 0:
         os.chdir(at)
@@ -155,9 +159,9 @@ def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -
 
 @pytest.mark.nightly
 def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
-    """All ids of the catalog: what is written passes the checks, what is refused names machines.
+    """Try all ids of the catalog: the written recipe passes its checks, or the refusal names machines.
 
-    The first of each family on every machine, the others on one.
+    The first model of each family tries every machine, and the others try one.
     """
     known = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}
     families: set[str] = set()
@@ -175,7 +179,7 @@ def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
                 refused.append((name, accelerator, str(error), error.help))
                 continue
             worse = {d.code for d in made.diagnostics if d.severity != "note"}
-            assert worse <= {"W0401", "W0805"}, name  # dropout within the model is left out
+            assert worse <= {"W0401", "W0805"}, name  # the recipe omits dropout within the model
             written += 1
         families.add(entry["family"])
     assert written >= 200 and len(refused) < 10, refused

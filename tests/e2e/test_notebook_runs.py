@@ -1,4 +1,4 @@
-"""notebook.ipynb from its first cell to its last, by nbclient on this machine: a session, and the next."""
+"""Tests of notebook.ipynb, run from the first cell to the last by nbclient, in two sessions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def printed(notebook: Any, cell: str) -> str:
 
 
 def session(notebook: Any, folder: Path) -> Any:
-    """A notebook, executed; a cell that fails raises."""
+    """Execute a notebook. A cell that fails raises."""
     run = nbformat.from_dict(notebook)
     NotebookClient(run, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
     return run
@@ -59,7 +59,7 @@ def test_a_notebook_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = (tmp_path / "generated" / "short" / NOTEBOOK).read_text()
     whole = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
 
-    # The first session is over before the run is, and leaves what is kept alone.
+    # The first session ends before the run does. Only the kept folder remains.
     short = nbformat.reads(text.replace("train.py --model", "train.py --steps 4 --model"), as_version=4)
     assert "steps=4" in printed(session(short, tmp_path), "train")
     for left in ("merged", "merged-adapter", "short"):

@@ -1,4 +1,4 @@
-"""`recipe parity` on a shipped recipe: each backend's script in a process of its own, and the table."""
+"""Tests of `recipe parity` on a shipped recipe: each backend's script in its own process, and the table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_flagship_is_one_run_on_three_backends(root: Path, tmp_path: Path) -
     print(done.stderr)
     traces = [kept / "traces" / f"{name}.npz" for name in ("tunix", "trl", "torchax")]
     assert [read_trace(path).backend for path in traces] == [path.stem for path in traces]
-    # The same files, as if they came from three machines.
+    # The same traces, as if they came from three machines.
     again = command(root, "--compare", *traces)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "6 steps, float32" in again.stdout and again.stdout.count("trl - torchax") == 6

@@ -1,4 +1,4 @@
-"""`recipe plan` with libtpu's own compiler: topologies, prices, fit, the flagship."""
+"""Tests of `recipe plan` with libtpu's own compiler: topologies, prices, fit and Gemma 4 31B."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SLICES: dict[str, tuple[str, int, int, int]] = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe's file, with a small model's config.json beside it."""
+    """Write a recipe, with a small model's config.json next to it."""
     return planned.small(tmp_path_factory.mktemp("small"), LLAMA)
 
 
@@ -62,7 +62,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def compiled(small: Path, work: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, Compiled]:
-    """Steps by name, from --set arguments and the number of layers."""
+    """Compile steps by name, from --set arguments and the number of layers."""
     return planned.compiled(
         {
             name: (program_of(small, *sets), Job(small, sets, tuple(range(layers))))
@@ -94,13 +94,13 @@ def test_every_slice_compiles(slices: dict[str, Compiled], name: str) -> None:
 
 def test_weights_are_split_over_all_devices(slices: dict[str, Compiled]) -> None:
     small, large = slices["v5p-16"], slices["v5p-256"]
-    # Norms are whole everywhere.
+    # Norms are replicated.
     assert large.weights == pytest.approx(small.weights / 16, rel=0.1)
 
 
 @pytest.mark.parametrize("profile", ["none", "auto"])
 def test_prices_of_a_few_layers_are_those_of_all(small: Path, profile: str) -> None:
-    """The whole model compiled to the end has the same schedule and memory, and nearly the same time."""
+    """Compare with a full compilation: the same schedule and memory, and nearly the same time."""
     sets = (f"xla.profile={profile}",)
     program = program_of(small, *sets)
     whole, few = parts(program)
@@ -117,7 +117,7 @@ def test_prices_of_a_few_layers_are_those_of_all(small: Path, profile: str) -> N
 
 
 def test_the_compiled_program_is_another_without_the_constraints(root: Path, small: Path) -> None:
-    """What Tunix would do where the default backend is a CPU."""
+    """Compile as Tunix would on a CPU backend."""
     sets = ("remat.policy=none",)
     kept = compiled(small, {"kept": (sets, 2)})["kept"]
     job = Job(small, sets, (0, 1))
@@ -148,8 +148,8 @@ def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_p
     plan = json.loads(first.stdout)["plan"]
     made, memory = plan["estimate"], plan["estimate"]["memory"]
     assert plan["cached"] is False and made["compiled_layers"] == [6] and made["layers"] == 60
-    # 30.7 billion parameters in bfloat16 over four chips; 489,717,760 trained ones in float32, and Adam's two
-    # moments of each.
+    # 30.7 billion parameters in bfloat16 over four chips; 489,717,760 trained parameters in float32, with
+    # Adam's two moments of each.
     assert memory["weights"] == pytest.approx(30.7e9 * 2 / 4, rel=0.01)
     assert memory["adapters"] == pytest.approx(memory["optimizer"] / 2, rel=0.01)
     used = sum(value for key, value in memory.items() if key != "available")
@@ -163,7 +163,7 @@ def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_p
 
 
 def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(root: Path, tmp_path: Path) -> None:
-    """Rows of 64k tokens whose scores are held whole: [2, 65536, 65536] in float32 on each device."""
+    """Plan rows of 64k tokens with whole scores: [2, 65536, 65536] in float32 on each device."""
     few = planned.small(tmp_path, {**LLAMA, "num_hidden_layers": 3})
     sets = ["mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536"]
     arguments = [word for item in sets for word in ("--set", item)]
@@ -180,7 +180,7 @@ def recipe(root: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", ["v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
 def test_the_compilers_cycles_are_those_of_the_clock_that_plans_take(root: Path, name: str) -> None:
-    """A large product takes what it takes at the published peak, and somewhat more."""
+    """Compile a large product: it takes a little more than at the published peak."""
     script = root / "tests" / "e2e" / "compiler_cycles.py"
     done = subprocess.run([sys.executable, str(script), name], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The page of a plan in a real browser: headless Chromium, narrow and wide, light and dark."""
+"""Tests of a plan's page in headless Chromium: narrow and wide, light and dark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_reads_well(browser: Tab, files: dict[str, Path], name: str, width: i
 
 @pytest.mark.nightly
 def test_a_page_that_asks_for_more_is_found_out(browser: Tab, tmp_path: Path) -> None:
-    """The checks above, against a page that breaks them."""
+    """Run the checks above on a page that violates them."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<!doctype html><meta name=viewport content='width=device-width'><img src=missing.png>"

@@ -1,4 +1,4 @@
-"""Ports against LLaMA-Factory and Axolotl themselves: the same tokens, the same targets, the same modules."""
+"""Tests of ports against LLaMA-Factory and Axolotl themselves: the same tokens, targets and modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOLS = ("axolotl==0.19.0", "llamafactory==0.9.5")
 
 @pytest.fixture(scope="module")
 def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the tools say, once for all tests."""
+    """Collect the tools' results once for all tests."""
     wheels, sources = root / "build" / "dialects", tmp_path_factory.mktemp("sources")
     for tool in TOOLS:
         name = tool.replace("==", "-")
@@ -63,7 +63,7 @@ def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def encoded(
     row: ParsedSample, template: str | None, format: str, loss_on: str
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of a row here, and which of them are targets."""
+    """Encode a row here, and return its tokens and which of them are targets."""
     data = DataSettings(train=(), format=format, loss_on=loss_on, max_length=8192, packing=False)
     samples, report = Encoder(coding(tokenizer(), template, data, None)).encode([row], 0)
     assert report.kept == 1, report
@@ -71,7 +71,7 @@ def encoded(
 
 
 def learned(labels: list[int]) -> list[bool]:
-    """Which tokens have a label; nothing predicts the first one."""
+    """Return which tokens have a label. The first token is never predicted."""
     return [label != -100 and index > 0 for index, label in enumerate(labels)]
 
 
@@ -81,7 +81,7 @@ def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -
     for key, (ids, labels) in theirs["templates"].items():
         template, thinking, title, system = key.split("|")
         if template != name or (templates.LLAMAFACTORY[name].last and title == "two turns"):
-            continue  # it learns the next question's first token as an end of sequence: the port says so
+            continue  # it trains on the next question's first token as an end of sequence: the port says so
         messages = port_tools.CONVERSATIONS[title]
         given = [{"role": "system", "content": system}, *messages] if system else messages
         made = templates.llamafactory(name, None, thinking == "True").sets["data.chat_template"]

@@ -71,7 +71,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(probed: Probed) -> N
     assert (few["layers"], more["layers"], found["time"]["layers"]) == (3, 6, 8)
     layer = (more["seconds"] - few["seconds"]) / 3
     assert found["time"]["step_seconds"] == pytest.approx(2 * (more["seconds"] + 2 * layer))
-    # A traced step's parts, along the same line.
+    # The parts of a traced step, along the same line.
     parts = found["time"]["parts"]
     assert few["parts"]["products"] > 0 and few["parts"]["collectives"] > 0
     taken = few["parts"]["other"], more["parts"]["other"]
@@ -80,7 +80,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(probed: Probed) -> N
     assert more["compiled_bytes"] > few["compiled_bytes"] > 0
     assert 0 < found["merge"]["logits"] <= found["merge"]["logits_allowed"] < found["merge"]["effect"]
     assert "seconds of a step, 8 layers" in probed.printed
-    # Small, and nobody's.
+    # The report is small, and identifies nobody.
     assert len(probed.text) < 10_000
     for secret in ("confidential", "secret-model", "/", os.uname().nodename):
         assert secret not in probed.text

@@ -1,4 +1,4 @@
-"""QLoRA by train.py and by the other backends' scripts: the same codes, and the same run, in float32."""
+"""Tests of QLoRA by train.py and by the other backends: the same codes and the same run, in float32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.nightly
 
 LIMITS = TOLERANCES["float32"] | {"trained": 1e-5}
 ODD = {"hidden_size": 80, "intermediate_size": 112, "head_dim": 24}
-"""Where no size is a multiple of nf4's blocks of 64."""
+"""Sizes that are no multiples of nf4's blocks of 64."""
 TORCHAX: dict[str, tuple[str, str, dict[str, int]]] = {
     "nf4, tp 2, a mean of means": ("gemma3", "nf4", {}),
     "nf4, odd sizes, fsdp 2, packed": ("qwen3", "nf4", ODD),
@@ -34,7 +34,7 @@ TORCHAX: dict[str, tuple[str, str, dict[str, int]]] = {
 
 
 def quantized(name: str, kind: str, sizes: dict[str, int], **data: Any) -> Case:
-    """A case of the proof in float32, its base stored quantized."""
+    """Return a parity case in float32 with a quantized base."""
     case = CASES[name]
     recipe = {
         **case.recipe,
@@ -45,7 +45,7 @@ def quantized(name: str, kind: str, sizes: dict[str, int], **data: Any) -> Case:
 
 
 def check(place: Place, traces: dict[Backend, Trace]) -> None:
-    """Gradients of step 0, losses of 20 steps, what was trained and merged, within the proof's limits."""
+    """Compare step 0's gradients, 20 losses, and the trained and merged weights, within parity's limits."""
     runs = []
     for backend, trace in traces.items():
         if backend is not Backend.TUNIX:
@@ -66,7 +66,7 @@ def test_torchax_trains_train_pys_quantized_base(name: str, tmp_path: Path) -> N
 
 
 def test_bitsandbytes_nf4_is_train_pys(tmp_path: Path) -> None:
-    """In TRL, on a CPU, with an evaluation before the first step and between others."""
+    """Run TRL on a CPU, with an evaluation before the first step and between steps."""
     place = Place(tmp_path, quantized("llama", "nf4", {}, eval=["train.jsonl"]), (Backend.TUNIX, Backend.TRL))
     traces = {Backend.TUNIX: place.train(Backend.TUNIX, "tunix"), Backend.TRL: by_bitsandbytes(place)}
     check(place, traces)
@@ -75,7 +75,7 @@ def test_bitsandbytes_nf4_is_train_pys(tmp_path: Path) -> None:
 
 
 def by_bitsandbytes(place: Place) -> Trace:
-    """The trace of train_trl.py, run with the bitsandbytes of its requirements."""
+    """Run train_trl.py with the bitsandbytes of its requirements, and return the trace."""
     packages = place.folder / "packages"
     version = pins.trl(place.program).direct["bitsandbytes"]
     install = ["pip", "install", "--no-deps", "--target", str(packages), f"bitsandbytes=={version}"]

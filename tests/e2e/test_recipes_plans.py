@@ -1,4 +1,4 @@
-"""The record of what recipes take on TPUs, compiled again: the smallest of them."""
+"""Tests of the smallest recipes in the record of plans, compiled again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 NAMES = ("llama32-1b-full-v5e4",)
 TIMES = 0.02
-"""By how much a time may differ; what it takes of memory may not."""
+"""The relative tolerance of a time. Memory must be equal."""
 
 
 @pytest.mark.parametrize("name", NAMES)

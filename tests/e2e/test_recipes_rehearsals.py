@@ -1,6 +1,6 @@
-"""Every shipped recipe through `recipe rehearse`: train, kill, resume, merge and verify, in miniature.
+"""Tests of `recipe rehearse` on each shipped recipe: train, kill, resume, merge and verify, in miniature.
 
-One of each family is in `make e2e`, the others are in `make nightly`.
+`make e2e` runs one recipe of each family, and `make nightly` runs the others.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ELSEWHERE = {
     "llama31-70b-v5p8": "the same model on two slices, llama31-70b-2xv5p16",
     "quickstart": "`make quickstart` does more, in test_quickstart.py",
 }
-"""Recipes that other tests take through all of it."""
+"""Recipes that other tests rehearse."""
 ONE_OF_EACH = ("gemma3-12b-v5e8", "llama31-8b-v6e8", "qwen3-8b-dpo-v5e8")
-"""Of the families that ELSEWHERE has not, and one of preferences."""
+"""One recipe of each family that ELSEWHERE lacks, and one of preferences."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in ELSEWHERE)
 STEPS = ("miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Scripts that need not import everything anew, and share what they compile.
+    """Run scripts that share imports and compiled code.
 
-    Of Gemma 4's layers there is one of each kind (Tunix has Gemma 3 in whole periods of six alone).
+    Gemma 4 has one layer of each kind here. Tunix supports Gemma 3 only in whole periods of six.
     """
     whole = miniature.pattern
 

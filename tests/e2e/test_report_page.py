@@ -1,4 +1,4 @@
-"""The report in a real browser: headless Chromium, a phone's window and a desk's, light and dark."""
+"""Tests of the report in headless Chromium: the window of a phone and of a desktop, light and dark."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(folder: Path, name: str, *words: str) -> Path:
 
 
 def ranges(browser: Tab) -> dict[str, list[float]]:
-    """What each plot of the runs shows of its horizontal axis."""
+    """Return the shown range of each plot's horizontal axis."""
     found: dict[str, list[float]] = browser.evaluate(
         "Object.fromEntries(Object.entries(document.getElementById('plot-curves')._fullLayout)"
         ".filter(([name]) => /^xaxis[0-9]*$/.test(name)).map(([name, axis]) => [name, axis.range]))"

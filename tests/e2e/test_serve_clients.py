@@ -1,8 +1,8 @@
-"""What asks a server, against the real vLLM: smoke, eval.sh with the real lm-eval, `recipe serve verify`.
+"""Tests of a server's clients against the real vLLM: smoke, eval.sh with lm-eval, and `recipe serve verify`.
 
-One server on a CPU: a tiny Gemma 4 of random weights in the multimodal layout, in float32, with an adapter,
-one that is a no-op, and a key. The other tests of clients trust tests/serving/fake_vllm.py, whose answers are
-held against its. The figures go to build/e2e/serve-clients.json.
+One server runs on a CPU: a tiny Gemma 4 of random weights in the multimodal layout, in float32, with an
+adapter, an adapter without effect, and a key. The other tests of clients use tests/serving/fake_vllm.py,
+whose answers are compared with this server's. The figures are written to build/e2e/serve-clients.json.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ data: {train: [{path: gs://bucket/train.jsonl}]}
 serve: {accelerator: v6e-8, weights: adapter, env: {MODEL_IMPL_TYPE: vllm}}
 evaluate: {prompts: prompts.jsonl, samples: 5, temperature: 0.8, max_tokens: 24, tasks: [sums], limit: 8}
 """
-"""What is evaluated has this recipe's names; its model is too large to be served here."""
+"""The recipe with the names that the evaluation uses; its model is too large to be served here."""
 
 PATTERNS = ("[aeiou]", r"^\s*\w+", "the|and", "[0-9]", "[A-Z][a-z]")
 
@@ -73,7 +73,7 @@ metric_list:
 
 @dataclass(frozen=True)
 class Served:
-    """A server of "tuned-base" and its adapters, "tuned" and "untrained", that asks for a key.
+    """A server of "tuned-base" and its adapters "tuned" and "untrained", which requires a key.
 
     Attributes:
         base, merged: the folders that "tuned-base" and "tuned" answer as.
@@ -204,7 +204,7 @@ def test_both_sides_are_evaluated(
         assert data["sides"][side]["model"] == model
         answers = [json.loads(line) for line in (results / side / "answers.jsonl").read_text().splitlines()]
         assert len(answers) == 10 * 5
-        # Sampled without a seed: a prompt's answers are different ones all the same.
+        # Without a seed, samples of a prompt still differ.
         assert len({answer["text"] for answer in answers}) > 45
         rates = [data["prompts"]["pass_at"][k][side]["value"] for k in ("1", "2", "5")]
         assert 0.1 < rates[0] < rates[1] < rates[2]
@@ -221,7 +221,7 @@ def test_both_sides_are_evaluated(
 
 
 def task_folder(folder: Path) -> Path:
-    """A task of lm-eval's with its data, so that nothing is fetched."""
+    """Write an lm-eval task with its data, so that it downloads nothing."""
     folder.mkdir()
     rows = [{"question": f"What comes after {i}?", "answer": "abcdefghijkl"[i]} for i in range(12)]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -273,7 +273,7 @@ def test_the_fakes_json_is_that_of_the_real_one(served: Served, name: str) -> No
 
 
 def answer(url: str, path: str, body: dict[str, Any] | None) -> Any:
-    """What a server answers: JSON, the last events of a stream with its first one, or an error."""
+    """Return a server's answer: JSON, a stream's first and last events, or an error."""
     client = Client(url)
     try:
         if path == "/v1/models":
@@ -294,9 +294,9 @@ def answer(url: str, path: str, body: dict[str, Any] | None) -> Any:
 
 
 def same(real: Any, fake: Any) -> bool:
-    """Whether two pieces of JSON have the same keys, and values of the same kinds.
+    """Return whether two JSON values have the same keys, and values of the same kinds.
 
-    Lists are compared as far as the shorter one goes. Of permissions, which are OpenAI's, the fake has a few.
+    Lists are compared up to the length of the shorter one. The fake has only some of OpenAI's permissions.
     """
     if isinstance(real, dict) and isinstance(fake, dict):
         if all(re.fullmatch(r"(token_id:)?\d+", key) for key in (*real, *fake)):
@@ -305,10 +305,10 @@ def same(real: Any, fake: Any) -> bool:
             return fake.keys() <= real.keys()
         return real.keys() == fake.keys() and all(same(real[key], fake[key]) for key in real)
     if isinstance(real, list) and isinstance(fake, list):
-        # Of the prompt's tokens the first has no log probability.
+        # The prompt's first token has no log probability.
         real, fake = ([item for item in items if item is not None] for items in (real, fake))
         if all(isinstance(item, int) for item in (*real, *fake)):
-            # Tokens and bytes; a token that is part of a character has none.
+            # Tokens and bytes. A token that is part of a character has no bytes.
             return True
         return bool(real) == bool(fake) and all(same(a, b) for a, b in zip(real, fake, strict=False))
     if isinstance(real, str) and isinstance(fake, str) and " " in real and "URL" in real:

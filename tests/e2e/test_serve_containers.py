@@ -1,7 +1,8 @@
-"""Generated artifacts in real containers: built by both builders, started by docker compose and by
-`recipe serve`, asked, measured and compared, while sentinels of secrets are looked for everywhere.
+"""Tests of generated artifacts in real containers, with secrets that must appear nowhere.
 
-vLLM for CPU stands in for vLLM-TPU (serving_image.py); the model is a tiny Gemma 4 of the multimodal layout.
+Both builders build the image. Docker compose and `recipe serve` start it. The tests send requests, benchmark
+and verify it. vLLM for CPU replaces vLLM-TPU (serving_image.py), and the model is a tiny Gemma 4 in the
+multimodal layout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.e2e.serving_artifacts import SENTINELS, Artifact, Tiny, build, holdin
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[set[str]]:
-    """Argument lists with a sentinel in them, of all processes while this module's tests run."""
+    """Collect the argument lists of all processes that contain a sentinel during this module's tests."""
     with serving_artifacts.watched() as found:
         yield found
 
@@ -30,7 +31,7 @@ def seen() -> Iterator[set[str]]:
 def merged(
     engine: Engine, vllm_image: str, tiny: Tiny, seen: set[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Artifact:
-    """An artifact of the merged weights, which lie where merge.py leaves them."""
+    """Make an artifact with merged weights in merge.py's default folder."""
     artifact = build(tmp_path_factory.mktemp("merged"), "tiny-merged", engine, vllm_image, tiny.base)
     serving_artifacts.copy(tiny.merged, artifact.folder / "merged")
     return artifact
@@ -38,7 +39,7 @@ def merged(
 
 @pytest.fixture(scope="module")
 def composed(merged: Artifact) -> Iterator[Artifact]:
-    """Its server, started by docker compose."""
+    """Start the artifact's server with docker compose."""
     try:
         merged.run("docker", "compose", "up", "--build", "--detach", "--wait")
         yield merged
@@ -55,7 +56,7 @@ def test_secrets_in_argument_lists_are_seen() -> None:
 
 @pytest.mark.nightly
 def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vllm_image: str) -> None:
-    """From another base than the Dockerfile's, and without a layer on top of it."""
+    """Build with each builder on another base than the Dockerfile's. The image adds no layer to its base."""
     configurations = []
     for buildkit in ("0", "1"):
         tag = f"built-{buildkit}"
@@ -83,11 +84,11 @@ def test_compose_waits_until_it_is_healthy(composed: Artifact) -> None:
 @pytest.mark.e2e
 def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: Artifact) -> None:
     told = composed.inspect(_container(composed))
-    # Weights of this machine need no token of the hub.
+    # Local weights need no Hugging Face token.
     secrets = {word for word in told["Config"].pop("Env") if word.startswith(tuple(SENTINELS))}
     assert secrets == {f"VLLM_API_KEY={SENTINELS['VLLM_API_KEY']}"}
     assert not any(value in json.dumps(told) for value in SENTINELS.values())
-    # What looks for secrets would find one: the engine keeps the environment of a container while it has it.
+    # Prove that the search works: the engine stores a container's environment while the container exists.
     assert holding_a_sentinel(FOLDER / "data" / "containers") != []
 
 
@@ -113,7 +114,7 @@ def test_verify_says_that_it_is_the_merged_checkpoint(composed: Artifact) -> Non
 
 @pytest.mark.e2e
 def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None:
-    """The base, from which the merged weights differ."""
+    """Verify against the base, which differs from the merged weights."""
     words = ("--model", tiny.base, "--server-dtype", "float32")
     said = composed.recipe("serve", "verify", composed.url, *words, status=1).output
     assert "verdict: the endpoint is not this checkpoint" in said
@@ -121,7 +122,7 @@ def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None
 
 @pytest.mark.e2e
 def test_compose_down_leaves_no_secret_behind(composed: Artifact, engine: Engine, seen: set[str]) -> None:
-    """After all the above: argument lists, what was printed, the artifact, and what the engine keeps."""
+    """Search argument lists, outputs, the artifact and the engine's files after all tests above."""
     logs = composed.run("docker", "compose", "logs", "--no-color").output
     assert "Application startup complete" in logs
     composed.run("docker", "compose", "down")
@@ -133,7 +134,7 @@ def test_compose_down_leaves_no_secret_behind(composed: Artifact, engine: Engine
 def beside(
     engine: Engine, vllm_image: str, tiny: Tiny, seen: set[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Artifact]:
-    """The adapter beside its base, started by `recipe serve up`; further adapters may be loaded."""
+    """Serve the adapter next to its base with `recipe serve up`, and allow more adapters."""
     artifact = build(
         tmp_path_factory.mktemp("beside"),
         "tiny-adapter",
@@ -141,7 +142,7 @@ def beside(
         vllm_image,
         tiny.base,
         weights="adapter",
-        # The first is what `recipe check` asks for: tpu-inference's own Gemma 4 takes no adapters.
+        # `recipe check` asks for the first variable: tpu-inference's own Gemma 4 supports no adapters.
         env={"MODEL_IMPL_TYPE": "vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
     )
     try:
@@ -160,7 +161,7 @@ def test_smoke_tells_an_adapter_that_changes_something(beside: Artifact) -> None
 
 @pytest.mark.nightly
 def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: Engine, tiny: Tiny) -> None:
-    """B is 0: it is served and answers, as the base does."""
+    """Serve an adapter whose B is 0, which answers as the base does."""
     engine.docker("cp", str(tiny.nothing), f"{beside.name}:/tmp/nothing")
     beside.load_adapter("nothing", "/tmp/nothing")
     said = beside.run("./smoke.sh", "--model", "nothing", status=1).output
@@ -183,7 +184,7 @@ def test_down_leaves_no_secret_behind(beside: Artifact, engine: Engine, seen: se
 
 
 def check_points(artifact: Artifact, names: list[str]) -> dict[str, Any]:
-    """Checks that each point has been measured, with all of its requests."""
+    """Check that each point was measured, with all of its requests."""
     folder = artifact.folder / "results" / "bench"
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     for name in names:
@@ -196,10 +197,10 @@ def check_points(artifact: Artifact, names: list[str]) -> dict[str, Any]:
 
 
 def check_secrets(artifact: Artifact, engine: Engine, seen: set[str]) -> None:
-    """Checks that no secret is in what was seen, said, written or kept."""
+    """Check that no secret was seen, printed, written or stored."""
     assert seen == set()
     assert not [said for said in artifact.said if any(value in said for value in SENTINELS.values())]
-    # All but the layers of the base image, which was made without them.
+    # All folders except the layers of the base image, which was made without secrets.
     kept = [FOLDER / "log"]
     for name in ("image", "containers", "buildkit", "volumes"):
         kept.append(FOLDER / "data" / name)

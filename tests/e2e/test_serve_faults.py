@@ -1,8 +1,7 @@
-"""Faults of a real server in a container, and what `recipe serve` makes of them.
+"""Tests of a real server's faults in a container, and of how `recipe serve` handles them.
 
-A start of vLLM costs a core 40 s. So one server serves most of the tests, in their order: it answers many
-clients at once, dies during a benchmark, is started again by the engine, with a tokenizer that has been
-overwritten meanwhile, and ends with requests in flight.
+vLLM's start takes 40 s of a core, so that one server serves most tests in order. It answers many clients at
+once, dies during a benchmark, restarts with an overwritten tokenizer, and ends during requests.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ pytestmark = pytest.mark.nightly
 
 CLIENTS, REQUESTS = 64, 1000
 TOKENS = 8
-"""Of each answer."""
+"""The tokens of each answer."""
 
 LONG_TOKENS = 200
-"""Of answers that are in flight when the server is told to end."""
+"""The tokens of answers that are in flight when the server is told to end."""
 
 STREAMS = 8
-"""Clients that ask for such answers, one after the other, until the server is being stopped."""
+"""Clients that request such answers one after another until the server stops."""
 
 SILENCE = 20.0
-"""Seconds: vLLM leaves a request without an answer that reaches it after SIGTERM."""
+"""Seconds without an answer: vLLM does not answer a request that arrives after SIGTERM."""
 
 START_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
 def faulty(engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """An artifact whose server never becomes ready."""
+    """Make an artifact whose server never becomes ready."""
     artifact = build(tmp_path_factory.mktemp("faulty"), "tiny-faulty", engine, vllm_image, tiny.base)
     serving_artifacts.copy(tiny.merged, artifact.folder / "merged")
     return artifact
@@ -54,7 +53,7 @@ def test_a_server_that_is_killed_during_load_is_told_in_a_sentence(faulty: Artif
     log = tmp_path / "up.log"
     process = faulty.start("serve", "up", faulty.folder, log=log)
     try:
-        # vLLM's first words.
+        # vLLM's first log lines.
         _until(lambda: "non-default args" in log.read_text(errors="replace"), process.poll)
         os.kill(faulty.inspect(faulty.name)["State"]["Pid"], signal.SIGKILL)
         assert process.wait(60) == 1
@@ -76,7 +75,7 @@ def test_a_container_out_of_memory_is_told_with_its_limit(faulty: Artifact) -> N
 def test_a_corrupt_shard_is_told_before_anything_is_started(
     faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path
 ) -> None:
-    """Told before anything is built or started."""
+    """Report the damage before anything is built or started."""
     folder = serving_artifacts.copy(tiny.merged, tmp_path / "model")
     shard = sorted(folder.glob("*.safetensors"))[-1]
     data = bytearray(shard.read_bytes())
@@ -95,7 +94,7 @@ def test_a_corrupt_shard_is_told_before_anything_is_started(
 def serving(
     engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Artifact]:
-    """A server of merged weights, started by `recipe serve up`."""
+    """Serve merged weights with `recipe serve up`."""
     artifact = build(
         tmp_path_factory.mktemp("serving"),
         "tiny-serving",
@@ -133,7 +132,7 @@ def test_no_request_of_many_clients_is_lost(serving: Artifact) -> None:
 def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
     serving: Artifact, tmp_path: Path
 ) -> None:
-    """The point is told as failed; once the engine has started the server again, it alone is measured."""
+    """Report the failed point. When the engine has restarted the server, measure only that point."""
     points = [serving.folder / "results" / "bench" / f"input-32-rate-{rate}.json" for rate in ("inf", "1")]
     log = tmp_path / "bench.log"
     process = serving.start("serve", "bench", serving.folder, log=log)
@@ -162,14 +161,17 @@ def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
 
 
 def test_a_wrong_tokenizer_is_found(serving: Artifact, tiny: Tiny) -> None:
-    """The server answers, and `recipe serve verify` tells that it reads prompts as others."""
+    """Check that the server answers, and that `recipe serve verify` reports another tokenization."""
     words = ("--model", tiny.merged, "--name", serving.name, "--server-dtype", "float32")
     said = serving.recipe("serve", "verify", serving.url, *words, status=1).output
     assert "tokenizer" in said.partition("problem: ")[2]
 
 
 def test_requests_in_flight_finish_after_sigterm(serving: Artifact, tmp_path: Path) -> None:
-    """Each client asks again as soon as it has its answer: SIGTERM finds them in mid-answer."""
+    """Stop the server while every client is in the middle of an answer.
+
+    Each client sends requests in a loop.
+    """
     serving.await_health(START_SECONDS)
     answering, stopping, log = threading.Barrier(STREAMS + 1), threading.Event(), tmp_path / "down.log"
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -192,10 +194,10 @@ def test_requests_in_flight_finish_after_sigterm(serving: Artifact, tmp_path: Pa
 def _answers(
     artifact: Artifact, number: int, answering: threading.Barrier, stopping: threading.Event
 ) -> list[tuple[str, int]]:
-    """Asks until the server is being stopped; how each answer that had begun ended, and its number of tokens.
+    """Send requests until the server stops, and return how each answer ended and its number of tokens.
 
     Args:
-        answering: waited for once, in mid-answer.
+        answering: a barrier that is passed once, in the middle of an answer.
     """
     client = artifact.client.within(SILENCE)
     body = _body(artifact, [2, 40 + number], LONG_TOKENS)
@@ -230,7 +232,7 @@ def _body(artifact: Artifact, prompt: list[int], tokens: int) -> dict[str, objec
 
 
 def _overwrite_the_tokenizer(folder: Path) -> None:
-    """Gives the ordinary tokens each other's ids."""
+    """Exchange the ids of the ordinary tokens."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text("utf-8"))
     markers = {token["id"] for token in tokenizer["added_tokens"]}
@@ -247,7 +249,7 @@ def _until(
     seconds: float = START_SECONDS,
     pause: float = 0.2,
 ) -> None:
-    """Waits until `true()`; fails when `ended()` is no longer None."""
+    """Wait until `true()`, and fail as soon as `ended()` is not None."""
     deadline = time.monotonic() + seconds
     while not true():
         assert ended() is None, f"it ended with {ended()}"

@@ -1,7 +1,7 @@
-"""The catalog of vLLM's flags, and what `recipe check` says of them, against vllm-tpu's own parser.
+"""Tests of the catalog of vLLM's flags, and of `recipe check`, against vllm-tpu's own parser.
 
-No TPU is needed. Makes the serving environment in build/ where it is not there (7 GB, some minutes). All
-command lines are asked about in one process, which takes a minute or three.
+No TPU is needed. The tests install the serving environment in build/ if it is missing (7 GB, some minutes).
+One process parses all command lines, which takes one to three minutes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ VISION = {"model_type": "gemma4_vision", "default_output_length": 280}
 
 @dataclass(frozen=True)
 class Answers:
-    """What the parser's process said.
+    """The results of the parser's process.
 
     Attributes:
-        lines: by name and value as JSON: "" or a refusal.
+        lines: "" or a refusal, by name and JSON value.
         engines: by case.
         blocks, pages: by case, in the order of `_shapes`.
-        features: of the sources.
-        seconds: of the command lines and of the configurations.
+        features: facts from the sources.
+        seconds: for the command lines and for the configurations.
     """
 
     lines: Mapping[tuple[str, str], str]
@@ -62,20 +62,20 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def python(root: Path) -> Iterator[Path]:
-    """The interpreter of the serving environment in build/."""
+    """Return the Python of the serving environment in build/."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
         yield serve_environment.make(print)
 
 
 def of_another_jax() -> dict[str, str]:
-    """The environment of a process whose jax does not know all of this one's XLA flags."""
+    """Return an environment for a process whose jax does not know all XLA flags of this process."""
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 @pytest.fixture(scope="module")
 def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lowered]:
-    """Every recipe that serves, as it is and, where it has one, with its adapter beside the base."""
+    """Lower every recipe that serves, and also with its adapter next to the base if it has one."""
     found: dict[str, Lowered] = {}
     for path in sorted((root / "recipes").glob("*.yaml")):
         recipe = load(path).recipe
@@ -108,7 +108,7 @@ def answers(
     small: Callable[..., Lowered],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Answers:
-    """Everything that is asked, in one process."""
+    """Run all checks of the parser in one process."""
     folder = tmp_path_factory.mktemp("parser")
     engines = {name: engine(folder, _program(found)) for name, found in served.items()}
     model = folder / "small"
@@ -147,11 +147,11 @@ ARCHITECTURES = sorted(
     | {architecture_class(entry["config"]) for entry in catalog.entries().values() if "config" in entry}
     | {*features.features()["models"]["jax"]}
 )
-"""Of the families: what config.json of their checkpoints names. And what tpu-inference has models of."""
+"""The classes in config.json of the families' checkpoints, and those that tpu-inference implements."""
 
 
 def samples() -> list[tuple[str, Any]]:
-    """Flags with values: every flag with a few, and one flag of each kind with all."""
+    """Return flags with values: a few values for every flag, and all values for one flag of each kind."""
     out: list[tuple[str, Any]] = []
     kinds = set()
     for flag in {flag.name: flag for flag in vllm.flags().values()}.values():
@@ -173,14 +173,16 @@ def samples() -> list[tuple[str, Any]]:
 
 
 def stricter() -> list[tuple[str, Any]]:
-    """What `recipe check` refuses and the parser does not; besides, an empty list for a flag that needs no
-    value, of which the command line has the flag alone."""
+    """Return values that only `recipe check` refuses.
+
+    They include an empty list for a flag with an optional value, where the command line has only the flag.
+    """
     switches = [flag.name for flag in vllm.flags().values() if flag.type == "switch" or flag.nargs == "?"]
     return [*STRICTER, *((name, []) for name in switches)]
 
 
 def shapes() -> list[dict[str, Any]]:
-    """Key/value heads on a device, and what else the sizes of pages and blocks depend on."""
+    """Return key/value heads per device, with the other factors of the sizes of pages and blocks."""
     return [
         {
             "version": version,
@@ -201,7 +203,7 @@ def shapes() -> list[dict[str, Any]]:
 
 
 def sized(max_model_len: int, max_num_seqs: int) -> Any:
-    """The `serve` section of such a server."""
+    """Make a `serve` section with these sizes."""
     from recipec.spec.language import Serve
 
     return Serve(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
@@ -213,13 +215,13 @@ def _program(found: Lowered) -> Program:
 
 
 def engine(folder: Path, program: Program) -> dict[str, Any]:
-    """The artifact's command line, for a folder with the model's own config.json and a tokenizer."""
+    """Return the artifact's command line for a folder with the model's config.json and a tokenizer."""
     model = folder / program.name
     if not model.exists():
         model.mkdir()
         config = config_of(program)
         if program.family.name == "gemma4" and "text_config" in config:
-            # The published checkpoint's layout, whose tower the catalog leaves out.
+            # The published checkpoint's layout. The catalog omits its vision tower.
             config |= {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": VISION}
         (model / "config.json").write_text(json.dumps(config))
         write_tokenizer(model, program.family.name)
@@ -229,7 +231,7 @@ def engine(folder: Path, program: Program) -> dict[str, Any]:
 
 
 def small_engine(model: Path, small: Callable[..., Lowered], sets: tuple[str, ...]) -> dict[str, Any]:
-    """A command line of the small recipe, also where `recipe check` refuses it."""
+    """Return a command line of the small recipe, even if `recipe check` refuses the recipe."""
     base = _program(small())
     recipe = load(base.source, sets).recipe
     assert recipe is not None

@@ -1,6 +1,6 @@
-"""tpu-inference's own serving step, compiled for v6e on a machine without a TPU.
+"""Tests of tpu-inference's own serving step, compiled for v6e on a machine without a TPU.
 
-Makes the serving environment in build/ where it is not there (7 GB, some minutes).
+The tests install the serving environment in build/ if it is missing (7 GB, some minutes).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ benchmark: {input_lengths: [512], output_length: 128, request_rates: [inf], prom
 
 @pytest.fixture(autouse=True)
 def environment(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The serving environment in build/, and nothing from the cache."""
+    """Use the serving environment in build/, with an empty cache."""
     monkeypatch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
 
@@ -96,10 +96,10 @@ def test_a_small_model_compiles_with_the_block_sizes_that_were_asked_for(small: 
         "serve.extra_args={num_gpu_blocks_override: 4096, limit_mm_per_prompt: {video: 0}}",
     )
     assert plan.fits and plan.compiled_layers == (6,)
-    # A device has one head in each layer: the global layer's 4 are copied to 8. Its key and its value in fp8
-    # take the room of four rows, of 128 numbers in the 5 local layers and of 256 in the global one.
+    # A device has one head in each layer: the global layer's 4 heads are copied to 8. A key and a value in
+    # fp8 take four rows, of 128 numbers in the 5 local layers and of 256 in the global layer.
     assert plan.cache == plan.cache_tokens * (5 * 4 * 128 + 4 * 256)
-    # The embedding is split over 8; so is every projection of the layers.
+    # The embedding and every projection are sharded over 8 devices.
     local = 512 * (16 * 128 + 2 * 8 * 128) + 16 * 128 * 512
     whole = 512 * (16 * 256 + 4 * 256) + 16 * 256 * 512
     feed_forward = 3 * 512 * 1024
@@ -125,16 +125,16 @@ def test_a_cache_too_large_is_refused_by_the_compiler(small: Path) -> None:
 
 
 def test_the_published_runs_plan_is_what_was_measured(root: Path) -> None:
-    # The recipe's 16,384 tokens give the decode kernel a block as large, which takes four times as long to
-    # compile and changes neither weights nor cycles.
+    # With the recipe's 16,384 tokens, the decode kernel's block would be as large. That compiles four times
+    # longer, and changes neither weights nor cycles.
     _, plan = planned(root / "recipes" / "gemma4-31b-v5p8.yaml", "serve.max_model_len=4608")
     assert plan.compiled_layers == (6, 12) and plan.fits
     assert plan.weights == pytest.approx(7.75e9, rel=0.02)
-    # The rest of 31.25 GiB next to the weights, at vLLM's share of 0.92.
+    # vLLM's share of 0.92 of 31.25 GiB, without the weights.
     assert plan.cache == pytest.approx(0.92 * 31.25 * 2**30 - plan.weights, rel=0.01)
-    # Three in each of ten global layers, whose keys are split on the head size; two all-reduces a layer.
+    # Three in each of ten global layers, whose keys are sharded over the head size; two all-reduces a layer.
     counts = {c.kind: c.count for c in plan.programs[0].collectives}
     assert counts["all-gather"] == 30 and 120 <= counts["all-reduce"] <= 140
-    # Within what was published and the factor that this estimate is known to be off by.
+    # Within the published figures and this estimate's known error factor.
     assert 0.006 < plan.decode_alone < 0.024 and 0.0135 < plan.decode_full < 0.05
     assert len(plan.published) == 4

@@ -1,4 +1,4 @@
-"""`recipe serve up` and `down` with a real Docker engine; a stand-in for vLLM shows what the engine does."""
+"""Tests of `recipe serve up` and `down` with a real Docker engine and a fake vLLM."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SENTINEL = "sk-SENTINEL-9876543210"
 
 @pytest.fixture(scope="module")
 def engine(engine: Engine) -> Engine:
-    """The one of all tests (a second one would wait for its end), with the image of the stand-in."""
+    """Add the fake's image to the shared engine; a second engine would wait for the first one's end."""
     stand_in.image(engine)
     return engine
 
 
 class Served:
-    """An artifact on a free port, whose server does as it is told."""
+    """An artifact on a free port, whose server follows the test's settings."""
 
     def __init__(self, folder: Path, engine: Engine, *sets: str, name: str = "sample") -> None:
         self.port = free_port()

@@ -1,7 +1,7 @@
-"""The host memory that placing a large checkpoint takes.
+"""Tests of the host memory that placing a large checkpoint takes.
 
-On virtual CPU devices the placed arrays lie in host memory themselves, so the whole process, model
-included, has to stay below 1.3 times the file. On an accelerator they leave the host.
+Arrays on virtual CPU devices are in host memory. So the whole process, including the model, must stay below
+1.3 times the file's size. On an accelerator, the arrays leave the host.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
-"""Llama 3.1 8B with fewer layers: 7.8 GB in bfloat16. The embedding and the output head, 1.05 GB each, are
-the largest arrays, and the head comes last."""
+"""Llama 3.1 8B with fewer layers: 7.8 GB in bfloat16.
+
+The embedding and the output head, 1.05 GB each, are the largest arrays, and the head comes last.
+"""
 
 BUILD = """
 import json, resource, sys
@@ -48,7 +50,7 @@ print(json.dumps({"peak": peak, "parameters": len(built.parameters)}))
 
 
 def write_checkpoint(directory: Path) -> int:
-    """One file of zeros in bfloat16, of which the disk holds none; its size in bytes."""
+    """Write a sparse file of bfloat16 zeros, and return its size in bytes."""
     from recipec.runtime.model.families import family_of
 
     family = family_of(CONFIG)

@@ -1,4 +1,4 @@
-"""`recipe plan --backend torchax` with libtpu's own compiler, beside the plan of the Tunix step."""
+"""Tests of `recipe plan --backend torchax` with libtpu's own compiler, against the plan of the Tunix step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.loss_on=completion
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe's file, with a small model's config.json beside it."""
+    """Write a recipe, with a small model's config.json next to it."""
     return planned.small(tmp_path_factory.mktemp("small"), QWEN, RECIPE)
 
 
@@ -48,7 +48,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> dict[str, Compiled]:
-    """Compiled steps by name: each backend's, and each backend's of preferences."""
+    """Compile steps by name: each backend's supervised step and preference step."""
     torchax, program, preferences = Backend.TORCHAX, program_of(recipe), program_of(recipe, *DPO)
     work = {
         "torchax": (program, Job(recipe, (), tuple(range(2)), backend=torchax)),
@@ -64,13 +64,13 @@ def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None
     assert torchax.weights == pytest.approx(tunix.weights, rel=0.01)
     assert torchax.adapters == pytest.approx(tunix.adapters, rel=0.01)
     assert torchax.optimizer == pytest.approx(tunix.optimizer, rel=0.01)
-    # PEFT's adapters, wide for so small a model, are computed in float32.
+    # PEFT computes its adapters, wide for so small a model, in float32.
     assert torchax.flops == pytest.approx(tunix.flops, rel=0.13)
     assert torchax.seconds == pytest.approx(tunix.seconds, rel=0.15)
-    # The recipe's kernel, forward once in each layer: save_attention keeps what it gives.
+    # The recipe's kernel runs its forward pass once per layer, because save_attention keeps the result.
     assert [(k.name, k.count) for k in torchax.kernels] == [(k.name, k.count) for k in tunix.kernels]
     assert sum(k.count for k in torchax.kernels) == 2 * 3
-    # The weights are gathered as often, and so are the activations, which are split over both axes.
+    # Both backends gather the weights equally often, and the activations, which are sharded over both axes.
     gathered = [
         {c.axes: c.count for c in one.collectives if c.kind == "all-gather"} for one in (torchax, tunix)
     ]
@@ -78,7 +78,7 @@ def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None
 
 
 def test_the_step_of_preferences_has_the_reference_model_in_it(steps: dict[str, Compiled]) -> None:
-    """Two rows of each pair, and the forward pass without adapters, from which no gradient is taken."""
+    """Count two rows of each pair, and the forward pass without adapters, which has no gradients."""
     supervised, torchax, tunix = steps["torchax"], steps["dpo"], steps["tunix dpo"]
     assert torchax.batch == pytest.approx(2 * supervised.batch, rel=0.01)
     assert torchax.weights == pytest.approx(supervised.weights, rel=1e-9)

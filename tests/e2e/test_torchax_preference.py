@@ -1,4 +1,7 @@
-"""DPO and ORPO by train_torchax.py: the runs of train.py, in float32, and stopped, resumed and taken up."""
+"""Tests of DPO and ORPO in train_torchax.py against train.py, in float32.
+
+Runs are whole, stopped and resumed, or started from an adapter.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Place]:
-    """The folder of a model and an objective, made once."""
+    """Return a function that makes the folder of a model and an objective once."""
     made: dict[tuple[str, str], Place] = {}
 
     def get(model: str, objective: str) -> Place:
@@ -42,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Plac
 
 @pytest.mark.parametrize(("model", "objective"), [("gemma3", "dpo"), ("qwen3", "orpo")])
 def test_the_backends_are_one_run(model: str, objective: str, place: Callable[[str, str], Place]) -> None:
-    """Split over fsdp and over tp, evaluated before the run and at its end."""
+    """Shard over fsdp and tp, and evaluate before the run and at its end."""
     assert_one_run(place(model, objective))
 
 
@@ -59,7 +62,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(place: Callable[[str, s
 def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
     place: Callable[[str, str], Place],
 ) -> None:
-    """The result is train.py's, which continues from the same adapter."""
+    """Compare with train.py, which continues from the same adapter."""
     here = place("qwen3", "dpo")
     whole = here.train(Backend.TORCHAX, "first")
     adapter = here.folder / "first" / "adapter"

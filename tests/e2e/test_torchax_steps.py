@@ -1,5 +1,7 @@
-"""An artifact's train_torchax.py as a user runs it: beside train.py, stopped and resumed, its results taken
-up by PEFT, by merge.py and by transformers."""
+"""Tests of an artifact's train_torchax.py against train.py: stopped, resumed and exported runs.
+
+PEFT, merge.py and transformers read its results.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ LORA = "lora: {{rank: 4, alpha: 8, dropout: {dropout}, targets: [q_proj, v_proj,
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Gemma 4 and data, and artifacts of three recipes for it."""
+    """Make a small Gemma 4, its data, and the artifacts of three recipes."""
     place = tmp_path_factory.mktemp("torchax")
     artifacts.write_place(place)
     for name, lora in (
@@ -65,13 +67,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(place: Path) -> Path:
-    """The output of a run with dropout that nothing interrupts."""
+    """Run a training with dropout without interruption, and return its output."""
     train(place, "dropout", "whole")
     return place / "whole"
 
 
 def run(place: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """What a Python command says that succeeds."""
+    """Run a Python command, which must succeed."""
     root = Path(__file__).resolve().parents[2]
     environment = {**artifacts.environment(place), "PYTHONPATH": str(root)}
     done = subprocess.run(
@@ -88,7 +90,7 @@ def run(place: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 
 def train(place: Path, recipe: str, output: str, *options: object, script: str = "train_torchax.py") -> str:
-    """Runs an artifact's script; its last line."""
+    """Run an artifact's script and return its last line."""
     folders = ("--model", place / "model", "--data-dir", place, "--output", place / output)
     done = run(place, place / "generated" / recipe / script, *folders, *options)
     assert "Traceback" not in done.stderr
@@ -96,7 +98,7 @@ def train(place: Path, recipe: str, output: str, *options: object, script: str =
 
 
 def test_it_is_train_pys_run(place: Path) -> None:
-    """The first gradients within 1e-5, each step's loss within 1e-4, the adapters within 1e-5."""
+    """Compare first gradients within 1e-5, each step's loss within 1e-4, and adapters within 1e-5."""
     for script in ("train.py", "train_torchax.py"):
         trace = place / f"{script}.npz"
         assert train(place, "plain", "plain", "--trace", trace, script=script).startswith("done: steps=8 ")
@@ -127,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place: Path, whole
 
 
 def test_its_adapter_is_one_of_peft_and_of_merge_py(place: Path, whole: Path) -> None:
-    """PEFT, on transformers' model, has the evaluation loss that the run ended with."""
+    """Check that PEFT on transformers' model has the run's last evaluation loss."""
     import peft
     import torch
     import transformers
@@ -153,7 +155,7 @@ def test_its_adapter_is_one_of_peft_and_of_merge_py(place: Path, whole: Path) ->
 
 
 def test_an_adapter_is_gone_on_with(place: Path, whole: Path) -> None:
-    """From --adapter, the first loss is that of a model with it."""
+    """Start from --adapter: the first loss is that of the model with the adapter."""
     train(place, "plain", "on", "--adapter", whole / "adapter", "--steps", 1)
     lines = (place / "on/checkpoints-torchax/metrics.jsonl").read_text().splitlines()
     begun = json.loads((whole / "checkpoints-torchax/metrics.jsonl").read_text().splitlines()[-1])
@@ -171,7 +173,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
 
 
 def test_splash_attention_trains_as_dot_attention(tmp_path: Path) -> None:
-    """Gradients with the kernel, interpreted, which knows its segments by the same argument."""
+    """Compare gradients with the interpreted kernel, which gets its segments in the same argument."""
     tiny.make_llama(tmp_path, num_hidden_layers=1, head_dim=128)
     one, axes = torchax_models.packed_batch(padding=0), {"fsdp": 4, "tp": 2}
     dot, splash = (
@@ -182,7 +184,7 @@ def test_splash_attention_trains_as_dot_attention(tmp_path: Path) -> None:
 
 
 def evaluation_loss(place: Path, model: object) -> float:
-    """The mean loss of the evaluation data's targets, by torch."""
+    """Compute the mean loss of the evaluation data's targets with torch."""
     import torch
 
     from recipec.runtime.data.prepare import prepare

@@ -1,4 +1,4 @@
-"""Splash attention compiled ahead of time for TPUs that this machine does not have."""
+"""Tests of splash attention, compiled ahead of time for TPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture(scope="session")
 def compiled(root: Path) -> dict[str, Any]:
-    """What tests/e2e/tpu_compile.py found, by kernel and topology."""
+    """Run tests/e2e/tpu_compile.py, and return its results by kernel and topology."""
     command = [sys.executable, str(root / "tests" / "e2e" / "tpu_compile.py")]
     done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -30,7 +30,7 @@ def test_forward_and_backward_compile_for_every_model_and_generation(compiled: d
     assert len(kernels) == 14
     for name, one in kernels.items():
         assert one["error"] is None, f"{name}: {one['error']}"
-        # The forward kernel, and those of the gradients in the queries and in the keys and values.
+        # The forward kernel, and the kernels of two gradients: of the queries, and of the keys and values.
         assert one["custom_calls"] == 3, name
 
 

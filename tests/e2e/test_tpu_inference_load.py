@@ -1,8 +1,7 @@
-"""A merged checkpoint in the real tpu-inference: loaded through its own weight mapper at tensor parallelism
-8, and every array of the loaded model held against the merged files, bit for bit.
+"""Tests of a merged checkpoint in the real tpu-inference, loaded at tensor parallelism 8.
 
-On 8 virtual CPU devices, with the three patches that tpu_load.py states. Nothing is generated: attention is a
-kernel for TPUs.
+Its own weight mapper loads the checkpoint on 8 virtual CPU devices, with tpu_load.py's three patches. Every
+loaded array must equal the merged files bit for bit. Nothing is generated, because attention is a TPU kernel.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ SCRIPT = Path(__file__).with_name("tpu_load.py")
 
 SHARDS = 8
 HEADS, LOCAL_KV, GLOBAL_KV = 16, 8, 4
-"""In the proportions of Gemma 4 31B: the global layers have fewer key heads than there are devices."""
+"""Gemma 4 31B's proportions: the global layers have fewer key heads than there are devices."""
 LOCAL, GLOBAL = 128, 256
 LAYERS = 6
-"""Five local ones and a global one, whose keys are its values too."""
+"""Five local layers and a global one, whose keys are also its values."""
 VISION_HEADS, VISION = 8, 16
 
 
@@ -47,9 +46,9 @@ class Loaded:
 
     Attributes:
         base, merged: Hugging Face folders.
-        arrays: what tpu-inference holds, by its own names.
-        shards: the shapes of one device's part of each.
-        refusal: what it says to the text-only layout.
+        arrays: tpu-inference's arrays, by its own names.
+        shards: the shapes of one device's part of each array.
+        refusal: its error for the text-only layout.
     """
 
     base: Path
@@ -60,7 +59,7 @@ class Loaded:
 
 
 def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
-    """A base in bfloat16 and what merging a run's adapters of all projections into it makes."""
+    """Make a bfloat16 base, and merge adapters of all projections into it."""
     import torch
 
     model = tiny.make_gemma4(
@@ -99,7 +98,7 @@ def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def loaded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """Both layouts, one after the other in one process."""
+    """Load both layouts one after the other, in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
         python = serve_environment.make(print)
@@ -120,7 +119,7 @@ def loaded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 def tensors(*files: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
-    np.dtype(ml_dtypes.bfloat16)  # known to numpy by its name only where ml_dtypes is imported
+    np.dtype(ml_dtypes.bfloat16)  # numpy knows the name only after ml_dtypes is imported
     return {name: array for file in files for name, array in load_file(file).items()}
 
 
@@ -129,10 +128,10 @@ def checkpoint(folder: Path) -> dict[str, np.ndarray]:
 
 
 def as_in_the_checkpoint(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What tpu-inference holds, by the checkpoint's names and in the checkpoint's layout.
+    """Return tpu-inference's arrays by the checkpoint's names and in the checkpoint's layout.
 
-    Kernels are held inputs first, those of attention with the heads as an axis of their own; gate and up as
-    one kernel, in which each device's part is a stretch of gate and the same stretch of up.
+    tpu-inference's kernels have the inputs first, and attention's kernels have an axis of heads. Gate and up
+    are one kernel, in which each device's part is a slice of gate and the same slice of up.
     """
     out = {}
     for name, array in arrays.items():
@@ -163,7 +162,7 @@ def as_in_the_checkpoint(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def differing(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> set[str]:
-    """Names of the tensors that are not the same bits in both, or that one of them lacks."""
+    """Return the names of tensors whose bits differ, or that one side lacks."""
     held = as_in_the_checkpoint(arrays)
     alike = {
         name
@@ -178,7 +177,7 @@ def differing(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 def test_every_tensor_is_held_as_it_was_merged(loaded: Loaded) -> None:
     wanted = checkpoint(loaded.merged)
     assert not differing(loaded.arrays, wanted)
-    # What was compared is what such a checkpoint has.
+    # The comparison covered all tensors of such a checkpoint.
     text = [name for name in wanted if ".language_model.layers." in name]
     assert len(text) == LAYERS * (7 + 7) - 1  # seven projections, four norms, two of heads, one scalar; no V
     assert sum("vision" in name for name in wanted) == 16
@@ -186,7 +185,7 @@ def test_every_tensor_is_held_as_it_was_merged(loaded: Loaded) -> None:
 
 
 def test_the_global_layer_has_its_keys_for_values(loaded: Loaded) -> None:
-    """And the local ones do not."""
+    """Check that only the global layer shares keys and values."""
     attention = "model.language_model.layers.{}.self_attn.{}.weight"
     assert loaded.arrays[attention.format(LAYERS - 1, "k_proj")].shape == (192, GLOBAL_KV, GLOBAL)
     assert attention.format(LAYERS - 1, "v_proj") not in loaded.arrays
@@ -200,7 +199,7 @@ def test_the_weights_are_split_over_eight_devices(loaded: Loaded) -> None:
     local, whole = (f"model.language_model.layers.{layer}." for layer in (0, LAYERS - 1))
     assert loaded.shards[f"{local}self_attn.q_proj.weight"] == [192, HEADS // SHARDS, LOCAL]
     assert loaded.shards[f"{local}self_attn.k_proj.weight"] == [192, LOCAL_KV // SHARDS, LOCAL]
-    # Fewer heads than devices: split on the size of a head.
+    # There are fewer heads than devices, so that the head size is sharded.
     assert loaded.shards[f"{whole}self_attn.k_proj.weight"] == [192, GLOBAL_KV, GLOBAL // SHARDS]
     assert loaded.shards[f"{whole}self_attn.o_proj.weight"] == [HEADS // SHARDS, GLOBAL, 192]
     assert loaded.shards[f"{local}mlp.gate_up_proj.weight"] == [192, 2 * 320 // SHARDS]
@@ -208,7 +207,7 @@ def test_the_weights_are_split_over_eight_devices(loaded: Loaded) -> None:
 
 
 def test_a_weight_that_was_not_merged_would_be_seen(loaded: Loaded) -> None:
-    """Against the base, every adapted projection differs, and nothing else."""
+    """Compare with the base: every adapted projection differs, and nothing else."""
     base = checkpoint(loaded.base)
     adapted = {name for name in base if re.search(rf"language_model\..*\.({'|'.join(ALL)})\.weight$", name)}
     assert len(adapted) == 7 * LAYERS - 1
@@ -232,7 +231,7 @@ def test_a_weight_that_was_not_merged_would_be_seen(loaded: Loaded) -> None:
     ],
 )
 def test_one_number_that_is_another_would_be_seen(loaded: Loaded, tmp_path: Path, name: str) -> None:
-    """In the merged files, by the last bit of its last number."""
+    """Change the last bit of the last number in the merged files."""
     changed = tmp_path / "merged"
     shutil.copytree(loaded.merged, changed)
     for file in changed.glob("*.safetensors"):
@@ -241,7 +240,7 @@ def test_one_number_that_is_another_would_be_seen(loaded: Loaded, tmp_path: Path
 
 
 def flip_last_bit(file: Path, name: str) -> None:
-    """Changes the last number of a tensor in a safetensors file, if it is in there."""
+    """Change the last number of a tensor, if a safetensors file has it."""
     content = bytearray(file.read_bytes())
     size = int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8 : 8 + size])
@@ -252,7 +251,7 @@ def flip_last_bit(file: Path, name: str) -> None:
 
 
 def test_another_mapping_would_be_seen(loaded: Loaded) -> None:
-    """Gate for up, which have the same shape."""
+    """Exchange gate and up, which have the same shape."""
     wanted = checkpoint(loaded.merged)
     gate, up = (f"model.language_model.layers.0.mlp.{half}_proj.weight" for half in ("gate", "up"))
     wanted[gate], wanted[up] = wanted[up], wanted[gate]
@@ -260,5 +259,8 @@ def test_another_mapping_would_be_seen(loaded: Loaded) -> None:
 
 
 def test_the_text_only_layout_is_refused(loaded: Loaded) -> None:
-    """Which is why merging keeps the base's layout: when this fails, tpu-inference loads the other too."""
+    """Check the reason why merging keeps the base's layout.
+
+    When this fails, tpu-inference loads the text-only layout too.
+    """
     assert "'Gemma4TextConfig' object has no attribute 'text_config'" in loaded.refusal

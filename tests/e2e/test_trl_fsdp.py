@@ -1,4 +1,4 @@
-"""baseline/ on two processes, sharded as its accelerate.yaml says, against one process: the same run."""
+"""Tests of baseline/ on two processes, sharded by its accelerate.yaml, against one process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def case(objective: str) -> Case:
-    """Of 48 pairs 5 are held out, so that evaluation's last piece is filled up."""
+    """Hold out 5 of 48 pairs, so that evaluation fills up its last batch."""
     data = {"packing": True} if objective == "sft" else {"format": "preference", "loss_on": "completion"}
     return Case(
         "google/gemma-3-1b-it",
         ["sliding_attention"] * 5 + ["full_attention"],
         {
-            # As many rows in a micro-batch as on the accelerators below.
+            # A micro-batch has as many rows as on the accelerators below.
             "mesh": {"accelerator": "cpu-4", "axes": {"fsdp": 4, "tp": 1}},
             "lora": None if "all weights" in objective else {"rank": 4, "dropout": 0.0},
             "data": {"train": ["train.jsonl"], "eval_fraction": 0.1, "max_length": 64, **data},
@@ -56,7 +56,7 @@ def case(objective: str) -> Case:
 
 
 def environment(yaml: Path) -> dict[str, str]:
-    """What `accelerate launch` tells its processes of its configuration, on CPUs."""
+    """Return the variables that `accelerate launch` sets from its configuration, on CPUs."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
@@ -69,7 +69,7 @@ def environment(yaml: Path) -> dict[str, str]:
 
 
 def sharded(place: Place, artifact: Path, output: str, *options: str) -> Trace:
-    """Runs train_trl.py of an artifact on two processes; its trace."""
+    """Run an artifact's train_trl.py on two processes, and return its trace."""
     trace = place.folder / f"{output}.npz"
     command = [
         *(Path(sys.executable).parent / "torchrun", "--standalone", "--nproc_per_node", 2),
@@ -91,7 +91,7 @@ def sharded(place: Place, artifact: Path, output: str, *options: str) -> Trace:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None:
-    """Losses to 1e-5 and gradients to 1e-6; resumed from its shards, bit for bit."""
+    """Compare losses to 1e-5 and gradients to 1e-6, and a run resumed from its shards bit for bit."""
     place = Place(tmp_path, case(objective), (Backend.TUNIX, Backend.TRL))
     one = place.train(Backend.TRL, "one")
     lowered = lower(load(tmp_path / "recipe.yaml", ["mesh={accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}"]))
@@ -119,7 +119,7 @@ def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None
 
 
 def assert_same_metrics(one: Path, two: Path) -> None:
-    """What is logged, evaluations and rewards included, but for times and memory."""
+    """Compare the logs, including evaluations and rewards, except for times and memory."""
     left, right = (
         [json.loads(line) for line in (output / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()]
         for output in (one, two)

@@ -1,8 +1,8 @@
-"""Merged folders and PEFT adapters in the real vLLM server, held against transformers, both in float32.
+"""Tests of merged folders and PEFT adapters in the real vLLM server, against transformers, in float32.
 
-The real Gemma 3 270M, as its recipe trains it, and a tiny Gemma 4 in the multimodal layout. vLLM's greedy
-answers are compared by token ids, and the log probabilities of what it thought likeliest at every step.
-The figures go to build/e2e/vllm.json; the servers' logs lie beside it.
+The models are the real Gemma 3 270M, trained by its recipe, and a tiny Gemma 4 in the multimodal layout. The
+tests compare greedy answers by token ids, and the log probabilities of vLLM's likeliest tokens at every step.
+The figures are written to build/e2e/vllm.json, and the servers' logs next to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAIN = (
 
 @pytest.fixture(scope="module")
 def gemma3(tuned: Tuned, questions: list[str], tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    """The real model: plain text that the training data is far from, and held-out questions."""
+    """Make the real model's case: plain text unlike the training data, and held-out questions."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tuned.base)
@@ -59,7 +59,7 @@ def gemma3(tuned: Tuned, questions: list[str], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
-    """A tiny one of random weights, in several files, with a run that was never run."""
+    """Make a tiny model of random weights, in several files, with a made-up run."""
     folder = tmp_path_factory.mktemp("gemma4")
     base = folder / "base"
     make_gemma4(base)
@@ -76,7 +76,7 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
 
 
 class References:
-    """What transformers says, each computed when it is first asked for."""
+    """transformers' answers, computed on first use."""
 
     def __init__(self, case: Merged) -> None:
         self.case = case
@@ -101,7 +101,7 @@ class References:
 
 @dataclass(frozen=True)
 class Served:
-    """What vLLM says: the merged folder, then the base and its adapters, by the names they are served by."""
+    """vLLM's answers: of the merged folder, and of the base and its adapters by their served names."""
 
     seconds: list[float]
     merged: list[Answer]
@@ -127,7 +127,7 @@ def references(case: Merged) -> References:
 
 @pytest.fixture(scope="module")
 def served(name: str, case: Merged, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """Everything that is asked of the two servers of a case, one after the other."""
+    """Collect all answers of a case's two servers, which run one after the other."""
     adapters = {"adapter": case.adapter}
     if case.keys is not None:
         adapters |= {"keys": case.keys[1], "keys-alone": tmp_path_factory.mktemp("adapter")}
@@ -150,7 +150,7 @@ def served(name: str, case: Merged, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def report(root: Path) -> Iterator[dict[str, Any]]:
-    """Figures by what was compared."""
+    """Collect figures by what was compared, and write them."""
     figures: dict[str, Any] = {}
     yield figures
     path = root / "build" / "e2e" / "vllm.json"
@@ -171,7 +171,7 @@ def test_the_merged_folder_answers_as_in_transformers(
 def test_the_adapter_answers_as_the_merged_folder(
     name: str, served: Served, references: References, report: dict[str, Any]
 ) -> None:
-    """The adapter answers in vLLM next to the base, and in PEFT; the base's own answers do not change."""
+    """Check the adapter's answers in vLLM next to the base, and in PEFT. The base's answers do not change."""
     report[f"{name}: adapter against merged"] = agreement(served.adapters["adapter"], references.merged)
     report[f"{name}: adapter against PEFT"] = agreement(served.adapters["adapter"], references.adapter)
     report[f"{name}: base"] = agreement(served.base, references.base)
@@ -184,7 +184,7 @@ def test_the_adapter_changes_the_answers(served: Served, references: References)
 
 
 def test_the_answers_are_worth_comparing(references: References) -> None:
-    """They do not say one token over and over."""
+    """Check that the answers do not repeat one token."""
     assert np.mean([len(set(answer)) for answer in tokens(references.merged)]) >= 6
 
 
@@ -204,7 +204,7 @@ def test_a_chat_goes_through_the_merged_folders_template(case: Merged, served: S
     (choice,) = served.chat["choices"]
     assert served.chat["prompt_token_ids"] == prompt
     assert choice["token_ids"] == answer
-    # vLLM keeps back a character whose last bytes have not come.
+    # vLLM holds back an incomplete character.
     text = tokenizer.decode(answer, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
     assert choice["message"]["content"].rstrip("\N{REPLACEMENT CHARACTER}") == text
 
@@ -213,10 +213,11 @@ def test_a_chat_goes_through_the_merged_folders_template(case: Merged, served: S
 def test_merged_keys_that_are_values_too_answer_as_in_transformers(
     name: str, served: Served, references: References, report: dict[str, Any]
 ) -> None:
-    """Gemma 4's global layers have one matrix for both, which merging changes for both.
+    """Test Gemma 4's global layers, which have one matrix for keys and values; merging changes both.
 
-    vLLM 0.32.0 keeps it twice, as k_proj and as v_proj, and adds an adapter of k_proj to the first alone: the
-    export names it twice. When the second half fails, vLLM has mended that, and the export need not.
+    vLLM 0.32.0 stores the matrix twice, as k_proj and as v_proj, and adds an adapter of k_proj only to the
+    first. So the export names it twice. When the second half of this test fails, vLLM has fixed this, and the
+    export can stop doing so.
     """
     report[f"{name}: keys and values"] = agreement(served.adapters["keys"], references.keys)
     with pytest.raises(AssertionError):
@@ -224,7 +225,7 @@ def test_merged_keys_that_are_values_too_answer_as_in_transformers(
 
 
 def leave_out_the_values(adapter: Path, directory: Path) -> None:
-    """Writes an adapter of k_proj without its copies for v_proj in the layer that has no v_proj, the last."""
+    """Write an adapter of k_proj without its v_proj copies in the last layer, which has no v_proj."""
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(adapter / "adapter_model.safetensors")

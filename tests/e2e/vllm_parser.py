@@ -1,8 +1,8 @@
-"""vllm-tpu's own parser and configuration layer, asked about many command lines in one process.
+"""Parse many command lines with vllm-tpu's own parser and configuration layer, in one process.
 
 It runs in the serving environment, where this project is not installed: `python vllm_parser.py ASKED
-ANSWERS`, both JSON. No TPU is needed. One thing is patched: the version of the chip, by which the attention
-kernel chooses its block sizes, and which it asks the machine for.
+ANSWERS`, both JSON. No TPU is needed. The script replaces only the chip's version, which the attention kernel
+reads from the machine to choose its block sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OFFLINE = {
 }
 MOST_SAID = 2000
 PARSERS: list[Any] = []
-"""The parser, once it is made."""
+"""The parser, after it was made."""
 
 
 def main(asked_file: str, answers_file: str) -> None:
@@ -48,10 +48,10 @@ def main(asked_file: str, answers_file: str) -> None:
 
 
 def parsed(words: list[str]) -> Any:
-    """The arguments of `vllm serve`.
+    """Parse the arguments of `vllm serve`.
 
     Raises:
-        SystemExit: when the parser refuses them.
+        SystemExit: the parser refuses them.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -62,20 +62,20 @@ def parsed(words: list[str]) -> Any:
 
 
 def line(words: list[str]) -> str:
-    """What the parser says of some words after the model: "" where it takes them."""
+    """Return the parser's message about words after the model, or "" if it accepts them."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             parsed(["model", *words])
     except SystemExit:
         return said.getvalue().strip().rpartition("\n")[2][-MOST_SAID:] or "refused"
-    except Exception as error:  # whatever it raises is a refusal
+    except Exception as error:  # any error is a refusal
         return f"{type(error).__name__}: {error}"[:MOST_SAID]
     return ""
 
 
 def engine(case: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM makes of a command line: its configuration, or its refusal.
+    """Return vLLM's configuration of a command line, or its refusal.
 
     Args:
         case: "words" after `vllm serve`, and "environment".
@@ -94,12 +94,12 @@ def engine(case: dict[str, Any]) -> dict[str, Any]:
             validate_parsed_serve_args(arguments)
             arguments.model = arguments.model_tag
             engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
-            # As `vllm serve` starts it, whose server is not the engine's process.
+            # As in `vllm serve`, where the server is not the engine's process.
             engine_arguments._api_process_rank = -1
             made = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     except SystemExit:
         return {"refused": said.getvalue().strip().rpartition("\n")[2][-MOST_SAID:]}
-    except Exception as error:  # whatever it raises is a refusal
+    except Exception as error:  # any error is a refusal
         return {"refused": f"{type(error).__name__}: {error}"[:MOST_SAID]}
     finally:
         os.environ.clear()
@@ -127,11 +127,11 @@ def engine(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def block(case: dict[str, Any]) -> int:
-    """Tokens of a block that the decode kernel takes by default."""
+    """Return the tokens of the decode kernel's default block."""
     import jax.numpy as jnp
     from tpu_inference.kernels.ragged_paged_attention.v3 import kernel
 
-    # Reads jax.devices()[0], which is a CPU here.
+    # The original reads jax.devices()[0], which is a CPU here.
     kernel.get_tpu_version = lambda: case["version"]
     sizes = kernel.get_default_block_sizes(
         jnp.bfloat16,
@@ -149,7 +149,7 @@ def block(case: dict[str, Any]) -> int:
 
 
 def page(case: dict[str, Any]) -> int:
-    """Tokens of a page of the cache."""
+    """Return the tokens of a page of the cache."""
     from tpu_inference.layers.vllm.backends.flash_attn import PallasAttentionBackend
 
     config = SimpleNamespace(
@@ -161,7 +161,7 @@ def page(case: dict[str, Any]) -> int:
 
 
 def features(architectures: list[str]) -> dict[str, Any]:
-    """What the sources say of adapters and structured outputs."""
+    """Return what the sources say about adapters and structured outputs."""
     import dataclasses
     from importlib.util import find_spec
 
@@ -198,8 +198,11 @@ def features(architectures: list[str]) -> dict[str, Any]:
 
 
 def implementation(architecture: str) -> str | None:
-    """Whose model of a class is run: tpu-inference's in JAX where it has one and prefers it, else vLLM's own,
-    or transformers' in it; None for a class that neither registry has."""
+    """Return who implements a model class, or None if neither registry has it.
+
+    tpu-inference's JAX model is used if it exists and is preferred, and else vLLM's own or transformers' in
+    vLLM.
+    """
     from tpu_inference.models.common import model_loader
     from vllm.model_executor.models import ModelRegistry
 
@@ -214,6 +217,6 @@ def implementation(architecture: str) -> str | None:
 
 
 if __name__ == "__main__":
-    # Libraries print while they are imported; only the file is read.
+    # Libraries print during their import. The caller reads only the file.
     sys.stdout = sys.stderr
     main(*sys.argv[1:])

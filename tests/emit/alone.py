@@ -1,4 +1,4 @@
-"""Imports all that artifacts have, and starts their scripts, with nothing of this repository on the path.
+"""Import all modules of artifacts and start their scripts, without this repository on the path.
 
 python alone.py FOLDER...        each a folder of one artifact, with its runtime/
 """
@@ -18,14 +18,14 @@ OURS = ("spec", "compiler", "templates", "runtime")
 
 
 def forget() -> None:
-    """Takes the packages of the artifact before out of the process."""
+    """Remove the previous artifact's packages from the process."""
     for name in [*sys.modules]:
         if name.split(".")[0] in OURS:
             del sys.modules[name]
 
 
 def compile_once() -> None:
-    """The artifacts' copies of a module are the same: each is compiled for the first of them."""
+    """Compile each module once, because the artifacts' copies of it are equal."""
     compiled: dict[bytes, Any] = {}
     compiling = SourceFileLoader.source_to_code
 

@@ -1,4 +1,4 @@
-"""A cloud in a folder: a gcloud whose machines are folders, in which it runs what it is told to run."""
+"""A fake cloud in a folder: its gcloud has folders as machines, and runs commands in them."""
 
 from __future__ import annotations
 
@@ -137,13 +137,13 @@ exit "$next"
 
 
 def launch_scripts() -> dict[str, bytes]:
-    """The scripts of runtime/launch by path within the runtime."""
+    """Return the scripts of runtime/launch by path within the runtime."""
     return {path: content for path, content in runtime_files().items() if path.startswith("launch/")}
 
 
 @dataclass
 class Ran:
-    """What a script did."""
+    """The result of a script."""
 
     status: int
     out: str
@@ -152,10 +152,10 @@ class Ran:
 
 @dataclass
 class Started:
-    """A script that runs.
+    """A running script.
 
-    What it says goes into files: a pipe would stay open for as long as a machine of the cloud has a process
-    that was started over the script's connection.
+    Its output goes into files. A pipe would stay open as long as a machine of the cloud has a process that
+    the script's connection started.
     """
 
     process: subprocess.Popen[bytes]
@@ -163,11 +163,11 @@ class Started:
     err: IO[str]
 
     def interrupt(self) -> None:
-        """A Ctrl-C in its terminal."""
+        """Send the script a terminal's Ctrl-C."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def ends(self) -> Ran:
-        """Waits for its end."""
+        """Wait for the end."""
         status = self.process.wait(60)
         with self.out, self.err:
             self.out.seek(0)
@@ -176,13 +176,13 @@ class Started:
 
 
 class Cloud:
-    """A folder with a fake gcloud, a laptop's folder with launch/ and runtime/, and what has been called.
+    """A folder with a fake gcloud, a laptop's folder with launch/ and runtime/, and a log of calls.
 
     Args:
-        folder: an empty one.
-        files: of an artifact.
-        name: of the artifact.
-        hosts: of each VM.
+        folder: an empty folder.
+        files: the artifact's files.
+        name: the artifact's name.
+        hosts: the hosts of each VM.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, bytes], name: str, hosts: int) -> None:
@@ -230,7 +230,7 @@ class Cloud:
         return self.start(*arguments, **environ).ends()
 
     def plan(self, host: str, *statuses: object) -> None:
-        """What the trainings of a host come to, one after the other; without a plan it is 0."""
+        """Set the exit statuses of a host's successive trainings. Without a plan, they are 0."""
         (self.folder / f"plan-{host}").write_text("".join(f"{status}\n" for status in statuses))
 
     def lines(self, record: str) -> list[str]:
@@ -238,14 +238,14 @@ class Cloud:
         return path.read_text().splitlines() if path.exists() else []
 
     def calls(self, *words: str) -> list[str]:
-        """The gcloud commands that contain all of these words."""
+        """Return the gcloud commands that contain all of these words."""
         return [line for line in self.lines("calls") if all(word in line for word in words)]
 
     def home(self, worker: int, vm: str | None = None) -> Path:
         return self.folder / "vms" / (vm or self.name) / f"host-{worker}"
 
     def preempt(self, vm: str | None = None) -> None:
-        """Takes a VM away: its processes, its disks, and its state."""
+        """Preempt a VM: remove its processes and disks, and set its state."""
         self.end()
         machine = self.folder / "vms" / (vm or self.name)
         for host in machine.glob("host-*"):
@@ -253,7 +253,7 @@ class Cloud:
         (machine / "state").write_text("PREEMPTED\n")
 
     def close(self) -> None:
-        """Ends all that still runs in it: it would outlive the test, and may spin."""
+        """Kill all remaining processes, which would outlive the test and might use a core."""
         self.end()
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -261,7 +261,7 @@ class Cloud:
                     os.kill(int(process.name), signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends what still trains."""
+        """Kill the trainings."""
         for file in self.folder.glob("vms/*/host-*/train.pid"):
             try:
                 os.kill(int(file.read_text()), signal.SIGKILL)

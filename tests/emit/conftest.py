@@ -1,4 +1,4 @@
-"""Artifacts of every kind, written once."""
+"""Fixtures with artifacts of every kind, written once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipec.compiler.emitters.emit import emit
 
 @pytest.fixture(scope="session")
 def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of artifacts that between them use every branch of the emitters."""
+    """Write artifacts that together use every branch of the emitters."""
     folder = tmp_path_factory.mktemp("variants")
     artifacts: dict[str, Mapping[str, bytes]] = {}
     for name, sets in EVERYTHING.items():

@@ -1,4 +1,4 @@
-"""Recipes for the tests of this folder, and the tools that emitted files are held against."""
+"""Recipes for the tests of this folder, and tools that check emitted files."""
 
 from __future__ import annotations
 
@@ -100,30 +100,30 @@ EVERYTHING = {
     ],
     "long-name": ["name=a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"],
 }
-"""What between them use every branch of the emitters: --set arguments by the name of a recipe."""
+"""--set arguments by recipe, which together use every branch of the emitters."""
 
 
 def program_of(folder: Path, sets: Sequence[str] = (), text: str = RECIPE) -> Program:
-    """The program of a recipe that is written into `folder` as recipe.yaml."""
+    """Write a recipe into `folder` as recipe.yaml, and return its program."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
     return compiled(folder / "recipe.yaml", sets)
 
 
 def compiled(path: Path, sets: Sequence[str] = ()) -> Program:
-    """The program of a recipe's file."""
+    """Return the program of a recipe's file."""
     lowered = lower(load(path, sets))
     assert lowered.program is not None, render_text(lowered.diagnostics)
     return lowered.program
 
 
 def files_of(folder: Path, sets: Sequence[str] = (), text: str = RECIPE) -> dict[str, bytes]:
-    """The artifact of a recipe that is written into `folder`."""
+    """Write a recipe into `folder`, and return its artifact."""
     return emit(program_of(folder, sets, text))
 
 
 def tool(name: str, *arguments: object, cwd: Path | None = None) -> str:
-    """What a command of the development environment prints when it fails; "" when it succeeds."""
+    """Run a command of the development environment, and return its output if it fails, or ""."""
     command = [str(BIN / name), *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else f"{name}: {done.stdout}{done.stderr}"

@@ -1,4 +1,4 @@
-"""What an artifact serves with: its compose file, its pods, and a recipe in which every key is given."""
+"""Helpers for an artifact's compose file and pods, and a recipe with every key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def yaml(text: str) -> dict[str, Any]:
 
 
 def objects(manifest: str) -> dict[str, dict[str, Any]]:
-    """The objects of a manifest, by kind."""
+    """Return the objects of a manifest by kind."""
     found = [item for item in YAML(typ="safe").load_all(manifest) if item]
     assert len({item["kind"] for item in found}) == len(found)
     return {item["kind"]: item for item in found}
@@ -37,7 +37,7 @@ def pod_of(manifest: str) -> dict[str, Any]:
 
 
 def with_model(folder: Path, *names: str) -> Path:
-    """The folder, with a model (or an adapter) in folders below it."""
+    """Make a folder with models or adapters in folders below it."""
     for name in names or ("merged",):
         (folder / name).mkdir(parents=True)
         (folder / name / ("adapter_config.json" if name.endswith("adapter") else "config.json")).write_text(

@@ -1,4 +1,4 @@
-"""Servers for the tests of serve/: programs with other serve sections, and the words that files lead to."""
+"""Helpers for the tests of serve/: programs with other serve sections, and the words that files lead to."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from recipec.spec.language import Serve
 
 
 def served(program: Program, **changes: Any) -> Program:
-    """The program with another serve section; keys of other sections are written section__key.
+    """Change the program's serve section; keys of other sections are written section__key.
 
-    Only the language judges it, not the checks: what vLLM serves is not these tests' question.
+    Only the language validates the changes. The checks do not run, because these tests do not test what vLLM
+    serves.
     """
     recipe = program.recipe
     assert recipe.serve is not None
@@ -40,7 +41,7 @@ def served(program: Program, **changes: Any) -> Program:
 
 @functools.cache
 def base(*sets: str) -> Program:
-    """The program of the recipe that these tests vary, without its folder."""
+    """Return the program of the recipe that these tests vary, without its folder."""
     with tempfile.TemporaryDirectory() as folder:
         return program_of(Path(folder), sets)
 
@@ -50,19 +51,22 @@ def server_of(program: Program) -> Container:
 
 
 def variant(*sets: str, **changes: Any) -> dict[str, str]:
-    """The files of serve/ for a recipe."""
+    """Return the files of serve/ for a recipe."""
     return emit_serve(served(base(*sets), **changes))
 
 
 def image_words(dockerfile: str) -> list[str]:
-    """What the image runs."""
+    """Return the words that the image runs."""
     entry = dockerfile.partition("\nENTRYPOINT ")[2].replace("\\\n", "")
     words: list[str] = json.loads(entry)
     return words
 
 
 def image_environment(dockerfile: str) -> dict[str, str]:
-    """What the image sets, as Docker reads double quotes: a backslash counts before these three alone."""
+    """Return the image's variables, as Docker reads double quotes.
+
+    A backslash only escapes these three characters.
+    """
     found = re.findall(r'^ENV ([A-Za-z0-9_]+)="(.*)"$', dockerfile, re.MULTILINE)
     assert len(found) == len(re.findall(r"^ENV ", dockerfile, re.MULTILINE))
     for _, value in found:
@@ -71,17 +75,17 @@ def image_environment(dockerfile: str) -> dict[str, str]:
 
 
 TOOLS = ("bash", "sh", "dirname", "mkdir", "touch", "env")
-"""What serve.sh and the stubs need of a machine."""
+"""The tools that serve.sh and the stubs need."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a script did.
+    """The result of a script.
 
     Attributes:
-        words, environment: of the vllm that it started; () and {} where it started none.
-        copied: the words of each gcloud that it ran.
-        client: what it ran Python with.
+        words, environment: of the vllm that it started; () and {} if it started none.
+        copied: the words of each gcloud call.
+        client: the words of its Python call.
     """
 
     status: int
@@ -98,13 +102,13 @@ STUBS = {
     "gcloud": 'printf "%s\\0" "$@" > "$STUBS/gcloud.words.$$"; for last; do :; done; '
     'touch "$last/config.json" "$last/adapter_config.json"',
 }
-"""Commands that write down what they were called with; this gcloud's copies are empty files."""
+"""Commands that record their arguments. The gcloud among them copies empty files."""
 
 
 def run_script(
     folder: Path, script: str, *arguments: str, stubs: Sequence[str] = ("vllm", "gcloud"), **environ: str
 ) -> Ran:
-    """Runs a script as folder/serve/run.sh with commands that write down what they are called with."""
+    """Run a script as folder/serve/run.sh, with stubs that record their arguments."""
     (folder / "serve").mkdir(exist_ok=True)
     (folder / "serve/run.sh").write_text(script, encoding="utf-8")
     records = folder / "stubs"
@@ -114,7 +118,7 @@ def run_script(
     for name in stubs:
         (records / name).write_text(f"#!/bin/sh\n{STUBS[name]}\n")
         (records / name).chmod(0o755)
-    # Nothing else of this machine: it may have a gcloud or a vllm of its own.
+    # Hide the rest of this machine, which may have its own gcloud or vllm.
     for name in TOOLS:
         (records / name).symlink_to(str(shutil.which(name)))
     environment = {"PATH": str(records), "HOME": str(folder), "STUBS": str(records), **environ}
@@ -135,7 +139,7 @@ def _parts(path: Path) -> tuple[str, ...]:
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """What Kubernetes makes of a container's word: $(NAME) is filled in where NAME is set, $$ is one $."""
+    """Expand a container's word as Kubernetes does: $(NAME) if NAME is set, and $$ to one $."""
     return re.sub(
         r"\$(\$|\(([^)]*)\))",
         lambda found: "$" if found[1] == "$" else environment.get(found[2], found[0]),

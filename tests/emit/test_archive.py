@@ -1,4 +1,4 @@
-"""`recipe pack`: the archive has the same bytes each time, holds all that is needed, and is never stale."""
+"""Tests of `recipe pack`: the archive is reproducible, complete, and never stale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a recipe, its data and its artifact, which is the working folder."""
+    """Make a working folder with a recipe, its data and its artifact."""
     (tmp_path / "recipes/data").mkdir(parents=True)
     (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
@@ -75,7 +75,7 @@ def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.Tem
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall(away / "unpacked", filter="data")
     (away / "cwd").mkdir()
-    # Without the editable install of this project, so that what is imported is the archive's.
+    # Without the editable install of this project, the script imports the archive's modules.
     code = (
         "import os, runpy, sys;"
         "sys.path = [p for p in sys.path if p and not os.path.exists(os.path.join(p, 'compiler', 'cli.py'))];"

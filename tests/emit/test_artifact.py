@@ -1,4 +1,4 @@
-"""Writing artifacts: what is replaced, what is left alone, and what a failure leaves behind."""
+"""Tests of how artifacts are written: what is replaced, what is kept, and what remains after a failure."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_lock_cannot_make_files_elsewhere_go(built: Path, files: dict[str, byt
 
 
 def test_the_schema_lies_beside_the_artifacts(built: Path, files: dict[str, bytes]) -> None:
-    """An artifact's recipe.yaml names it in its first line."""
+    """Check the schema's path in the first line of an artifact's recipe.yaml."""
     schema = built / SCHEMA
     first = (built / "sample/recipe.yaml").read_text(encoding="utf-8").split("\n")[0]
     assert (built / "sample" / first.partition("$schema=")[2]).resolve() == schema.resolve()

@@ -1,4 +1,4 @@
-"""Templates that are kept compiled: never another text, whatever becomes of what is kept."""
+"""Tests of the cache of compiled templates: it never changes a text, whatever happens to the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipec.compiler.emitters import render
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the templates are: a.j2 alone."""
+    """Use a template folder with only a.j2."""
     (tmp_path / "a.j2").write_text("one {{ name }}")
     monkeypatch.setattr(render, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def said() -> str:
-    """As another process says it."""
+    """Render as a new process would."""
     render._environment.cache_clear()
     return render.render("a", name="b")
 

@@ -1,4 +1,4 @@
-"""generated/ is what recipes/ gives, and every kind of emitted file passes the linters of its language."""
+"""Tests that generated/ is up to date, and that every kind of emitted file passes its language's linters."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_python_is_compiled_formatted_and_linted(which: str, root: Path, variant
     assert scripts
     for path in scripts:
         compile(path.read_text(encoding="utf-8"), str(path), "exec")
-    # Where runtime/ is beside them; with ruff's defaults, and with this project's rules.
+    # Next to runtime/, with ruff's defaults and with this project's rules.
     rules = "E4,E7,E9,F,I,UP,B,SIM,RUF"
     assert tool("ruff", "format", "--isolated", "--no-cache", "--check", "--diff", *scripts, cwd=folder) == ""
     assert tool("ruff", "check", "--isolated", "--no-cache", *scripts, cwd=folder) == ""

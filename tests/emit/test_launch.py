@@ -1,4 +1,4 @@
-"""launch/: which files a recipe gets, and that their languages and their tools know what they say."""
+"""Tests of launch/: a recipe's files are valid in their languages, and for their tools."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FILES = {
 
 
 SCRIPTS = {"slices", "slices-of-four", "ironwood", "local", "everything", "reserved"}
-"""Shapes whose scripts have between them every line of the templates."""
+"""Shapes whose scripts together have every line of the templates."""
 
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The files of launch/ by their names, and README.md, of a recipe of each shape."""
+    """Return the files of launch/ by name, and README.md, for each shape's recipe."""
     found = {}
     for shape, sets in SHAPES.items():
         program = program_of(tmp_path_factory.mktemp(shape), [*BASE, *sets])
@@ -93,7 +93,7 @@ def test_scripts_pass_shellcheck(launches: dict[str, dict[str, str]], tmp_path: 
 
 
 def probing(jobset: str) -> str:
-    """A jobset.yaml as the command in it has it for a probe."""
+    """Change a jobset.yaml for a probe with the command in its comment."""
     command = re.search(r"^# +sed '(.*)' jobset.yaml \|$", jobset, re.MULTILINE)
     assert command is not None
     done = subprocess.run(["sed", command[1]], input=jobset, capture_output=True, text=True, check=True)
@@ -110,23 +110,23 @@ def test_a_jobset_probes_without_weights_and_deletes_itself(launches: dict[str, 
                 if before["name"] in ("train", "prepare"):
                     steps = {"train": ["probe"], "prepare": ["setup"]}[before["name"]]
                     assert after.pop("command") == [*before.pop("command")[:2], *steps]
-            assert probes == trains  # all else is the same
+            assert probes == trains  # the rest is equal
 
 
 def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]]) -> None:
-    """By the fields of JobSet, and each Job and pod by Kubernetes' own schema."""
+    """Validate against JobSet's fields, and each Job and pod against Kubernetes' own schema."""
     from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
     for shape, files in launches.items():
         if "jobset.yaml" not in files:
             continue
-        jobset = jobset_of(probing(files["jobset.yaml"]))  # with all that the training's has, and more
+        jobset = jobset_of(probing(files["jobset.yaml"]))  # with all objects of the training, and more
         read = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(jobset))
         assert read is not None and without_none(read.to_dict()) == jobset, shape
         (slices,) = jobset["spec"]["replicatedJobs"]
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
         validate(job | {"spec": slices["template"]["spec"]}, "1.34", strict=True)
-        # JobSet takes no more; and neither name may be a longer label than 63 characters.
+        # JobSet allows no more. Neither name may become a label of more than 63 characters.
         assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
         assert len(f"{jobset['metadata']['name']}-slice-99-999-abcde") <= 63
     broken = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"templates": {}}}
@@ -135,7 +135,7 @@ def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]])
 
 
 def without_none(value: Any) -> Any:
-    """A tree without its keys of nothing, which stand for what was not given."""
+    """Remove a tree's null keys, which were not given."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     return [without_none(item) for item in value] if isinstance(value, list) else value
@@ -196,7 +196,7 @@ def test_a_jobset_ends_at_errors_and_restarts_at_everything_else(launches: dict[
 
 
 def laid_out(files: dict[str, str], folder: Path) -> Path:
-    """A folder with launch/ of an artifact, and the runtime's beside it."""
+    """Write launch/ of an artifact, with the runtime's launch/ next to it."""
     for path, content in launch_scripts().items():
         (folder / "runtime" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "runtime" / path).write_bytes(content)
@@ -207,7 +207,7 @@ def laid_out(files: dict[str, str], folder: Path) -> Path:
 
 
 def create_command(folder: Path) -> list[str]:
-    """The words with which its tpu-vm.sh would make the machines."""
+    """Return the words that tpu-vm.sh would create the machines with."""
     ran = run_script(folder / "sample/launch/tpu-vm.sh", "--dry-run", "up")
     assert ran.returncode == 0, ran.stderr
     return shlex.split(ran.stdout)
@@ -262,7 +262,7 @@ def test_uv_is_the_development_environments(root: Path) -> None:
 
 
 def run_script(script: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script of launch/ in the folder above its artifact, with the commands of that folder's bin/."""
+    """Run a script of launch/ in the folder above its artifact, with that folder's bin/ on PATH."""
     place = script.parents[2]
     environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "HOME": str(place), **environ}
     command = ["bash", str(script), *arguments]

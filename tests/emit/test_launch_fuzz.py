@@ -1,5 +1,8 @@
-"""launch/ and README.md with values that try to be more than values: each file's own reader finds them as
-they are, nothing of theirs is run, and the checks refuse what no quoting helps against."""
+"""Fuzz tests of launch/ and README.md with hostile values.
+
+Each file's reader must return the values unchanged, and run none of them. The checks refuse values that no
+quoting can fix.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ PIECES = [
         "&a",
     ),
 ]
-"""No blank at the ends and no line break: the checks refuse the one, and nobody means the other."""
+"""Texts without line breaks, which the checks refuse, and without outer blanks, which nobody intends."""
 
 
 def text(found: random.Random) -> str:
@@ -176,7 +179,7 @@ COMMANDS = {
     "xpk.sh": [["create"], ["status"]],
     "host.sh": [["stage"]],
 }
-"""Between them these reach every value of the scripts."""
+"""Commands that together use every value of the scripts."""
 
 
 def scripts(files: dict[str, str], here: Path) -> Iterator[Path]:
@@ -190,7 +193,7 @@ def scripts(files: dict[str, str], here: Path) -> Iterator[Path]:
 def test_scripts_run_nothing_of_them(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path, root: Path
 ) -> None:
-    """The words that gcloud, xpk and hf are given are written down, and the values are among them, whole."""
+    """Check that gcloud, xpk and hf receive the values unchanged; stubs record their arguments."""
     for number, (program, files) in enumerate(hostile):
         here = tmp_path / str(number)
         name, settings = program.name, program.recipe.launch
@@ -200,7 +203,7 @@ def test_scripts_run_nothing_of_them(
         for stub in (stubs / "xpk", stubs / "gcloud", here / "venv/bin/hf"):
             stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> "$WORDS"\n')
             stub.chmod(0o755)
-        (stubs / "df").write_text("#!/bin/sh\necho 99999999\n")  # MiB that are free
+        (stubs / "df").write_text("#!/bin/sh\necho 99999999\n")  # free MiB
         (stubs / "df").chmod(0o755)
         subprocess.run(["tar", "czf", f"{name}.tar.gz", "--files-from=/dev/null"], cwd=here, check=True)
         environment = {
@@ -225,7 +228,7 @@ def test_scripts_run_nothing_of_them(
         assert f"--cluster={settings.cluster}" in words and f"--base-docker-image={settings.image}" in words
         assert f"--zone={settings.zone}" in words and f"--project={settings.project}" in words
         assert program.recipe.model.revision in words
-        # What --dry-run shows, as a shell reads it again.
+        # Read the output of --dry-run as a shell does.
         shown = subprocess.run(
             ["bash", "-c", 'while IFS= read -r line; do eval "set -- $line"; printf "%s\\n" "$@"; done'],
             input="\n".join(line for line in said.splitlines() if line.startswith("gcloud")),
@@ -241,7 +244,7 @@ def test_scripts_run_nothing_of_them(
 def test_a_readme_has_its_own_blocks_alone(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path
 ) -> None:
-    """Its code is code, and its headings are those of every README.md."""
+    """Check that all code blocks are code, and that all headings are those of every README.md."""
     for program, files in hostile:
         page = files["README.md"]
         blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""launch/tpu-vm.sh and host.sh, run for real against a cloud in a folder."""
+"""Tests that run launch/tpu-vm.sh and host.sh against a fake cloud in a folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO_SLICES = [
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str, bytes]]:
-    """Artifacts without what a launch does not need."""
+    """Make artifacts with only the files that a launch needs."""
     found = {}
     kinds = {"four": FOUR_HOSTS, "spot": SPOT, "named": NAMED, "slices": TWO_SLICES}
     for kind, sets in kinds.items():
@@ -61,7 +61,7 @@ def clouds(tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]]) -> Iterato
 
 
 def tools(folder: Path) -> str:
-    """A PATH of what a machine without gcloud has."""
+    """Make a PATH with the tools of a machine without gcloud."""
     (folder / "tools").mkdir()
     for name in ("bash", "cat", "dirname"):
         (folder / "tools" / name).symlink_to(shutil.which(name) or "")
@@ -174,7 +174,7 @@ def test_spot_capacity_that_is_taken_away_is_replaced(clouds: Callable[..., Clou
         cloud.plan(f"sample-{host}", "wait", "0")
     process = cloud.start("run", "sample")
     until(lambda: len(cloud.lines("trainings")) == 4)
-    (cloud.folder / "full").touch()  # nothing to be had at the first try
+    (cloud.folder / "full").touch()  # no capacity at the first try
     cloud.preempt()
     ran = process.ends()
     assert ran.status == 0, ran.err
@@ -206,7 +206,7 @@ def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
     assert ran.status == 0 and "a host failed; trying again" in ran.err
     (cloud.folder / "fault-2").write_text("x\n" * 3)
     assert cloud.run("setup").status == 1
-    # While it is watched, a host that does not answer is waited for.
+    # Watching waits for a host that does not answer.
     (cloud.folder / "fault-2").write_text("")
     cloud.plan("sample-0", "wait")
     process = cloud.start("train")
@@ -340,7 +340,7 @@ def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
 def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], pause: float) -> None:
-    """As the log begins to be followed, and while it is."""
+    """Press Ctrl-C at the start of following the log, and later."""
     cloud = clouds()
     prepared(cloud)
     for host in range(4):
@@ -353,9 +353,9 @@ def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], 
     ran = process.ends()
     assert ran.status == 130 and "continues without this terminal" in ran.err
     assert cloud.run("status").out.count("running") == 4
-    watching = cloud.start("train")  # sees that it runs, and starts nothing
+    watching = cloud.start("train")  # finds a running training, and starts none
     until(lambda: len(cloud.calls("host.sh follow")) > 1)
-    assert cloud.run("push").status == 1  # not under a training's feet
+    assert cloud.run("push").status == 1  # not during a training
     assert cloud.run("stop").status == 0
     ran = watching.ends()
     assert ran.status == 0 and "The training was stopped" in ran.err

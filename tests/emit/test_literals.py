@@ -1,4 +1,4 @@
-"""Values are written as `ruff format` would leave them."""
+"""Tests that values are written as `ruff format` would write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An artifact's runtime/: what its files call and import, and the optional parts that its recipe asks for."""
+"""Tests of an artifact's runtime/: the modules that its files use, and the optional parts of its recipe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
 MOST = 21_400
-"""Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
+"""The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 
 def listed(files: dict[str, bytes]) -> set[str]:
@@ -195,7 +195,7 @@ def test_an_edited_file_of_the_runtime_is_kept_when_that_is_asked(tmp_path: Path
 
 
 def test_what_an_earlier_version_wrote_whole_goes(tmp_path: Path) -> None:
-    """Locks had one digest of all of runtime/, which lay there whole."""
+    """Build over an artifact whose lock has one digest of all of runtime/, written whole."""
     out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
     earlier = {**files, LOCK: json.dumps(json.loads(files[LOCK]) | {RUNTIME: runtime_digest()}).encode()}
     write(out, {"sample": earlier})
@@ -210,8 +210,10 @@ def test_what_an_earlier_version_wrote_whole_goes(tmp_path: Path) -> None:
 def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(
     root: Path, tmp_path: Path, most: int
 ) -> None:
-    """Each module that it has is imported and each script started; artifacts that need the same are one.
-    `make test` has those with the fewest modules."""
+    """Import each module and start each script of artifacts with distinct needs.
+
+    `make test` runs those with the fewest modules.
+    """
     distinct: dict[frozenset[str], str] = {}
     for recipe in sorted((root / "recipes").glob("*.yaml")):
         program = compiled(recipe)
@@ -233,7 +235,7 @@ def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(
 
 
 def test_a_run_goes_on_where_what_both_need_is_the_same(tmp_path: Path) -> None:
-    """A server may come or go between a run and its continuation; a module of the training may not."""
+    """Allow a server to be added or removed before a continuation, but no module of the training."""
     alone, served = (files_of(tmp_path / "recipes", sets) for sets in (["serve=null"], []))
     run, artifact = tmp_path / "run", tmp_path / "artifact"
     artifact.mkdir()

@@ -1,4 +1,4 @@
-"""notebook.ipynb: nbformat's schema, and each command by the parser of what it calls."""
+"""Tests of notebook.ipynb: nbformat's schema, and each command by its program's own parser."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def notebook(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def made(folder: Path, sets: Sequence[str], wheel: bool = True) -> Any:
-    """The notebook of a recipe, read by nbformat."""
+    """Return a recipe's notebook, read by nbformat."""
     program = replace(program_of(folder, sets, RECIPE), notebook=True, installs_runtime=wheel)
     return nbformat.reads(emit(program)[NOTEBOOK].decode(), as_version=nbformat.NO_CONVERT)
 
 
 def commands(notebook: Any) -> Iterator[list[str]]:
-    """The words of each call of run, its limit of time left out."""
+    """Yield the words of each call of run, without its time limit."""
     for cell in notebook.cells:
         for node in ast.walk(ast.parse(cell.source if cell.cell_type == "code" else "")):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "run":
@@ -69,14 +69,14 @@ def commands(notebook: Any) -> Iterator[list[str]]:
 
 
 def _text(node: ast.expr) -> str:
-    """A string; what is put into it stays as its name."""
+    """Return a string literal, with FOUND for inserted values."""
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "FOUND" for part in node.values)
     return str(ast.literal_eval(node))
 
 
 def accept(words: Sequence[str]) -> None:
-    """Holds a command against the parser of what it calls, which ends the process where it refuses."""
+    """Parse a command with its program's own parser, which exits if it refuses."""
     program, rest = words[0], list(words[1:])
     if program == "venv/bin/hf":
         context = hf.make_context("hf", rest)
@@ -119,7 +119,7 @@ def test_a_wrong_command_is_refused() -> None:
 
 
 def test_what_is_kept_is_read_in_the_next_session(notebook: Any) -> None:
-    """Checkpoints are written, and read, in one folder, which is not on the session's own disk."""
+    """Check that checkpoints are written to and read from one folder, outside of the session's disk."""
     found = {Path(words[1]).name: words for words in commands(notebook) if words[0] == "venv/bin/python"}
     output = found["train.py"][found["train.py"].index("--output") + 1]
     assert "--resume" in found["train.py"]
@@ -187,7 +187,7 @@ def test_nothing_of_the_machine_is_in_it(tmp_path: Path) -> None:
 def test_kaggles_next_session_has_what_the_last_one_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # both are as before after the test
+    monkeypatch.chdir(tmp_path)  # the test's end restores both
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
     there, work = tmp_path / "kaggle", tmp_path / "work"
     for path in ("input/archive/sample/train.py", "input/last/sample-run/checkpoints/3/state"):

@@ -1,4 +1,4 @@
-"""The pinned sets hold what is imported, agree with pyproject.toml, and are complete."""
+"""Tests that the pinned sets hold all imports, agree with pyproject.toml, and are complete."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google":
 """Packages whose import has another name than their distribution."""
 
 OPTIONAL = {"wandb", "mlflow", "jaxlib"}
-"""Weights & Biases is among the packages of recipes that ask for it. jaxlib comes with jax, in the
-version that jax needs."""
+"""Weights & Biases is in the packages of recipes that use it. jaxlib comes with jax, in jax's version."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
@@ -28,7 +27,7 @@ BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
 
 
 def imported(*files: Path) -> set[str]:
-    """The packages that modules of runtime/ import, besides the standard library and runtime itself."""
+    """Return the packages that modules import, except the standard library and runtime itself."""
     names: set[str] = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""recipe.yaml of an artifact: the user's own file when it is all there is, and never the defaults."""
+"""Tests of an artifact's recipe.yaml: the user's own file if it is complete, and never the defaults."""
 
 from __future__ import annotations
 

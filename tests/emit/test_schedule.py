@@ -1,4 +1,4 @@
-"""The schedule and the optimizer of a generated script, as numbers."""
+"""Tests of the numbers of a generated script's schedule and optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rate = Callable[[int], float]
 
 
 def script(folder: Path, sets: list[str]) -> types.ModuleType:
-    """A generated train.py as a module, its runtime being the project's own."""
+    """Load a generated train.py as a module, with the project's own runtime."""
     module = types.ModuleType("generated_train")
     module.__file__ = str(folder / "train.py")
     source = files_of(folder, ["train.steps=null", *sets])["train.py"].decode()
@@ -24,7 +24,7 @@ def script(folder: Path, sets: list[str]) -> types.ModuleType:
 
 
 def reference(name: str, steps: int, warmup: int, final: float) -> Rate:
-    """transformers' get_{cosine,linear,constant}_schedule_with_warmup, decaying to a share of the peak."""
+    """Return a schedule of transformers with warmup: cosine, linear or constant, with a final share."""
 
     def factor(step: int) -> float:
         if step < warmup:

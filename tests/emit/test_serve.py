@@ -1,4 +1,4 @@
-"""serve/: one server, stated by the image, by Kubernetes and by the script alike."""
+"""Tests of serve/: the image, Kubernetes and the script describe the same server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_image_pod_and_script_start_the_same_server(sets: list[str], tmp_path: P
     assert image_environment(files["serve/Dockerfile"]) == server.environment
     script = run_script(with_model(tmp_path), files["serve/serve.sh"])
     assert script.words == ("vllm", "serve", f"{tmp_path}/serve/../merged", *image[3:])
-    # On a bare machine vLLM keeps compiled programs where it always does, in the user's folder.
+    # On a bare machine, vLLM keeps compiled programs in its default folder, in the user's home.
     passed = {**server.environment} | {"VLLM_XLA_CACHE_PATH": None}
     assert {name: script.environment.get(name) for name in passed} == passed
     (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
@@ -101,7 +101,7 @@ def test_the_image_is_pinned_as_the_recipe_says() -> None:
     digest = f"vllm/vllm-tpu@sha256:{'0' * 64}"
     files = variant(f"serve.image={digest}")
     assert f"\nARG BASE_IMAGE={digest}\nFROM ${{BASE_IMAGE}}\n" in files["serve/Dockerfile"]
-    # Nothing is fetched when it is built: the image has all that is needed.
+    # The build downloads nothing, because the image has everything.
     assert not re.search(r"^(RUN|ADD|COPY)\b", files["serve/Dockerfile"], re.MULTILINE)
     assert pod_of(files["serve/k8s.yaml"])["containers"][0]["image"] == digest
 
@@ -291,7 +291,7 @@ def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
 
 
 def test_training_and_serving_fit_into_one_cluster(tmp_path: Path) -> None:
-    """No object of one is the other's, nor the service that a JobSet makes of its name, nor the secret."""
+    """Check that training and serving share no object name, including the JobSet's service and the secret."""
     files = files_of(tmp_path, ["checkpoint.directory=gs://my-bucket/run"])
     training, serving = (files[path].decode() for path in ("launch/jobset.yaml", "serve/k8s.yaml"))
     names = [{item["metadata"]["name"] for item in objects(text).values()} for text in (training, serving)]

@@ -1,8 +1,7 @@
-"""Hostile texts in a recipe arrive at the server letter by letter, in every file of serve/, and run nothing.
+"""Fuzz tests: hostile texts in a recipe reach the server unchanged, in every file of serve/, and run nothing.
 
-The texts are put together at random, from a fixed seed, of what a shell, YAML, Docker, docker compose and
-Kubernetes each take for something of their own. What they arrive as is read from what the real tools make
-of the files: bash with commands that write down their words, docker compose, two YAML readers.
+A fixed seed combines texts that are special to a shell, YAML, Docker, docker compose or Kubernetes. The real
+tools then read the files: bash with stubs that record their arguments, docker compose, and two YAML readers.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ PIECES = [
 ]
 
 BREAKS = ["\n", "\t", "\r\n", "\n\n", "\nRUN touch CANARY\n", "\n  - evil", "\x1b[2J", "\x7f", "\x85"]
-"""Where the language takes them: in flags, and in folders."""
+"""Line breaks and control characters, for flags and folders, where the language accepts them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def printable(random: random.Random) -> str:
 
 
 def folder(random: random.Random) -> str:
-    """A folder below the artifact's: merge.py takes any name that the file system takes."""
+    """Return a folder below the artifact's. merge.py accepts any name that the file system accepts."""
     name = text(random, breaks=True).strip("/").replace("/", "_").replace("..", "_")
     return f"m{name}" if random.random() < 0.5 else f"runs/{name or 'm'}."
 
@@ -105,7 +104,7 @@ IMAGES = ["vllm/vllm-tpu:gemma4", "a:1", "registry.example.com:5000/a/b@sha256:"
 
 
 def changes(random: random.Random) -> dict[str, Any]:
-    """A serve section, and a few keys of others."""
+    """Return a serve section, and a few keys of other sections."""
     out: dict[str, Any] = {
         "name": random.choice(["sample", "on", "null", "y", "e1", "a-b-c"]),
         "merge__output": folder(random),
@@ -163,14 +162,14 @@ def test_the_image_runs_the_words_of_the_server(hostile: list[Case]) -> None:
         dockerfile = case.files["serve/Dockerfile"]
         assert tuple(image_words(dockerfile)) == case.server.entrypoint
         assert image_environment(dockerfile) == case.server.environment
-        # Docker's lines end at \n alone.
+        # In a Dockerfile, only \n ends a line.
         starts = {line.split(" ")[0] for line in dockerfile.split("\n") if line and line[0] not in "# "}
         assert starts <= instructions, starts
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.2"])
 def test_pods_run_the_words_of_the_server(version: str, hostile: list[Case]) -> None:
-    # The reader of YAML 1.2 is slow.
+    # The YAML 1.2 reader is slow.
     for case in hostile if version == "1.1" else hostile[:20]:
         manifest = case.files["serve/k8s.yaml"]
         if version == "1.1":
@@ -182,7 +181,7 @@ def test_pods_run_the_words_of_the_server(version: str, hostile: list[Case]) -> 
         pod = stateful["spec"]["template"]["spec"]
         (vllm,) = pod["containers"]
         environment = {"HOME": "evil"} | {env["name"]: env.get("value", "evil") for env in vllm["env"]}
-        # The service asks the pod by the pod's own address.
+        # The service connects to the pod by the pod's own address.
         words = [*case.server.entrypoint]
         words[words.index("--host") + 1] = "0.0.0.0"
         assert [expanded(word, environment) for word in vllm["command"]] == words
@@ -211,7 +210,7 @@ def test_docker_compose_mounts_and_copies_what_the_server_says(hostile: list[Cas
 
 
 def test_docker_compose_finds_the_folders_of_the_recipe(hostile: list[Case], tmp_path: Path) -> None:
-    # A default ends at the first }, and at the line's end: such a folder has to be given.
+    # A default ends at the first } and at the line's end, so that compose.yaml requires such a folder.
     demanding = [case for case in hostile if any(set(v.source) & {"}", "\n"} for v in case.server.volumes)]
     assert demanding and all("_DIR:?the folder of " in case.files["serve/compose.yaml"] for case in demanding)
     chosen = [case for case in hostile if case not in demanding]
@@ -228,9 +227,10 @@ def test_docker_compose_finds_the_folders_of_the_recipe(hostile: list[Case], tmp
 
 
 def composed(cases: list[Case], folder: Path, **environ: str) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """The services of each case's compose.yaml as docker compose reads them.
+    """Yield each case's compose.yaml as docker compose reads it.
 
-    It takes its time to start: all files are parts of one, with the case's number after their services.
+    Docker compose starts slowly. So all files are parts of one file, with the case's number after each
+    service.
     """
     for i, case in enumerate(cases):
         names = ("vllm", *(fetch.name for fetch in case.server.fetches))
@@ -247,7 +247,7 @@ def composed(cases: list[Case], folder: Path, **environ: str) -> Iterator[tuple[
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not any(folder.rglob(CANARY))
-    # What docker compose writes is a file for docker compose again, with every $ doubled.
+    # The output is a file for docker compose, so that it doubles every $.
     found = json.loads(done.stdout.replace("$$", "$"))["services"]
     for i, case in enumerate(cases):
         ending = f"-{i}"

@@ -1,4 +1,7 @@
-"""Where a server finds its weights: merge.py's folder, another, a bucket, the hub; adapters beside a base."""
+"""Tests of where a server finds its weights: merge.py's folder, another folder, a bucket or the hub.
+
+An adapter is served next to its base.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +71,12 @@ def test_weights_in_a_bucket_are_copied_before_the_server_starts(tmp_path: Path)
     pod = pod_of(files["serve/k8s.yaml"])
     (init,) = pod["initContainers"]
     assert init["command"] == copy and init["securityContext"]["runAsNonRoot"] is True
-    # Of the users that are not root the one that the image has: gcloud asks /etc/passwd for its name.
+    # Of the non-root users, use the one in the image, because gcloud looks up its name in /etc/passwd.
     assert init["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
     assert pod["serviceAccountName"] == objects(files["serve/k8s.yaml"])["ServiceAccount"]["metadata"]["name"]
     ran = run_script(tmp_path, files["serve/serve.sh"])
     local = f"{tmp_path}/.cache/sample/model"
-    # A folder of the user's own, perhaps: nothing is deleted in it.
+    # The folder may be the user's own, so that the script deletes nothing in it.
     assert ran.copied == (("storage", "rsync", "--recursive", "gs://bucket/merged", local),)
     assert ran.words[2] == local
     refused = run_script(tmp_path, files["serve/serve.sh"], stubs=["vllm"])

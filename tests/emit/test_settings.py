@@ -1,4 +1,4 @@
-"""Scripts state the settings that a plan and a preview take; their defaults are the language's."""
+"""Tests that scripts state the settings of a plan and a preview, with the language's defaults."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_default_is_the_language_s_or_there_is_none(settings: Any, section: ty
             continue
         language = section.model_fields[field.name].get_default(call_default_factory=True, validated_data={})
         held[field.name] = language
-        # A length is given by one of two keys; all layers are None to the runtime.
+        # One of two keys sets a length. To the runtime, None means all layers.
         if field.name not in ("epochs", "layers") or own is not None:
             alike = type(own)(language) if isinstance(language, list | dict) else language
             assert own == alike, field.name

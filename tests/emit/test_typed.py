@@ -1,5 +1,7 @@
-"""Scripts of artifacts pass mypy. `make test` comes to this at its end: by then its own mypy has kept what it
-found of the runtime, and only the scripts are left to look at."""
+"""Tests that artifacts' scripts pass mypy.
+
+`make test` runs them last: mypy has then cached the runtime, and only checks the scripts.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from emitting import EVERYTHING, program_of, tool
 from recipec.compiler.emitters.emit import emit
 
 UNLIKE = ("gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8")
-"""Artifacts whose scripts differ most from those of LoRA: without adapters, and of preferences."""
+"""Artifacts whose scripts differ most from LoRA's: one without adapters, and one of preferences."""
 
 
 @pytest.mark.parametrize("which", ["unlike", pytest.param("all", marks=pytest.mark.nightly)])
 def test_python_is_typed(which: str, root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Scripts of several artifacts have the same names: mypy is given them under different ones."""
+    """Give mypy different names for scripts of the same name in different artifacts."""
     scripts = [*(root / "generated").glob("*/*.py")]
     if which == "all":
         scripts += request.getfixturevalue("variants").glob("*/*.py")
@@ -28,7 +30,7 @@ def test_python_is_typed(which: str, root: Path, tmp_path: Path, request: pytest
     for name, content in emit(program_of(tmp_path, EVERYTHING["lists"])).items():
         if name.endswith(".py") and "/" not in name:
             (tmp_path / f"script_with_lists_{name}").write_bytes(content)
-    # In the repository, whose runtime/ is what the copies beside the scripts are.
+    # In the repository, because its runtime/ equals the copies next to the scripts.
     scripts = sorted(tmp_path.glob("script_*.py"))
     assert len(scripts) >= 2 * (len(UNLIKE) + 1)
     assert tool("mypy", *scripts, cwd=root) == ""

@@ -1,4 +1,4 @@
-"""What train.log.wandb_project makes of an artifact, and what it leaves alone."""
+"""Tests of how train.log.wandb_project changes an artifact, and of what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_set_is_what_a_script_lacks_in_the_versions_that_it_has(service: str
 
 
 def test_it_may_change_within_a_run(tmp_path: Path) -> None:
-    """Its packages are apart in the record; another package that changes is another environment."""
+    """Record its packages separately. Any other changed package is another environment."""
     folders = {}
     for name, sets in (("without", []), ("asked", ASKED)):
         folders[name] = tmp_path / name

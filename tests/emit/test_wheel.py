@@ -1,4 +1,4 @@
-"""`recipe build --runtime wheel`: what the scripts run on is a wheel, by version and hash, and no copy."""
+"""Tests of `recipe build --runtime wheel`: scripts use a wheel, by version and hash, instead of a copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def installing(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: a recipe with its data, and what the command makes of it."""
+    """Make a working folder with a recipe and its data, and build it."""
     (tmp_path / "recipes/data").mkdir(parents=True)
     (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
@@ -78,7 +78,7 @@ def test_the_wheel_has_the_runtime_and_the_same_bytes_each_time() -> None:
 
 
 def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
-    """By pip, which checks the hash and asks no index."""
+    """Install with pip, which checks the hash and uses no index."""
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall("away", filter="data")
     assert {path.name for path in Path("away").iterdir()} == {
@@ -113,7 +113,7 @@ def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
 
 
 def test_the_servers_clients_need_no_installation(project: Path) -> None:
-    """Python imports them from the wheel."""
+    """Import the clients from the wheel, without an installation."""
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall("away", filter="data")
     done = subprocess.run(

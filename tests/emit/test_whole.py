@@ -1,4 +1,4 @@
-"""Builds that end at every step of theirs: what is there is the last build or the next, and nothing else."""
+"""Tests of builds that end at each of their steps: the folder then holds the old build or the new one."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from recipec.compiler.artifacts.writing import ARCHIVE, replacing
 from recipec.compiler.errors import ArtifactError
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
-"""What of `os` changes a folder."""
+"""The functions of `os` that change a folder."""
 
 
 class Killed(BaseException):
-    """The process is gone: nothing that it would clean up is cleaned up."""
+    """A fake death of the process: no cleanup runs."""
 
 
 def digests() -> dict[str, str]:
-    """What a lock says of an artifact that needs all of runtime/."""
+    """Return a lock's digests for an artifact that needs all of runtime/."""
     return {path: whole.digest(content) for path, content in artifact.runtime_files().items()}
 
 
 def files(**texts: str) -> dict[str, bytes]:
-    """An artifact's, with its lock."""
+    """Return an artifact's files, with its lock."""
     made = {path.replace("__", "/").replace("_", "."): text.encode() for path, text in texts.items()}
     lock = {
         "files": {path: whole.digest(content) for path, content in made.items()},
@@ -47,7 +47,7 @@ NEW = {"one": files(train_py="new", launch__vm_sh="new"), "two": files(a="new", 
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that was built with an older runtime, and holds files of the user's."""
+    """Make a folder that was built with an older runtime, and that holds the user's files."""
     folder = tmp_path / "generated"
     small = {"model/families/base.py": b"old", "gone.py": b"old"}
     with monkeypatch.context() as older:
@@ -72,7 +72,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def ended(number: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Ends the process at a step; gives a list of the steps that there were."""
+    """End the process at a step, and yield the list of all steps."""
     seen: list[int] = []
 
     def stepping(step: Callable[..., object]) -> Callable[..., object]:
@@ -101,7 +101,7 @@ def ended(number: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
 
 
 def build_ended(out: Path, number: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Builds NEW, ended at a step; whether there was none so late."""
+    """Build NEW, ended at a step, and return whether the build had fewer steps."""
     with ended(number, how, monkeypatch) as seen, suppress(Killed, SystemExit):
         write(out, NEW)
     return len(seen) < number
@@ -172,7 +172,7 @@ def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
     write(shutil.copytree(out, tmp_path / "built"), NEW)
     replace, moved = os.replace, list[str]()
 
-    def third(source: str, target: str) -> None:  # of the journal and the files, which begin to move after it
+    def third(source: str, target: str) -> None:  # of the journal and the files; files begin to move after it
         moved.append(target)
         if len(moved) == 3:
             raise OSError(28, "No space left on device", str(target))

@@ -1,4 +1,4 @@
-"""One place and one process to fork from, for all tests of several processes."""
+"""Fixtures for all tests of several processes: one place, and one process to fork from."""
 
 from tests.runtime.conftest import lives, place
 

@@ -1,4 +1,4 @@
-"""A process of a run that only joins, and does what its words say: no training.
+"""A process of a run that only joins and runs the steps in its arguments, without training.
 
 python member.py WHAT...
 """

@@ -1,4 +1,4 @@
-"""Runs of several processes on this machine: a small artifact, started once for each of them."""
+"""Runs of several processes on this machine: one small artifact, started once for each process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.runtime.artifacts import script
 from tests.runtime.lives import Life, Lives
 
 PEER = 6
-"""RECIPEC_PEER_TIMEOUT, seconds, where a process that falls silent is what is tested."""
+"""RECIPEC_PEER_TIMEOUT in seconds, for tests of a process that falls silent."""
 PATIENT = 60
-"""The same elsewhere: on a busy machine a process that compiles is silent for a while."""
+"""The same for other tests: on a busy machine, a process that compiles is silent for a while."""
 LIMITS = {"RECIPEC_START_TIMEOUT": "60", "RECIPEC_BARRIER_TIMEOUT": "60"}
 
 LIGHT = """
@@ -26,11 +26,11 @@ LORA = dataclasses.replace(LORA, targets=("q_proj",), dropout={dropout})
 MESH = MeshSettings(platform="cpu", devices={devices}, axes={axes})
 DATA = dataclasses.replace(DATA, max_length=32)
 """
-"""Code of an artifact that compiles in little time, on any mesh."""
+"""Code of an artifact that compiles quickly on any mesh."""
 
 
 def light(axes: Mapping[str, int], dropout: float = 0.1, more: str = "") -> str:
-    """The `prelude` of such an artifact."""
+    """Return the `prelude` of such an artifact."""
     devices = 1
     for size in axes.values():
         devices *= size
@@ -48,11 +48,11 @@ class Processes:
         return self.members[number]
 
     def wait(self) -> list[int]:
-        """Their exit statuses."""
+        """Wait for all exit statuses."""
         return [life.wait() for life in self.members]
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition while all of them run."""
+        """Wait for a condition while all of them run."""
         deadline = time.monotonic() + 120
         while not condition():
             ended = [life.status for life in self.members]
@@ -68,14 +68,14 @@ class Processes:
         return "\n".join(f"--- {n}\n{life.stderr}" for n, life in enumerate(self.members))
 
     def errors(self) -> list[list[str]]:
-        """The lines of each process that are errors, without the help."""
+        """Return each process's error lines, without the help."""
         return [
             [line for line in life.stderr.splitlines() if line.startswith("error: ")] for life in self.members
         ]
 
 
 def place_of(number: int, count: int, port: int, host: str = "127.0.0.1", peer: int = PEER) -> dict[str, str]:
-    """What a process is told of its place."""
+    """Return the variables that tell a process its place."""
     return {
         "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
         "JAX_NUM_PROCESSES": str(count),
@@ -97,11 +97,11 @@ def start(
     numbers: Sequence[int] | None = None,
     peer: int = PEER,
 ) -> Processes:
-    """Starts the processes of a run.
+    """Start the processes of a run.
 
     Args:
-        own: variables that a process alone has, by its number.
-        numbers: of the processes that are started; all when None.
+        own: variables of single processes, by number.
+        numbers: the processes to start; all for None.
         peer: RECIPEC_PEER_TIMEOUT.
     """
     port = free_port() if port is None else port
@@ -121,13 +121,13 @@ def kill_all(group: Processes) -> None:
 
 
 def begun(place: Path, output: str, step: int, number: int = 0) -> bool:
-    """Whether a process has handed a step to its devices, as its log has it."""
+    """Return whether a process's log says that it has given a step to its devices."""
     path = place / output / "logs" / f"process-{number}.log"
     return path.exists() and f" step {step}: " in path.read_text()
 
 
 def losses(folder: Path) -> list[dict[str, float]]:
-    """The numbers of metrics.jsonl, without times."""
+    """Return the numbers of metrics.jsonl, without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
     return [{key: line[key] for key in keep if key in line} for line in lines]
@@ -155,11 +155,11 @@ def dumped(self, batch):
 
 sharding.Rows.place = dumped
 """
-"""Code of an artifact whose processes write down the rows that they place on their devices."""
+"""Code of an artifact whose processes record the rows that they place on their devices."""
 
 
 def dumped_rows(output: Path, count: int) -> list[str]:
-    """The rows that `count` processes have placed together, each as often as one process places it."""
+    """Return the rows that `count` processes have placed, each as often as one process places it."""
     found: list[set[tuple[int, str]]] = []
     for number in range(count):
         times: dict[str, int] = {}

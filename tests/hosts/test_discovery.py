@@ -1,4 +1,4 @@
-"""Which process this is, from what started it."""
+"""Tests of how a process finds its number from the launcher's environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gke(names: str, worker: str, **megascale: str) -> dict[str, str]:
         (2, explicit("[fd00::1]:99", "2", "0"), Place("fd00::1", 99, 2, 0)),
         (2, explicit("[fd00::1]", "2", "0"), Place("fd00::1", PORT, 2, 0)),
         (2, explicit("fd00::1", "2", "0"), Place("fd00::1", PORT, 2, 0)),
-        # What is said explicitly goes before what a platform sets.
+        # Explicit variables override a platform's.
         (4, explicit("h:1", "2", "1") | gke("a,b,c,d", "3"), Place("h", 1, 2, 1)),
     ],
 )
@@ -106,7 +106,7 @@ def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
 def test_jax_knows_the_place_of_a_pod_of_gke(
     environment: Mapping[str, str], place: Place | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GKE's webhook sets these variables; the metadata server knows no others."""
+    """Read the variables of GKE's webhook; the metadata server has no others."""
     from jax._src.clusters import cloud_tpu_cluster
 
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)

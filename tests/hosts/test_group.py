@@ -1,4 +1,4 @@
-"""What the processes of a run do by JAX's distributed service."""
+"""Tests of what a run's processes do with JAX's distributed service."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MEMBER = Path(__file__).with_name("member.py")
 def members(
     lives: Lives, *scripts: str, count: int | None = None, port: int | None = None, **limits: int
 ) -> Processes:
-    """Starts a member for each of `scripts`, which does what its words say.
+    """Start a member for each of `scripts`, which runs the steps in its words.
 
     Args:
-        count: of the run's processes, where not all of them come.
+        count: the run's processes, if some do not start.
         limits: START, PEER and BARRIER, in seconds.
     """
     port = port or free_port()
@@ -42,7 +42,7 @@ def members(
 
 
 def errors(group: Processes) -> list[str]:
-    """The error of each process, without names of hosts and numbers of processes."""
+    """Return each process's error, without host names and process ids."""
     assert "Traceback" not in group.said(), group.said()
     found = ["".join(line.removeprefix("error: ") for line in lines) for lines in group.errors()]
     return [re.sub(r"\([^()]*, pid \d+\)", "(HOST)", text) for text in found]
@@ -103,7 +103,7 @@ def test_process_0_that_does_not_come_or_cannot_listen_is_an_error(lives: Lives)
 @pytest.mark.parametrize("act", ["kill", "stop"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_is_killed_or_hangs_is_named(lives: Lives, who: int, act: str) -> None:
-    """By JAX where it is process 0, and its service with it."""
+    """Let JAX name process 0, whose service ends with it."""
     group = members(lives, *(f"barrier {act if n == who else 'wait'}" for n in range(3)), PEER=6)
     others = [group[n] for n in range(3) if n != who]
     assert [life.wait() for life in others] == [75, 75], group.said()
@@ -128,11 +128,11 @@ def test_process_0_listens_where_the_others_look_for_it() -> None:
 
 
 class Client:
-    """A client of a service that is in this process.
+    """A fake client of a service in this process.
 
     Args:
-        values: what all have set.
-        everyone: to wait for at barriers.
+        values: the values that all processes have set.
+        everyone: the barrier of all processes.
     """
 
     def __init__(self, values: dict[str, str], everyone: threading.Barrier) -> None:
@@ -152,7 +152,7 @@ class Client:
 
 
 def test_all_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever one of four is told to stop, or several at once, none has begun a step beyond the last."""
+    """Stop one of four processes, or several at once: no process begins a step after the last one."""
     monkeypatch.setattr(module, "BEAT", 0.002)
     choose = random.Random(5)
     for round_ in range(20):
@@ -189,7 +189,7 @@ def test_all_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_of_several_threads_are_whole(capfd: pytest.CaptureFixture[str]) -> None:
-    """A torn line would hide an error from what looks for it."""
+    """Check that no line is torn, because a torn line could hide an error."""
     from recipec.runtime.errors import say
 
     threads = [
@@ -210,7 +210,7 @@ def test_lines_of_several_threads_are_whole(capfd: pytest.CaptureFixture[str]) -
 def test_an_error_that_may_follow_from_another_ones_end_waits_for_the_heartbeats(
     reason: str, seconds: float, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the other one is named. Where nobody is gone, the run may be started again."""
+    """Wait so that the error names the other process. If no process is gone, the run may be restarted."""
     monkeypatch.setenv("RECIPEC_PEER_TIMEOUT", "66")
     group = ProcessGroup(Client({}, threading.Barrier(1)), 0, 1)
     done: list[float] = []

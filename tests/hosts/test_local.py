@@ -1,4 +1,4 @@
-"""runtime/hosts/local.py: a script as several processes of this machine."""
+"""Tests of runtime/hosts/local.py: a script as several processes of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = Path(local.__file__)
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Writes what it is told into a file of its own, then waits or leaves as it is asked to."""
+    """Write a script that records its variables in its own file, and then waits or ends as its words say."""
     path = tmp_path / "script.py"
     path.write_text(
         "import os, pathlib, signal, sys, time\n"
@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> Path:
         "number = os.environ['JAX_PROCESS_ID']\n"
         "text = '\\n'.join([*(os.environ[name] for name in names), *sys.argv[1:]])\n"
         "pathlib.Path(__file__).with_name(number).write_text(text)\n"
-        # A signal just before a long sleep would be heard after it.
+        # Python would handle a signal just before a long sleep only after it.
         "for _ in range(600 if 'wait' in sys.argv else 0): time.sleep(0.1)\n"
         "sys.exit(75 if 'fail' in sys.argv and number == '1' else 0)\n"
     )
@@ -63,7 +63,7 @@ def test_a_signal_reaches_every_process(script: Path) -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Puts back what `main` sets."""
+    """Restore the handlers that `main` sets."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
     for signum, handler in before.items():

@@ -1,4 +1,4 @@
-"""Which rows of a micro-batch a process has, on every layout of 8 devices among processes."""
+"""Tests of the rows that each process has of a micro-batch, on every layout of 8 devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS = [
 def test_the_rows_of_all_processes_are_the_micro_batch(
     axes: Mapping[str, int], processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each row is with all processes that need it and no other, and lies where its devices look for it."""
+    """Check that exactly the processes that need a row have it, in the place where their devices read it."""
     import jax
     from jax.sharding import NamedSharding
 

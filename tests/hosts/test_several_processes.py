@@ -1,4 +1,4 @@
-"""Training as several processes: the same numbers as one, also where a signal stops them in between."""
+"""Tests of training in several processes: the same numbers as in one, also after a signal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ STEPS = 4
 def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_same_step(
     place: Path, lives: Lives
 ) -> None:
-    """Of 50 training and 10 held-out rows, in two micro-batches a step; with evaluation and dropout. No
-    checkpoint is due at the step that they stop after. Then they come to what one process does."""
+    """Train on 50 rows with 10 held-out rows, in two micro-batches a step, with evaluation and dropout.
+
+    The processes stop after a step where no checkpoint is due. Resumed, they end like one process.
+    """
     prelude = light({"fsdp": 2, "tp": 1}, more=DUMPED)
     write_artifact(place / "pair", prelude=prelude, steps=STEPS)
     assert train(lives, place, "one", artifact="pair").status == 0
@@ -47,7 +49,7 @@ def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_sam
 
 
 def test_two_processes_stop_early_after_the_same_step(place: Path, lives: Lives) -> None:
-    """Each by its own count of the evaluation loss, which is the same number on both."""
+    """Let each process count the evaluation loss, which is equal on both."""
     noted = """
 import os
 

@@ -1,4 +1,4 @@
-"""`recipe pack`: the archive runs in another folder, on its own runtime and data alone."""
+"""Tests that the archive of `recipe pack` runs in another folder with only its own runtime and data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except SystemExit as done:
     print("modules:", *sorted(loaded & {"recipec", "spec", "compiler", "templates"}))
     sys.exit(done.code)
 """
-"""Runs a script as if it were called by itself, and says which runtime it used."""
+"""Runs a script as a command does, and prints which runtime it used."""
 
 
 @pytest.mark.e2e
@@ -64,7 +64,7 @@ def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> No
 
 
 def run(script: Path, arguments: list[str], folder: Path) -> str:
-    """What a script prints; fails the test unless it exits with 0."""
+    """Run a script, which must exit with 0, and return its output."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "XLA_FLAGS")}
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(script), *arguments],

@@ -1,4 +1,4 @@
-"""`make quickstart` from end to end (in `make e2e`), and the checkpoint that it trains."""
+"""Tests of `make quickstart` from end to end (in `make e2e`), and of the checkpoint that it trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = ("model", "build", "train", "learn", "kill", "resume", "compare", "merge
 
 @pytest.fixture(scope="module")
 def quickstart(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a quickstart that has run, and what it printed."""
+    """Run the quickstart, and return its folder and its output."""
     output = tmp_path_factory.mktemp("quickstart") / "out"
     screen = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, preloaded_scripts(output), redirect_stdout(screen):
@@ -40,7 +40,7 @@ def test_it_is_a_module_that_runs(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shown(root: Path) -> str:
-    """What docs/start.md says that it prints."""
+    """Return the output that docs/start.md shows."""
     texts = [block.text for block in blocks(root / "docs" / "start.md")]
     (shown,) = (text for text in texts if "$ make quickstart" in text)
     return shown

@@ -1,4 +1,4 @@
-"""`recipe rehearse` on the shipped recipes: the ordinary artifact, in miniature, from train to verify."""
+"""Tests of `recipe rehearse` on the shipped recipes: a miniature artifact, from train to verify."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
     assert done.ok, screen.getvalue()
     assert list(done.seconds) == STEPS
     assert "bit-identical" in screen.getvalue()
-    # The same recipe but for its size, data and mesh.
+    # The same recipe, except for its size, data and mesh.
     lock = json.loads((tmp_path / "work" / "generated" / flagship.name / "recipe.lock.json").read_text())
     small, large = lock["recipe"], flagship.recipe.model_dump(mode="json", include={"lora", "remat", "mesh"})
     assert small["lora"] == large["lora"]

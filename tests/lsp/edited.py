@@ -1,4 +1,4 @@
-"""The recipes that are edited, and places and diagnostics in them."""
+"""The edited recipes, and helpers for their places and diagnostics."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ train: {seed: 1}
 
 
 def where(text: str, marked: str, inside: int = 0) -> tuple[int, int]:
-    """Line and character of a part of a text."""
+    """Return the line and character of a part of a text."""
     offset = text.index(marked) + inside
     return text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
 
 
 def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
-    """Codes and places as the command finds them, from 0."""
+    """Return codes and places from the command, counted from 0."""
     from recipec.compiler.lowering.lower import lower
     from recipec.spec.load import load
 
@@ -45,7 +45,7 @@ def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
 
 
 def recipe_explain(path: Path, text: str, key: str) -> str:
-    """What the command says of a key, for a text that is not saved."""
+    """Return the command's explanation of a key, for an unsaved text."""
     from recipec.compiler.explain.explain import explain
     from recipec.compiler.lowering.lower import lower
     from recipec.spec.load import load
@@ -57,7 +57,7 @@ def recipe_explain(path: Path, text: str, key: str) -> str:
 
 
 def mended(text: str, edit: types.TextEdit) -> str:
-    """The text after a repair."""
+    """Return the text after an edit."""
     lines = text.splitlines(keepends=True)
     first, last = edit.range.start, edit.range.end
     begin = sum(map(len, lines[: first.line])) + first.character

@@ -14,7 +14,7 @@ from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 SECONDS = 60.0
-"""What an answer may take, on a busy machine."""
+"""The limit for an answer, on a busy machine."""
 
 
 class Editor:
@@ -76,7 +76,7 @@ class Editor:
         return self.run(waited())
 
     def open(self, path: Path, text: str | None = None) -> str:
-        """Opens a file, with a text that need not be what lies on disk; returns its address."""
+        """Open a file, optionally with another text than the one on disk, and return its address."""
         uri = path.as_uri()
         text = path.read_text(encoding="utf-8") if text is None else text
         self.versions[uri] = 1
@@ -101,7 +101,7 @@ class Editor:
         )
 
     def diagnostics(self, uri: str) -> list[types.Diagnostic]:
-        """Those of the document's present text."""
+        """Return the diagnostics of the document's current text."""
 
         def made() -> types.PublishDiagnosticsParams | None:
             found = self.published.get(uri)
@@ -110,7 +110,7 @@ class Editor:
         return list(self.until(made).diagnostics)
 
     def until(self, condition: Any) -> Any:
-        """Waits until something is there."""
+        """Wait until a condition gives something."""
         end = time.monotonic() + SECONDS
         while not (found := condition()):
             assert time.monotonic() < end, "nothing came"
@@ -134,13 +134,13 @@ class Editor:
         return self.ask(self.client.text_document_code_action_async(params)) or []
 
     def end(self) -> int:
-        """shutdown and exit; the server's exit status."""
+        """Send shutdown and exit, and return the server's exit status."""
         self.ask(self.client.shutdown_async(None))
         self.client.exit(None)
         return self.gone()
 
     def gone(self) -> int:
-        """Waits for the server's end; its exit status."""
+        """Wait for the server's end, and return its exit status."""
         status = self.run(self.server.wait())
         self.run(self.client.stop())
         self.loop.close()
@@ -153,9 +153,9 @@ def at(uri: str, line: int, character: int) -> tuple[types.TextDocumentIdentifie
 
 
 def checking(server: int) -> int:
-    """The process of a server that checks."""
+    """Return the id of a server's checking process."""
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # one that has ended meanwhile
+        with suppress(OSError):  # it has ended meanwhile
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
             if parent == str(server) and b"spawn_main" in (path / "cmdline").read_bytes():
                 return int(path.name)

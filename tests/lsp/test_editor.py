@@ -1,4 +1,4 @@
-"""`recipe lsp`, spoken to by a real client over its stdin and stdout."""
+"""Tests of `recipe lsp` with a real client over its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_diagnostics_follow_the_text_that_is_not_saved(editor: Editor, place: Pa
 def test_what_an_extended_file_causes_is_said_in_both(editor: Editor, place: Path) -> None:
     child, base = editor.open(place / "child.yaml"), editor.open(place / "base.yaml")
     assert [d for d in editor.diagnostics(child) if d.severity == ERROR] == []
-    # The base is changed and not saved: what extends it is checked again.
+    # The base is changed without saving: the server checks its dependents again.
     seen = len(editor.published[child])
     broken = BASE.replace("  axes: {fsdp: 4, tp: 1}", "  axes: {fsdp: 4, tp: 3}")
     editor.change(base, broken)
@@ -124,7 +124,7 @@ def test_definitions_lead_to_the_base(editor: Editor, place: Path) -> None:
     found = editor.definition(child, *where(CHILD, "rank", 1))
     assert found is not None and found.uri == base
     assert found.range.start == types.Position(*where(BASE, "16"))
-    # The base as it stands in the editor, whatever lies on disk.
+    # The server uses the editor's text of the base, not the file's.
     editor.change(base, f"# a line more\n{BASE}")
     found = editor.definition(child, *where(CHILD, "rank", 1))
     assert found is not None and found.range.start.line == where(BASE, "16")[0] + 1
@@ -225,7 +225,7 @@ def test_wide_characters_do_not_move_places(editor: Editor, place: Path) -> None
     uri = editor.open(place / "wide.yaml", text)
     found = [d for d in editor.diagnostics(uri) if d.severity == ERROR and "q_porj" in d.message]
     line, character = where(text, "q_porj")
-    # Two of the characters before it are two units of UTF-16 each.
+    # Each of two characters before it is two units of UTF-16.
     assert found[0].range.start == types.Position(line, character + 2)
     (action,) = editor.actions(uri, found[0].range)
     assert action.edit is not None and action.edit.changes is not None
@@ -305,7 +305,7 @@ def test_a_large_file_and_a_flood_of_changes_are_answered_in_time(editor: Editor
     for number in range(500):
         editor.change(uri, BASE.replace("rank: 16", f"rank: {number % 7}"))
     editor.change(uri, BASE.replace("rank: 16", "rank: 0"))
-    # It answers meanwhile, and what it says in the end is of the last text.
+    # The server answers meanwhile, and its last diagnostics are those of the last text.
     assert editor.definition(uri, *where(BASE, "rank")) is None
     assert [d.code for d in editor.diagnostics(uri) if d.severity == ERROR] == ["E0105"]
     assert len(editor.published[uri]) < 30
@@ -339,12 +339,12 @@ def test_diagnostics_of_the_flagship_come_while_one_types(editor: Editor) -> Non
 
 
 def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    """A regular expression may go on for years."""
+    """Try a regular expression that would run for years."""
     endless = BASE.replace("{rank: 16}", '{targets: ["(.*.*.*.*.*.*)*!"]}')
     path, told = str(place / "x.yaml"), list[str]()
 
     async def asked() -> Checked:
-        monkeypatch.setenv("PYTHONSAFEPATH", "1")  # the process sets it for good: here it is taken back
+        monkeypatch.setenv("PYTHONSAFEPATH", "1")  # the process sets it permanently; the patch undoes it
         process = Process(told.append)
         try:
             await process.ask("ready")

@@ -1,4 +1,4 @@
-"""What `recipe new --github --pre-commit` writes into a repository."""
+"""Tests of what `recipe new --github --pre-commit` writes into a repository."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def new(name: str, *words: str) -> Result:
 def test_a_workflow_is_what_github_takes(repository: Path) -> None:
     assert new("demo", "--github").exit_code == 0
     text = (repository / ".github/workflows/recipes.yml").read_text()
-    # It is on no index: a name would install whatever somebody else puts there.
+    # The package is on no index: its name would install whatever somebody else publishes there.
     assert 'pip install "${RECIPEC_PACKAGE:?' in text and "${{ vars.RECIPEC_PACKAGE }}\n" in text
     assert f"source of recipec {__version__} " in text
     assert "recipe check team/recipes/*.yaml\n" in text
     assert "recipe build team/recipes/*.yaml --check\n" in text
     place = files("check_jsonschema.builtin_schemas") / "vendor" / "github-workflows.json"
     schema = json.loads(place.read_text(encoding="utf-8"))
-    # A reader of YAML 1.2, in which `on` is text.
+    # A YAML 1.2 reader, in which `on` is text.
     jsonschema.Draft7Validator(schema).validate(YAML(typ="safe").load(text))
 
 

@@ -1,4 +1,4 @@
-"""`recipe new`: what it writes for every model, and what it refuses."""
+"""Tests of `recipe new`: what it writes for every model, and what it refuses."""
 
 from __future__ import annotations
 
@@ -55,20 +55,23 @@ def made(model: str, accelerator: str, method: str | None = None, serve: str | N
 
 
 def checked(text: str) -> None:
-    """The text passes every check without a warning but for the data that is not there."""
+    """Check that the text passes every check without a warning, except for missing data."""
     lowered = lower(load(Path("recipes/sample.yaml"), text=text))
     worse = [d for d in lowered.diagnostics if d.severity != "note" and d.code != "W0401"]
     assert lowered.program is not None and not worse, worse
 
 
 def distinct() -> list[str]:
-    """A model of each shape: tuned and base models of one shape are chosen for alike. e2e takes them all."""
+    """Return a model of each shape, because equal shapes get equal recipes. e2e tries all models."""
     shapes = {json.dumps(catalog.entries()[name]["config"], sort_keys=True): name for name in MODELS}
     return list(shapes.values())
 
 
 def test_models_get_recipes_that_check() -> None:
-    """The last of each family. Of a few, dropout within the model is left out, which is said."""
+    """Try the last model of each family.
+
+    For a few, the recipe omits dropout within the model, and says so.
+    """
     families = {catalog.entries()[name]["family"]: name for name in distinct()}
     for model, accelerator in zip(families.values(), cycle(ACCELERATORS), strict=False):
         if catalog.find(model, Path()).architecture.routing[0]:
@@ -78,7 +81,7 @@ def test_models_get_recipes_that_check() -> None:
 
 
 def test_a_recipe_reads_as_it_should(request: pytest.FixtureRequest) -> None:
-    """Golden texts: what a 31B with its server, preferences, all weights and a CPU come to."""
+    """Compare golden texts: a 31B with its server, preferences, all weights, and a CPU."""
     texts = {
         "gemma4-31b-served": made("google/gemma-4-31B-it", "v6e-8", serve="v6e-8").text,
         "qwen3-14b-dpo": made("Qwen/Qwen3-14B", "v5e-8", "dpo").text,
@@ -223,7 +226,7 @@ def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: in
 def test_preferences_are_learned_with_dpo_and_kto(folder: Path, row: dict[str, Any], method: str) -> None:
     rows(folder / "pairs.jsonl", row)
     new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
-    recipe = load(folder / "pairs.yaml").recipe  # beside its data
+    recipe = load(folder / "pairs.yaml").recipe  # next to its data
     assert recipe is not None and recipe.train.objective == method
     assert recipe.train.micro_batch_size > 1 or method == "dpo"
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
@@ -335,7 +338,7 @@ def test_a_directory_is_named_from_the_recipes_folder(folder: Path) -> None:
 
 
 def test_a_failure_while_writing_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two files cannot be moved to its place."""
+    """Fail when the second of two files is moved to its place."""
     place, calls = files.os.replace, []
 
     def failing(source: str, target: Path) -> None:

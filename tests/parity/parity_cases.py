@@ -1,4 +1,4 @@
-"""The recipes whose backends are held against each other."""
+"""The recipes whose backends are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of preference training, and what runs of them by all backends have in common."""
+"""Recipes of preference training, and the checks of their runs by all backends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def case(
     objective: str,
     **data: Any,
 ) -> Case:
-    """A recipe with two micro-batches of two pairs in a step."""
+    """Return a recipe with two micro-batches of two pairs in a step."""
     return Case(
         like,
         layers,
@@ -64,7 +64,7 @@ def case(
 
 
 def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:
-    """Trains by each backend, train.py's first, and compares traces, merged weights and metrics."""
+    """Train with each backend, train.py's first, and compare traces, merged weights and metrics."""
     runs = []
     for backend in backends:
         trace = here.train(backend, backend.value)
@@ -86,7 +86,7 @@ def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:
 
 
 def compare_metrics(own: Path, other: Path) -> None:
-    """Every line has the same names, and the same numbers but for those of time and memory."""
+    """Compare each line: the same names, and the same numbers except for time and memory."""
     left, right = logged(own), logged(other)
     assert len(left) == len(right) >= STEPS
     assert sum(METRICS[0] in line for line in right) == STEPS
@@ -94,7 +94,7 @@ def compare_metrics(own: Path, other: Path) -> None:
         assert a.keys() == b.keys()
         for name in a.keys() & {*METRICS, "loss", "eval_loss", "grad_norm", "learning_rate", "tokens"}:
             if name == "rewards_accuracy" and a["step"] <= WARMUP:
-                continue  # while adapters are zero, which of two equal answers is the larger is rounding
+                continue  # with zero adapters, only rounding decides which of two equal answers is larger
             assert b[name] == pytest.approx(a[name], abs=1e-4), (name, a["step"])
 
 

@@ -1,4 +1,4 @@
-"""A tiny recipe, its artifact for all backends, and its scripts run one after the other in this process."""
+"""A tiny recipe, its artifact for all backends, and its scripts, run one after the other in this process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Case:
     """A recipe of one kind.
 
     Attributes:
-        like: the catalog's model whose family and head ratios the tiny one has.
-        layers: of the tiny model.
+        like: the catalog's model whose family and head ratios the tiny model has.
+        layers: the tiny model's layers.
         recipe: the sections that matter.
-        sizes: what its text config has in place of the miniature's.
+        sizes: values of its text config in place of the miniature's.
         config: a config.json in place of the catalog's.
     """
 
@@ -76,14 +76,14 @@ class Place:
         return self.folder / "generated" / "tiny"
 
     def train(self, backend: Backend, output: str, *options: str | Path) -> Trace:
-        """Runs a backend's script into a folder below this one, and returns its trace."""
+        """Run a backend's script into a folder below this one, and return its trace."""
         trace = self.folder / f"{output}-{len(list(self.folder.glob('*.npz')))}.npz"
         data = ("--data-dir", self.folder, "--trace", trace)
         self.run(SCRIPTS[backend], output, *data, *options)
         return read_trace(trace)
 
     def merge(self, output: str, *options: str | Path) -> Path:
-        """Runs merge.py; the folder of the merged checkpoint."""
+        """Run merge.py, and return the folder of the merged checkpoint."""
         self.run("merge.py", output, *options)
         return self.folder / output / "merged"
 
@@ -93,14 +93,14 @@ class Place:
         patch.syspath_prepend(self.artifact.parent)
 
     def run(self, script: str, output: str, *options: str | Path) -> None:
-        """Runs a script of the artifact as `python SCRIPT OPTIONS` would.
+        """Run a script of the artifact as `python SCRIPT OPTIONS` would.
 
-        XLA compiles it without most of its optimizations: the same computation, ready sooner.
+        XLA compiles it without most of its optimizations: the same computation, but compiled faster.
         """
         import jax
         import torch
 
-        torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
+        torch.set_num_threads(1)  # on models this small, more threads mostly wait for each other
         path = self.artifact / script
         _forget_other_runtimes(self.artifact.parent)
         arguments = ["--model", self.folder / "model", "--output", self.folder / output, *options]
@@ -120,7 +120,7 @@ class Place:
 
 
 def _forget_other_runtimes(folder: Path) -> None:
-    """Unload a `runtime` of another folder, which has another family: one process runs several artifacts."""
+    """Unload a `runtime` of another folder and family, because one process runs several artifacts."""
     loaded = sys.modules.get("runtime")
     if loaded is not None and not Path(loaded.__path__[0]).is_relative_to(folder):
         for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
@@ -128,7 +128,7 @@ def _forget_other_runtimes(folder: Path) -> None:
 
 
 def merged_tensors(folder: Path) -> dict[str, Any]:
-    """The tensors of a checkpoint by name, read when they are asked for."""
+    """Return a checkpoint's tensors by name, which are read on use."""
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(folder)

@@ -1,9 +1,9 @@
-"""The proof: one recipe by train.py, by TRL and by TorchAX is the same run, in float32.
+"""Prove that one recipe gives the same run by train.py, TRL and TorchAX, in float32.
 
-Twenty steps from the same initial adapters on the same batches, by the scripts that `recipe build` emits.
-Between the four families there are packing and padding, accumulation, each loss_on, both means, full and
-partial targets, clipping, and meshes of several devices. Three families run in
-`make e2e`, Qwen 3 in `make nightly`.
+The tests compare twenty steps of the scripts that `recipe build` emits, from the same initial adapters on the
+same batches. The four families cover packing and padding, accumulation, each loss_on, both means, full and
+partial targets, clipping, and meshes of several devices. `make e2e` runs three families, and `make nightly`
+runs Qwen 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = TOLERANCES["float32"] | {"trained": 1e-5}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Place]:
-    """A case's folder by its name, made once."""
+    """Return a function that makes a case's folder once by its name."""
     made: dict[str, Place] = {}
 
     def get(name: str) -> Place:
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Place]:
 
 
 def test_the_cases_are_what_they_say() -> None:
-    """Between them: each loss_on, packing and padding, both means, one and two devices."""
+    """Check that the cases cover each loss_on, packing and padding, both means, and one and two devices."""
     sections = [case.recipe for case in CASES.values()]
     assert {one["data"]["loss_on"] for one in sections} == {
         "assistant",
@@ -68,7 +68,7 @@ def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> N
         runs.append(ComparedRun(backend.value, trace, merged_tensors(here.merge(backend.value))))
     control = []
     if name == "gemma4":
-        # Chaotic, being random: how far TRL's run lies from itself is printed, and what it would take.
+        # Random weights make training chaotic: print how far a perturbed run of TRL's differs, and its limit.
         write_perturbed(here.folder / "perturbed", here.program, here.folder / "model")
         again = here.train(Backend.TRL, "control", "--adapter", here.folder / "perturbed")
         control = compare([runs[1], ComparedRun("control", again)], {})
@@ -100,7 +100,7 @@ def first(trace: Trace) -> float:
 
 @pytest.mark.e2e
 def test_a_run_continues_on_another_backend(place: Callable[[str], Place]) -> None:
-    """TRL's adapter continues in train.py, and train.py's in TRL: the next loss is the first library's."""
+    """Continue TRL's adapter in train.py, and train.py's in TRL: the next loss is the first library's."""
     here = place("gemma4")
     for backend in (Backend.TUNIX, Backend.TRL):
         if not (here.folder / backend.value).is_dir():

@@ -1,4 +1,4 @@
-"""The load-balancing loss of experts by train_trl.py: of its pieces, and of a run against train.py's."""
+"""Tests of the experts' load-balancing loss in train_trl.py: its pieces, and a run against train.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(**more: Any) -> TrainSettings:
 
 
 def test_a_piece_adds_its_share_of_what_transformers_computes_of_real_tokens(tmp_path: Path) -> None:
-    """As SFTTrainer sets a model up: padding left out, in training alone, and not of the reference."""
+    """Set the model up as SFTTrainer does: without padding, only in training, and without the reference."""
     import torch
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
     from trl.trainer.utils import add_fused_lm_head
@@ -106,7 +106,7 @@ def test_a_piece_adds_its_share_of_what_transformers_computes_of_real_tokens(tmp
 
 @pytest.mark.e2e
 def test_a_run_is_that_of_train(tmp_path: Path) -> None:
-    """Packed rows, two micro-batches in a step, each a piece; layers are recomputed."""
+    """Train on packed rows with recomputed layers and two micro-batches a step, each of which is a piece."""
     here = Place(
         tmp_path,
         Case(

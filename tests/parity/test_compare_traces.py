@@ -1,4 +1,4 @@
-"""How runs are held against each other: limits, what cannot be compared, the table, traces from elsewhere."""
+"""Tests of how runs are compared: limits, runs that cannot be compared, the table, and foreign traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOAT32 = TOLERANCES["float32"] | {"trained": 1e-4}
 
 
 def trace(backend: str = "tunix", **changes: Any) -> Trace:
-    """A run of two steps, with a gradient of zero as A's is where B is zero."""
+    """Return a trace of two steps, in which A's gradient is zero, as it is with a zero B."""
     arrays = {A: np.zeros((2, 4), np.float32), B: np.full((6, 2), 0.5, np.float32)}
     trained = {A: np.full((2, 4), 0.1, np.float32), B: np.full((6, 2), 0.01, np.float32)}
     about = {"dtype": changes.pop("dtype", "float32")}
@@ -32,7 +32,7 @@ def trace(backend: str = "tunix", **changes: Any) -> Trace:
 
 
 def moved(arrays: dict[str, np.ndarray], name: str, by: float) -> dict[str, np.ndarray]:
-    """The arrays with one number of one of them moved."""
+    """Return the arrays with a change of one number."""
     out = {key: array.copy() for key, array in arrays.items()}
     out[name].flat[3] += np.float32(by)
     return out
@@ -51,7 +51,7 @@ def test_equal_runs_differ_in_nothing() -> None:
 
 
 def held(size: int = 1, last: int = 9, pad: int = 0, **changes: Any) -> Trace:
-    """A run whose trace holds its first adapters and two steps of two rows, `size` in a micro-batch."""
+    """Return a trace with its first adapters and two steps of two rows, `size` in a micro-batch."""
     tokens = np.array([[[3, 4, 5, pad]], [[6, 7, 8, last]]], np.int32).reshape(2 // size, size, 4)
     there = np.array([[[1, 1, 2, 0]], [[1, 1, 1, 1]]], np.int32).reshape(tokens.shape)
     step = {"tokens": tokens, "positions": there, "segment_ids": there, "loss_mask": there > 0}
@@ -79,7 +79,7 @@ CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
     "no loss": (lambda t: replace(t, losses=[]), "losses", "there are none"),
     "gradient": (lambda t: replace(t, gradients=moved(t.gradients, B, 2e-5)), "gradients", B),
     "gradient of its own": (
-        # A ten-thousandth of the others' and well within the limit, but not there at all on one side.
+        # A ten-thousandth of the others' and well within the limit, but zero on one side.
         lambda t: replace(t, gradients=moved(t.gradients, A, 5e-6)),
         "gradients",
         f"{A} is off by 100% of its own largest entry",
@@ -122,7 +122,7 @@ def test_limits_are_of_the_largest_gradient_and_the_given_ones() -> None:
     assert rows(large, other)["gradients"].ok
     assert rows(large, other)["gradients"].limit == pytest.approx(2e-4, rel=1e-4)
     assert not rows(large, other, tolerances=FLOAT32 | {"gradients": 1e-6})["gradients"].ok
-    # What has no limit is shown.
+    # Quantities without a limit are shown.
     shown = rows(trace(), trace("trl", losses=[9.0, 9.0]), tolerances={})["losses"]
     assert shown.ok and shown.limit is None and shown.difference == pytest.approx(6.5)
 
@@ -187,7 +187,7 @@ def test_differences_are_written_with_two_digits(value: float | None, text: str)
 
 
 def recipe(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `recipe parity`."""
+    """Run `recipe parity`: exit status, stdout and stderr."""
     result = CliRunner().invoke(cli.app, ["parity", *map(str, arguments)], catch_exceptions=False)
     return result.exit_code, result.stdout, " ".join(result.stderr.split())
 

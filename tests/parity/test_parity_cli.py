@@ -1,4 +1,4 @@
-"""`recipe parity RECIPE`: which backends take part, on what recipe, and what it says; without training."""
+"""Tests of `recipe parity RECIPE` without training: which backends run, on which recipe, and the output."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_mean_of_means_has_the_micro_batches_of_one_process(tmp_path: Path) ->
 
 
 class Scripts:
-    """Stands for the pipeline's scripts: each run leaves a trace, an adapter and a merged model."""
+    """A fake of the pipeline's scripts: each run leaves a trace, an adapter and a merged model."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run: list[list[str]] = []
@@ -113,7 +113,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
 
 @pytest.fixture
 def parity(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command on a recipe of a model: exit status, stdout, stderr."""
+    """Return a function that runs the command on a model's recipe: exit status, stdout, stderr."""
 
     def run(model: str, *options: str | Path, more: str = "") -> tuple[int, str, str]:
         path = tmp_path / "recipe.yaml"
@@ -170,7 +170,7 @@ def test_gemma_4_is_measured_against_itself(
     assert status == 0, "ten times the control's difference is allowed"
     assert "trl - control" in printed and "its first adapters moved by 1e-7" in printed
     assert ["train_trl.py", "control", "--adapter", "--data-dir", "--trace"] in scripts.run
-    # What it starts from is train.py's own start, moved by a hair in A alone.
+    # The start is train.py's own start, with a tiny change of A only.
     from recipec.runtime.model.initial import initial_adapters
 
     small = program(tmp_path / "kept" / "recipe.yaml")
@@ -198,7 +198,7 @@ def test_what_a_backend_refuses_leaves_it_out(scripts: Scripts, parity: Callable
     status, printed, _ = parity(LLAMA, more=lion)
     assert status == 0
     assert "left out: trl: E0920, " in printed and "tunix - torchax" in printed
-    # The recipe's own refusals count, not the miniature's, whose base is in float32.
+    # The recipe's own refusals count, and not those of the float32 miniature.
     status, printed, _ = parity(LLAMA, "--set", "lora.quantize=int8")
     assert status == 0 and "left out: trl: E0923, " in printed and "lora.quantize: int8 -> none" in printed
 

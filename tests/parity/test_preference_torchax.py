@@ -1,4 +1,7 @@
-"""DPO by train.py, TRL and TorchAX is one run, in float32; tests/e2e/test_torchax_preference.py has more."""
+"""Tests that DPO by train.py, TRL and TorchAX is one run, in float32.
+
+tests/e2e/test_torchax_preference.py has more.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def test_dpo_is_one_run(tmp_path: Path) -> None:
 
 
 def test_dpo_of_all_weights_is_one_run_and_goes_on(tmp_path: Path) -> None:
-    """Its reference is the model that the run began with, over a resumption too, bit for bit."""
+    """Compare the reference, which is the run's initial model, bit for bit, also after a resumption."""
     dpo = case("Qwen/Qwen3-0.6B", ["full_attention"], {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
     sets = {"lora": None, "checkpoint": {"directory": "checkpoints", "every_steps": STEPS // 2}}
     here = Place(tmp_path, replace(dpo, recipe={**dpo.recipe, **sets}))

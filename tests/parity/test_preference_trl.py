@@ -1,4 +1,7 @@
-"""ORPO by train_trl.py is the run of train.py, in float32. tests/e2e/test_torchax_preference.py has more."""
+"""Tests that ORPO by train_trl.py is the run of train.py, in float32.
+
+tests/e2e/test_torchax_preference.py has more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiler that compiles nothing, a recipe with a server, and pages without Plotly's five megabytes."""
+"""Fixtures for the planner's tests: a fake compiler, a serving recipe, and pages without Plotly's script."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices reach their published rates: no test depends on the published runs."""
+    """Let every device reach its published rates, so that no test depends on the published runs."""
     monkeypatch.setattr(rates, "reached", lambda generation: Reached())
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts it in place, with a cache of the test's own; returns the folder that shows its starts."""
+    """Replace the worker by the fake, with an empty cache, and return the folder with its starts."""
     log = tmp_path / "starts"
     log.mkdir()
     monkeypatch.setattr(pool, "WORKER", (str(FAKE),))
@@ -39,5 +39,5 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The recipe that a server is planned of."""
+    """Lower the serving recipe."""
     return lowered(tmp_path_factory.mktemp("recipe"), RECIPE)

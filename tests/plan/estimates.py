@@ -1,4 +1,4 @@
-"""An estimate of a step that takes so much memory and so long."""
+"""A made-up estimate of a step, with memory and time that a test chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def estimate(temporaries: float, seconds: float = 1.0) -> Estimate:
-    """Of a step with 20 GiB of arguments on devices of 95 GiB.
+    """Estimate a step with 20 GiB of arguments on devices of 95 GiB.
 
     Args:
         temporaries: GiB.

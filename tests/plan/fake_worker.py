@@ -1,7 +1,7 @@
-"""Stands in for compiler.plan.worker: what it does is told by FAKE_WORKER_TOLD, or by the job's first --set
-argument, `fake=...`.
+"""A fake of compiler.plan.worker that runs no compiler.
 
-No compiler is run. Each start leaves a file in the folder that FAKE_WORKER_LOG names, with the backend in it.
+FAKE_WORKER_TOLD, or the job's first --set argument `fake=...`, says what it does. Each start writes a file
+into the folder FAKE_WORKER_LOG, with the backend in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     if told == "failed":
         print(f'{{"failed": {FAILED.dump_json(Failed("it is not to be", help="do else")).decode()}}}')
         return
-    # 2 outside of the layers and 0.5 in each.
+    # 2 seconds outside of the layers, and 0.5 in each layer.
     figure = 2.0 + 0.5 * layers
     give(
         Compiled(

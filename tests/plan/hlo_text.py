@@ -1,4 +1,4 @@
-"""HLO modules for tests, in the words of a TPU's compiler."""
+"""HLO modules for tests, as a TPU's compiler writes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ StackFrames
 
 
 def module(entry: str, *computations: str) -> Module:
-    """Reads a module.
+    """Parse a module.
 
     Args:
         entry: the instructions of its entry computation.
-        computations: others, each with its name on the first line.
+        computations: the other computations, each with its name on the first line.
     """
     others = "".join(_computation(*text.strip().split("\n", 1)) for text in computations)
     return parse(HEADER + others + "ENTRY " + _computation("main.1_spmd", entry))

@@ -1,4 +1,4 @@
-"""A module whose collective overlaps with products, in parts."""
+"""A module whose collective overlaps with parts of its matrix products."""
 
 from __future__ import annotations
 

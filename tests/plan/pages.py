@@ -1,4 +1,4 @@
-"""Pages, read as a browser reads them: their text, and what plotly is to draw."""
+"""A reader of HTML pages: their text, and what Plotly draws."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Reader(HTMLParser):
 
     Attributes:
         elements: names with their attributes, in order.
-        words: everything that is shown, spaces made one.
+        words: the visible text, with single spaces.
         within: the text of scripts and styles by element.
-        figures: what plotly draws, by its key: "data" and "layout".
+        figures: what Plotly draws, by its key: "data" and "layout".
     """
 
     def __init__(self, text: str) -> None:
@@ -68,7 +68,7 @@ class Reader(HTMLParser):
 
 
 def figure(script: str) -> tuple[str, dict[str, Any]]:
-    """The key of a plot, and its data and layout, from the call that draws it."""
+    """Return the key, data and layout of a plot from the call that draws it."""
     found = re.search(r'Plotly\.newPlot\(\s*"plot-([^"]+)",\s*', script)
     assert found is not None
     data, end = json.JSONDecoder().raw_decode(script, found.end())

@@ -1,6 +1,6 @@
-"""Plans and searches with figures like the flagship's, for the tests of what shows them.
+"""Plans and searches with made-up figures, for the tests of what prints and draws them.
 
-Every figure is what the estimates of a Gemma 4 31B step look like; none was measured.
+The figures resemble the estimates of a Gemma 4 31B step. None was measured.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ RUN = RunLength(
 
 
 def flagship() -> Plan:
-    """A plan of the flagship on four devices of one host."""
+    """Make a plan of Gemma 4 31B on four devices of one host."""
     return Plan(
         recipe="gemma4-31b-v5p8",
         model="google/gemma-4-31B-it",
@@ -160,7 +160,7 @@ def flagship() -> Plan:
 
 
 def too_large() -> Plan:
-    """Two rows on each device: 128.7 of 95 GiB."""
+    """Make a plan with two rows on each device, which needs 128.7 of 95 GiB."""
     memory = replace(MEMORY, temporaries=112.4 * GIB)
     estimate = replace(
         ESTIMATE,
@@ -174,7 +174,7 @@ def too_large() -> Plan:
 
 
 def refused() -> Plan:
-    """A step that the compiler refused: no figure but the memory that it would need."""
+    """Make a plan that the compiler refused: its only figure is the memory that it would need."""
     estimate = replace(
         too_large().estimate,
         flops=0.0,
@@ -196,13 +196,13 @@ def refused() -> Plan:
 
 
 def unpriced() -> Plan:
-    """The same, on a machine without a price."""
+    """Make the first plan again, on a machine without a price."""
     run = replace(RUN, usd=None, usd_per_hour=None, usd_per_million_tokens=None)
     return replace(flagship(), run=run)
 
 
 def unknown_length() -> Plan:
-    """The data is not at hand and the recipe has no train.steps."""
+    """Make a plan without the data and without train.steps."""
     run = replace(
         RUN,
         source="unknown",
@@ -216,7 +216,7 @@ def unknown_length() -> Plan:
 
 
 def sliced() -> Plan:
-    """256 devices: two slices of 128, joined over the data 's network."""
+    """Make a plan of 256 devices: two slices of 128, connected by the data center's network."""
     collectives = (
         Collective("all-gather", ("fsdp",), False, 854, 29.6e9),
         Collective("all-reduce", ("dcn",), True, 61, 4.4e9),
@@ -238,14 +238,14 @@ def sliced() -> Plan:
 
 
 def one_axis(devices: int = 256) -> Plan:
-    """A slice whose devices are all on fsdp."""
+    """Make a plan of a slice whose devices are all on fsdp."""
     return replace(
         flagship(), topology="v6e:16x16", devices=devices, hosts=devices // 4, axes={"fsdp": devices, "tp": 1}
     )
 
 
 def search() -> Search:
-    """Fourteen configurations of the flagship: ten compiled, seven of them on the front."""
+    """Make a search of fourteen configurations: ten compiled, and seven of them on the front."""
     points = (
         _compiled((), 1.2941, 72.5, 11_919),
         _compiled(("remat.policy=block",), 1.58, 34.8, 11_919),

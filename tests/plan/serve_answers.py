@@ -1,4 +1,4 @@
-"""A serving recipe, and what a worker answers of it, without a worker."""
+"""A serving recipe, and made-up answers of the serving worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ custom-call(%all-gather.2), custom_call_target="tpu_custom_call", backend_config
 backend_config={"window_config":{"estimated_cycles":"40"}}
 }
 """
-"""A cut-out of Gemma 4 31B's decode step on v6e-8, as libtpu 0.0.48 wrote it."""
+"""A part of Gemma 4 31B's decode step on v6e-8, as libtpu 0.0.48 wrote it."""
 
 CLOCK = 1.75e9
 LOCAL, GLOBAL = "RPAd-p_16-bq_1_1-bkv_16384_16384-sw_1024", "RPAd-p_16-bq_1_1-bkv_8192_8192"
@@ -68,7 +68,7 @@ def lowered(folder: Path, recipe: str, *sets: str) -> Program:
 
 
 def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
-    """What was compiled of Gemma 4 31B, TP 8, rounded, as a line in the depth."""
+    """Return rounded figures of Gemma 4 31B at TP 8, linear in the number of layers."""
     tens = layers / 6
     return ServeProgram(
         kind,
@@ -93,7 +93,7 @@ def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
 
 
 def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
-    """A worker's answer without a worker."""
+    """Answer a job as the worker would."""
     pages = made.pages or 19636
     return ServeAnswer(
         page_tokens=16,
@@ -115,7 +115,7 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
 
 
 def planned_texts(program: Program, **options: Any) -> tuple[str, dict[str, Any]]:
-    """What plan_serve prints, and its values."""
+    """Plan a server, and return the printed text and the values."""
     served = plan_serve(program, **options)
     ((_, text),) = served.sections
     return text, json.loads(json.dumps(served.data))

@@ -1,7 +1,7 @@
-"""The analytic bounds, compared with libtpu's compiler on the same steps.
+"""Tests of the analytic bounds against libtpu's compiler on the same steps.
 
-Recorded with libtpu 0.0.42.1 at its lowest effort; the compiler leaves the output head's later chunks and
-splash attention's kernels out of its time.
+The figures were recorded with libtpu 0.0.42.1 at its lowest effort. The compiler's time leaves out the output
+head's later chunks and splash attention's kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLICIES = ("none", "block", "decoder", "save_attention", "save_dots", "offload_
 
 
 def program(name: str, *sets: str, layers: int | None = None) -> Program:
-    """A recipe's program, with its first layers alone where `layers` is given."""
+    """Lower a recipe, optionally cut to its first `layers` layers."""
     settled = lower(load(RECIPES / f"{name}.yaml", sets), planning=True)
     assert settled.program is not None, [d.message for d in settled.diagnostics]
     found, a = settled.program, settled.program.architecture
@@ -38,7 +38,7 @@ def program(name: str, *sets: str, layers: int | None = None) -> Program:
 
 
 RECORDED = [
-    # recipe, --set, layers, bytes of arguments and of temporaries, seconds, seconds that are left out
+    # recipe, --set, layers, bytes of arguments and of temporaries, seconds, seconds that the time leaves out
     ("gemma4-31b-v5p8", (), 6, 2_663_031_296, 11_256_492_448, 0.12216, 0.0351 + 0.0197),
     ("gemma4-31b-v5p8", (), 12, 4_621_355_520, 16_599_838_720, 0.23742, 0.0351 + 0.0394),
     (
@@ -82,7 +82,7 @@ def test_the_bound_is_below_what_was_compiled(
     seconds: float,
     left_out: float,
 ) -> None:
-    """And not by so much that it says nothing."""
+    """Check that the bound is below the compiler's figures, and above half of its time."""
     cut = program(name, *sets, layers=layers)
     least = bound(cut, cut.recipe.data.max_length)
     assert 0.5 * (seconds + left_out) < least.seconds < seconds + left_out
@@ -93,7 +93,7 @@ def test_the_bound_is_below_what_was_compiled(
 def test_state_is_what_the_compiler_takes_as_arguments(
     name: str, sets: tuple[str, ...], layers: int, arguments: float
 ) -> None:
-    """Weights, adapters, moments and accumulated gradients, under every mesh; the rest is padding."""
+    """Compare weights, adapters, moments and gradients under each mesh. Only padding may differ."""
     assert state_bytes(program(name, *sets, layers=layers)) == pytest.approx(arguments, rel=0.002)
 
 
@@ -109,19 +109,18 @@ def test_one_backward_kernel_is_counted_where_it_runs() -> None:
 
 
 def test_the_bound_is_below_the_whole_flagship() -> None:
-    """Of 60 layers, in a line from 6 and 12: 1.149 s and 0.145 s of kernels, 72.5 GiB."""
+    """Compare with 60 layers extrapolated from 6 and 12: 1.149 s, 0.145 s of kernels and 72.5 GiB."""
     least = bound(program("gemma4-31b-v5p8"), 3072)
     assert 0.6 * 1.294 < least.seconds < 1.294
     assert 0.6 * 72.5 < least.memory_bytes / 2**30 < 72.5
 
 
 def test_the_bound_is_below_the_whole_paper_recipe() -> None:
-    """0.497 s."""
     assert 0.6 * 0.497 < bound(program("gemma4-31b-paper"), 3072).seconds < 0.497
 
 
 def test_the_bound_orders_the_policies_by_time_and_memory_as_compiles_do() -> None:
-    """The more is computed again, the longer; the more is kept, the larger."""
+    """Check that more recomputation takes more time, and that more kept arrays take more memory."""
     least = {policy: bound(program("gemma4-31b-v5p8", f"remat.policy={policy}"), 3072) for policy in POLICIES}
     seconds = {policy: one.seconds for policy, one in least.items()}
     memory = {policy: one.memory_bytes for policy, one in least.items()}
@@ -131,7 +130,7 @@ def test_the_bound_orders_the_policies_by_time_and_memory_as_compiles_do() -> No
 
 
 def test_a_policy_that_the_bound_does_not_know_is_taken_to_need_least() -> None:
-    """So that a new one is never left out by mistake."""
+    """Check that the bound never excludes a policy that it does not know."""
     known = program("gemma4-31b-v5p8")
     recipe = known.recipe.model_copy(
         update={"remat": known.recipe.remat.model_copy(update={"policy": "some_day"})}
@@ -143,7 +142,7 @@ def test_a_policy_that_the_bound_does_not_know_is_taken_to_need_least() -> None:
 
 
 def test_quantized_weights_are_smaller() -> None:
-    """Qwen3 8B: 6.95e9 numbers in linear layers, 1.24e9 in the embedding and the head, on 8 devices."""
+    """Count Qwen3 8B on 8 devices: 6.95e9 weights in linear layers, 1.24e9 in the embedding and the head."""
     sizes = {
         kind: state_bytes(program("qwen3-8b-dpo-v5e8", f"lora.quantize={kind}"))
         for kind in ("null", "int8", "nf4")
@@ -153,7 +152,7 @@ def test_quantized_weights_are_smaller() -> None:
 
 
 def test_quantized_experts_are_smaller() -> None:
-    """Gemma 4 26B-A4B: 22.8e9 numbers in experts and 1.65e9 in linear layers, on 4 devices."""
+    """Count Gemma 4 26B-A4B on 4 devices: 22.8e9 weights in experts and 1.65e9 in linear layers."""
     sizes = {
         kind: state_bytes(program("gemma4-26b-a4b-v5p8", f"lora.quantize={kind}"))
         for kind in ("null", "int8", "nf4")
@@ -167,8 +166,11 @@ PAIRS = ("data.packing=false", "data.loss_on=completion", "serve=null")
 
 
 def test_full_fine_tuning_keeps_the_optimizer_s_state() -> None:
-    """AdamW on bfloat16: 2 bytes a weight, and 12 of float32 copy and moments, with a reference 2 more; norms
-    are not split."""
+    """Count AdamW's bytes in bfloat16.
+
+    A weight takes 2 bytes, its float32 copy and moments take 12, and a reference model takes 2 more. Norms
+    are not sharded.
+    """
     sets = [
         *("lora=null", "merge.adapter=false", "mesh.accelerator=v5p-64"),
         *("mesh.axes={fsdp: 32}", "train.global_batch_size=32"),
@@ -184,7 +186,7 @@ def test_rows_of_a_preference_are_two() -> None:
     orpo = program("qwen3-8b-dpo-v5e8", "train.objective=orpo")
     assert dpo.micro_batch_rows == orpo.micro_batch_rows == 8
     tokens, peak = 2 * 8 * 2048, 197e12 * 8
-    # ORPO has no reference: at the least a forward pass of 2 FLOPs for each of 8.19e9 weights less.
+    # ORPO has no reference model, so it saves a forward pass: at least 2 FLOPs for each of 8.19e9 weights.
     less = bound(dpo, 2048).seconds - bound(orpo, 2048).seconds
     assert less * peak / tokens == pytest.approx(2 * 7.57e9, rel=0.06)
 
@@ -192,7 +194,7 @@ def test_rows_of_a_preference_are_two() -> None:
 LLAMA_LAYERS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
 LLAMA_HEAD = 128_256 * 4096
 LLAMA_PAIRS = 4097 / 2 * 4096 * 32
-"""Of a token in a row of 4,096, times the queries of all layers."""
+"""Pairs of a token in a row of 4,096, times the queries of all layers."""
 
 
 def test_model_flops_of_lora_leave_out_the_frozen_weights_gradients() -> None:
@@ -211,7 +213,7 @@ def test_model_flops_of_full_fine_tuning_count_every_weight_three_times() -> Non
 
 
 def test_model_flops_end_at_the_first_trained_layer() -> None:
-    """With adapters in the last eight layers alone, nothing goes back through the first 24."""
+    """Train adapters in the last eight layers only: the backward pass stops before the first 24."""
     last = program("llama31-8b-v6e8", "lora.layers=24-31")
     expected = 2 * LLAMA_LAYERS + 2 * LLAMA_LAYERS / 4 + 4 * LLAMA_HEAD
     expected += 6 * 55_574_528 / 4 + (4 + 8 / 4) * LLAMA_PAIRS
@@ -220,7 +222,10 @@ def test_model_flops_end_at_the_first_trained_layer() -> None:
 
 
 def test_norms_and_biases_are_no_products() -> None:
-    """Of several heads or experts they have two dimensions: OLMo 2's norms of rows, gpt-oss's biases."""
+    """Leave out norms and biases.
+
+    OLMo 2's row norms and gpt-oss's expert biases have two dimensions, but they are no matrix products.
+    """
     sets = ("serve=null", "lora={rank: 8, targets: [q_proj]}", "remat.policy=none")
     olmo = program("llama31-8b-v6e8", "model.id=allenai/OLMo-2-1124-7B", *sets)
     assert shapes(olmo, 64).layers[0].weights == 4 * 4096**2 + 3 * 4096 * 11_008
@@ -245,7 +250,7 @@ def test_other_names_of_the_last_projections_count_alike(model: str, targets: st
 
 
 def test_model_flops_of_experts_are_those_that_a_token_goes_through() -> None:
-    """26B-A4B: 3.8e9 of its 25.2e9 weights, at 4 FLOPs each, and some per cent of attention and adapters."""
+    """Count 26B-A4B: 3.8e9 of 25.2e9 weights at 4 FLOPs each, and a few percent of attention and adapters."""
     experts = program("gemma4-31b-v5p8", "model.id=google/gemma-4-26B-A4B-it")
     assert 4 * 3.6e9 < model_flops(experts, 1.0) < 4 * 4.8e9
 

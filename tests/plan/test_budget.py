@@ -1,4 +1,4 @@
-"""The budget: what is above it, what is within, and what cannot be told."""
+"""Tests of the budget: what exceeds it, what fits in it, and what is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`recipe calibrate`: probes compared with plans, and plans that use them; the compiler is a fake."""
+"""Tests of `recipe calibrate`: probes compared with plans, and plans that use probes.
+
+The compiler is a fake.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probe(folder: Path, seconds: float, **changes: Any) -> Path:
-    """A recipe and a probe of it."""
+    """Write a recipe and a probe of it."""
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
     program = lower(load(folder / "recipe.yaml")).program
     assert program is not None
@@ -71,7 +74,7 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
     said = run("calibrate", probe(tmp_path, 35.2, time=TIMES | {"micro_batch_seconds": 35.2, "parts": parts}))
     assert "    matrix products 30,000.0 ms, planned " in said and "\n    no operation 2,200.0 ms" in said
     assert "HBM at its peak: 1.00 GiB, planned" in said
-    # The same recipe again takes its place, and is held against the plan without what is known by then.
+    # A new probe of the same recipe replaces the old one. It is compared with the uncalibrated plan.
     run("calibrate", probe(tmp_path, 32.0))
     assert planned(tmp_path)[0] == pytest.approx(32)
 

@@ -1,4 +1,4 @@
-"""The commands `plan`, `cost` and `diff --plan`, with a compiler that compiles nothing."""
+"""Tests of the commands `plan`, `cost` and `diff --plan`, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_mesh_that_a_note_names_is_priced_from_the_cache_alone(file: Path, f
     other = len(list(fake.iterdir()))
     assert other > begun
     (note,) = planned(file)["plan"]["notes"]
-    # Two micro-batches of 32 s on half as many rows at a time, and nothing compiled.
+    # Two micro-batches of 32 s, each with half the rows. Nothing is compiled.
     assert "takes an estimated 64,000.0 ms for an optimizer's step" in note
     assert "where this mesh takes 32,000.0 ms" in note and len(list(fake.iterdir())) == other
     assert "takes an estimated 64,000.0 ms" in " ".join(run("plan", file).stdout.split())
@@ -103,7 +103,7 @@ def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: p
     done = run("plan", file)
     assert done.exit_code == 1 and f"{file}:10:34" in done.stderr
     assert "error[E1008]: libtpu does not accept the value maybe of the flag xla_enable_" in done.stderr
-    file.write_text(RECIPE, encoding="utf-8")  # the environment has it
+    file.write_text(RECIPE, encoding="utf-8")  # the environment has the flag
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
     assert "LIBTPU_INIT_ARGS" in str(caught.value.help)
@@ -131,7 +131,7 @@ def test_a_step_that_is_too_large_says_what_was_tried(file: Path, told: pytest.M
     checked = run("check", file)
     assert checked.exit_code == 0
     assert "warning[W1007]: by an earlier plan the step with the flags of profile v5p needs" in checked.stderr
-    assert "W1007" not in run("check", file, "--set", "lora.rank=8").stderr  # was not planned
+    assert "W1007" not in run("check", file, "--set", "lora.rank=8").stderr  # not planned yet
 
 
 def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_prints_its_front(file: Path) -> None:
-    # A model of few layers: 72 configurations are checked.
+    # A model with few layers: the search checks 72 configurations.
     done = run("plan", file, "--search", "--most", "4", "--set", "model.id=google/gemma-3-1b-it")
     assert done.exit_code == 0, done.stderr
     assert "remat" in done.stdout

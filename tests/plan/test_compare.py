@@ -1,4 +1,4 @@
-"""`recipe diff --plan`: what a change does, row by row."""
+"""Tests of `recipe diff --plan`: the effect of a change, row by row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
 
 
 def block() -> plans.Plan:
-    """The flagship with activations recomputed by block: less memory, a longer step, another collective."""
+    """Plan Gemma 4 31B with recomputation by block: less memory, a longer step, another collective."""
     gather, *rest = ESTIMATE.collectives
     estimate = replace(
         ESTIMATE,

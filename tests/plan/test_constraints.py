@@ -1,7 +1,7 @@
-"""The planned step has the activation constraints that a TPU's has.
+"""Tests that a planned step has the same activation constraints as a step on a TPU.
 
-Tunix leaves them out where the default backend is a CPU, which it is on every machine that plans. The
-reference is Tunix's own helper made to believe that it runs on a TPU.
+Tunix omits the constraints if the default backend is a CPU, and every machine that plans has a CPU backend.
+The reference is Tunix's own helper with a faked TPU backend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETS = (
     "data.max_length=64",
 )
 LAYERS = range(6)
-"""One repeat of Gemma 4 31B's pattern, global layer included, at its real sizes: nothing is computed."""
+"""One repeat of Gemma 4 31B's pattern with a global layer, at its real sizes: nothing is computed."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def program(root: Path) -> Program:
 
 
 def constraints(program: Program) -> Counter[str]:
-    """The shardings that the step's HLO, before it is partitioned, constrains arrays to."""
+    """Count the shardings that the step's HLO constrains arrays to, before partitioning."""
     import jax
 
     from recipec.compiler.plan.abstract import abstract_step
@@ -75,7 +75,7 @@ def test_dropped_constraints_would_show(program: Program, ours: Counter[str]) ->
 
 
 def tunix_on_a_tpu() -> Any:
-    """Tunix's own helper in the place of ours, with its look at the backend answered by a TPU."""
+    """Replace our helper by Tunix's, which is made to see a TPU backend."""
     import jax
     from tunix.utils import sharding_utils
 

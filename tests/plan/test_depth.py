@@ -1,4 +1,4 @@
-"""Which layers are compiled to the end for a model."""
+"""Tests of which layers the planner compiles for a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def programs(root: Path) -> dict[str, Program]:
         ("12b", 6),
         ("4b", 6),
         ("llama", 3),
-        ("e2b", 10),  # 15 layers with keys and values of their own, 20 that share them: five each
+        ("e2b", 10),  # 15 layers with their own keys and values, 20 that share them: five of each
         ("some", 12),  # 20 layers without adapters, 40 with them
         ("few", 6),
         ("moe", 6),

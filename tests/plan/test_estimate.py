@@ -1,4 +1,4 @@
-"""From what was compiled of a step to its estimate."""
+"""Tests of the estimate of a step from its compiled parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(root: Path) -> Program:
 
 
 def compiled(layers: int) -> Compiled:
-    """A part outside of the layers, and one in each; products are still to be priced."""
+    """Make a compiled part: a constant and a share for each layer. Its products have no prices yet."""
     return Compiled(
         layers=layers,
         weights=1e9 + 2e8 * layers,
@@ -71,7 +71,7 @@ def compiled(layers: int) -> Compiled:
 
 
 def scheduled(layers: int) -> Compiled:
-    """The same without code and prices."""
+    """Make the same part without code and prices."""
     return replace(compiled(layers), code=5e3, prices=Prices())
 
 
@@ -106,7 +106,7 @@ def test_what_is_compiled_to_the_end_has_its_own_prices_and_code(program: Progra
 
 
 def test_model_flops_are_those_of_the_model(program: Program) -> None:
-    """4 N a token for the frozen weights and 6 for the adapters; attention's are some per cent."""
+    """Count 4 N FLOPs a token for frozen weights and 6 N for adapters; attention adds a few percent."""
     one = estimate(program, [scheduled(60), compiled(6)])
     expected = (4 * program.base_parameters + 6 * program.trainable_parameters) * 4 * 3072 / 4
     assert expected < one.model_flops < 1.1 * expected

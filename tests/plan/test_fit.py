@@ -1,4 +1,4 @@
-"""The way out of a step that does not fit, with a compiler that is told what to find."""
+"""Tests of the suggestions for a step that does not fit, with a scripted compiler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATED = (
     "train.global_batch_size=4",
     "xla.profile=none",
 )
-"""What these tests rest on, whatever the recipe's own settings come to be."""
+"""Settings that these tests depend on, so that they do not depend on the recipe's."""
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def program(*sets: str, recipe: Path = FLAGSHIP) -> Program:
 
 
 class Compiler:
-    """Finds what it is told for sets that hold a certain one, and else a step that is too large."""
+    """A compiler with a scripted estimate for each known argument, and else a step that is too large."""
 
     def __init__(self, **known: Estimate | None) -> None:
         self.asked: list[tuple[str, ...]] = []
@@ -110,7 +110,7 @@ def test_attention_before_what_costs_time_and_never_where_it_is_the_kernel() -> 
 
 
 def test_tensor_parallel_sizes_divide_every_layers_heads() -> None:
-    """Ten layers of Gemma 4 31B have four key/value heads: tp 8 is not possible."""
+    """Exclude tp 8: ten layers of Gemma 4 31B have only four key/value heads."""
     wide = sets_of(program("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 4, tp: 2}"))
     assert ("mesh.axes={fsdp: 2, tp: 4}",) in wide
     assert not any("tp: 8" in argument for sets in wide for argument in sets)
@@ -190,7 +190,7 @@ def test_no_more_are_compiled_than_allowed() -> None:
 
 
 def test_what_the_checks_refuse_is_not_compiled() -> None:
-    """A rule of the recipe's own splits an array of one number over tp."""
+    """Skip meshes that the checks refuse: one of the recipe's rules shards a scalar over tp."""
     compiler = Compiler()
     search(compiler, ("sharding.rules=[{match: 'layers.*.skip_scale', spec: [tp]}]",))
     assert ("remat.policy=decoder",) in compiler.asked
@@ -202,7 +202,7 @@ def test_what_cannot_fit_is_not_compiled() -> None:
     full = program(*given)
     compiler = Compiler()
     find(full, compiler, given=(*STATED, *given), estimate=estimate(400))
-    # A quarter of the temporaries is 100 GiB, on a micro-batch of one row as on a row's quarter.
+    # A quarter of the temporaries is 100 GiB: with a micro-batch of one row, and with a quarter of each row.
     assert ("train.micro_batch_size=1",) not in compiler.asked
     assert ("mesh.axes={fsdp: 1, tp: 4}",) not in compiler.asked
     assert ("remat.policy=decoder",) in compiler.asked
@@ -218,7 +218,7 @@ def test_what_cannot_fit_is_not_compiled() -> None:
             MemoryReduction((), "", kept=0.5),
             estimate(160, seconds=0.0),
             False,
-        ),  # refused: the figures are no step's
+        ),  # refused: the figures do not describe a step
     ],
 )
 def test_a_way_whose_bound_is_above_the_memory_is_not_tried(

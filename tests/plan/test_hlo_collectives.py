@@ -1,4 +1,4 @@
-"""Collectives of HLO modules, and the mesh axes that they run over."""
+"""Tests of the collectives of HLO modules, and of the mesh axes that they run over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REDUCED_BYTES = 8 * 256 * 4
 
 
 def over(groups: str, axes: dict[str, int], slices: int = 1) -> tuple[tuple[str, ...], bool]:
-    """The axes of one all-reduce, and whether it goes over DCN."""
+    """Return the axes of one all-reduce, and whether it goes over DCN."""
     entry = f"""%p = {REDUCED} parameter(0)
         ROOT %a = {REDUCED} all-reduce(%p), channel_id=1{groups}, use_global_device_ids=true, to_apply=%sum"""
     (found,) = collectives(module(entry, SUM), axes, slices)
@@ -47,7 +47,7 @@ def over(groups: str, axes: dict[str, int], slices: int = 1) -> tuple[tuple[str,
         ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", ("fsdp",)),
         ("mesh['axis_0'=1,'axis_1'=2,'axis_2'=4] {'axis_0','axis_2'}", ("tp",)),
         ("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", ("fsdp", "tp")),
-        # Parts of an axis: what lies before a part, and its size.
+        # Parts of an axis: the size of what precedes a part, and its own size.
         ("mesh['axis_0'=8] {'axis_0':(2)4}", ("tp",)),
         ("mesh['axis_0'=8] {'axis_0':(1)2}", ("fsdp",)),
         ("mesh['axis_0'=8] {'axis_0':(2)2}", ()),
@@ -73,7 +73,7 @@ def test_groups_over_two_of_three_axes_are_named_by_both() -> None:
 
 
 def test_devices_are_numbered_within_a_slice() -> None:
-    """The program is that of one slice of two."""
+    """Number the devices of one slice of two, as the program does."""
     assert over(", replica_groups={{0,1},{2,3}}", TWO_SLICES, slices=2) == (("tp",), False)
     assert over(", replica_groups={{0,2},{1,3}}", TWO_SLICES, slices=2) == (("fsdp",), False)
     assert over("", TWO_SLICES, slices=2) == (("fsdp", "tp"), False)
@@ -85,7 +85,7 @@ def test_without_slices_dcn_is_an_axis_like_the_others() -> None:
 
 
 def megascale(transfer: str) -> str:
-    """Attributes of a transfer between slices."""
+    """Return the attributes of a transfer between slices."""
     return f"""is_host_transfer=true, frontend_attributes={{\
 _xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="a.252_0",\
 _xla_megascale_target="{{1,2}}x{{0:3}}"{transfer}}}"""
@@ -117,7 +117,7 @@ def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
     ],
 )
 def test_a_transfer_in_a_loop_counts_once_a_turn_whatever_its_kind(transfer: str, kind: str) -> None:
-    """It is received in one turn and used in the next; here two arrays at once."""
+    """Count a transfer that is received in one iteration and used in the next; it has two arrays."""
     received = f"(({REDUCED}, {REDUCED}), u32[], token[])"
     carried = f"(s32[], {received})"
     body = f"""body

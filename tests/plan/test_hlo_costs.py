@@ -1,4 +1,4 @@
-"""FLOPs and bytes of HLO modules."""
+"""Tests of the FLOPs and bytes of HLO modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 
 
 def once(entry: str, *computations: str) -> tuple[float, float]:
-    """FLOPs and bytes of a program."""
+    """Return the FLOPs and bytes of a program."""
     return costs(module(entry, *computations))
 
 
@@ -25,9 +25,9 @@ def once(entry: str, *computations: str) -> tuple[float, float]:
         ("dim_labels=bf_io->bf", (6, 10), (10, 4), (6, 4)),
         ("dim_labels=bf_oi->fb", (6, 10), (4, 10), (4, 6)),
         ("dim_labels=fb_io->bf", (10, 6), (10, 4), (6, 4)),
-        # One dimension of two that are summed over, as a window over all of it.
+        # A convolution sums over two dimensions, one of them as a window over its full size.
         ("window={size=5}, dim_labels=b0f_o0i->bf0", (6, 5, 8), (3, 5, 8), (6, 3, 1)),
-        # One dimension of the result that only the kernel has: most of the window meets padding.
+        # Only the kernel has one of the result's dimensions: most of the window is over padding.
         ("window={size=5 pad=4_4 rhs_reversal=1}, dim_labels=bf0_i0o->b0f", (6, 8, 1), (8, 5, 3), (6, 5, 3)),
         (
             "window={size=5x2 pad=4_4x0_0 rhs_reversal=1x0}, dim_labels=b1f0_1i0o->b0f1",
@@ -35,7 +35,7 @@ def once(entry: str, *computations: str) -> tuple[float, float]:
             (2, 8, 5, 3),
             (6, 5, 3, 1),
         ),
-        # A batch dimension: each position of the input meets one of the kernel.
+        # A batch dimension: each position of the input meets one position of the kernel.
         (
             "window={size=4x2 stride=3x1 pad=0_0x1_1 lhs_dilate=4x1 rhs_reversal=0x1}, "
             "dim_labels=b0f1_o01i->0bf1",
@@ -154,10 +154,10 @@ def test_what_is_in_a_loop_counts_once_a_turn() -> None:
         %x = {state} while(%w), condition=%other, body=%inner, \
 backend_config={{"known_trip_count":{{"n":"3"}}}}
         ROOT %y = {state} call(%x), to_apply=%body"""
-    # A body runs 12 times, 3 x 12 times, and once.
+    # The bodies run 12 times, 3 x 12 times, and once.
     flops, moved = once(entry, VIEW, PRODUCT, body, condition, inner)
     assert flops == 49 * PRODUCT_FLOPS
-    scalars = 12  # the addition's
+    scalars = 12  # of the addition
     assert moved == pytest.approx(49 * (PRODUCT_BYTES + scalars), rel=1e-3)
 
 
@@ -190,7 +190,7 @@ def test_slices_count_what_they_touch() -> None:
         %at = s32[]{:T(128)S(6)} parameter(1)
         ROOT %s = f32[8,256]{1,0:T(8,128)} dynamic-slice(%whole, %at, %at), dynamic_slice_sizes={8,256}"""
     assert once(alone)[1] == 2 * ROW
-    # One whole use, and the slice no longer spares anything.
+    # With one use of the whole array, the slice saves no bytes.
     both = sliced.replace(
         "ROOT %n = f32[8,256]{1,0:T(8,128)} negate(%row)", "%n = f32[] reduce(%whole, %zero)"
     )

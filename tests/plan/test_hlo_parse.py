@@ -1,4 +1,4 @@
-"""Reading the text of HLO modules."""
+"""Tests of the parser of HLO modules."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ STATE = "(s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, s32[]{:T(128)})"
 
 
 def loop(condition: str, step: str, start: str, attributes: str = "", *more: str) -> Module:
-    """With a loop over a counter and a limit.
+    """Parse a module with a loop over a counter and a limit.
 
     Args:
         condition: instructions on %i, the counter, and %limit, which the loop carries.
-        step: how %next follows from %i.
-        start: an instruction that gives the counter's beginning, %start.
+        step: the instructions that compute %next from %i.
+        start: an instruction that defines the counter's start, %start.
         more: other computations.
     """
     given = f"""%p = {STATE} parameter(0)
@@ -164,7 +164,7 @@ def compared(left: str, right: str, direction: str) -> str:
         (compared("%i", "%limit", "LT"), UP, "s32[] constant(4)", 16),
         (compared("%i", "%one", "GE"), DOWN, "s32[] constant(12)", 4),
         (TWELVE + compared("%i", "%twelve", "LT"), UP, "s32[] constant(12)", 0),
-        # The beginning is not seen: jax's loops begin at 0.
+        # The start is unknown, and jax's loops start at 0.
         (TWELVE + compared("%i", "%twelve", "LT"), UP, "s32[] parameter(1)", 12),
     ],
 )

@@ -1,4 +1,4 @@
-"""The reduction of scheduled modules: work, transfers, waits and loops."""
+"""Tests of how scheduled modules are reduced to work, transfers, waits and loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(
 
 
 def gathered(name: str = NAME, size: float = ALL_BYTES) -> Transfer:
-    """Over the four devices of a tp row, of which the first has one neighbor."""
+    """Return an all-gather over the four devices of a tp row; the first device has one neighbor."""
     seconds = ROW.seconds("all-gather", size, range(4))[0]
     return Transfer("all-gather", name, ("tp",), False, size, seconds, ("0",))
 
@@ -62,7 +62,7 @@ def test_a_gather_is_begun_and_awaited_around_what_hides_it() -> None:
 
 
 def test_a_gather_that_nothing_hides_is_exposed() -> None:
-    """Reading and writing HBM is within what it takes on the links; libtpu's cycles for it are not."""
+    """Count the links' time, which includes reading and writing HBM, and in addition libtpu's cycles."""
     plain = f"""{PARAMETER}
         %x = {PART} negate(%w), {cycles(500)}
         %g = {ALL} all-gather(%w), channel_id=4, {OVER_TP}"""
@@ -94,7 +94,7 @@ def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
     assert (start, wait) == (Start(0, 1), Wait(1)) and isinstance(work, Work)
     assert work == Work(memory=2 * PART_BYTES / HBM)
     (moved,) = found.transfers
-    # Every second device of the row of eight: the others' group has the same links.
+    # Every second device of the row of eight. The other group uses the same links.
     seconds = ROW.seconds("all-gather", ALL_BYTES, (0, 2, 4, 6))[0]
     assert (moved.kind, moved.axes, moved.bytes, moved.seconds) == (
         "all-gather",
@@ -325,7 +325,7 @@ def test_permutations_are_exposed_with_the_way_that_they_go() -> None:
     found = read(f"%w = {PART} parameter(0)\n%g = {PART} collective-permute(%w), channel_id=2, {pairs}")
     assert found.steps == (Exposed(0),)
     (moved,) = found.transfers
-    # The last of each row goes back over the links in the other direction.
+    # The last device of each row sends back over the links in the other direction.
     assert moved.seconds == pytest.approx(PART_BYTES / ROW.link, rel=0.1) and moved.axes == ("tp",)
 
 

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and seconds of custom kernels."""
+"""Tests of the FLOPs, bytes and seconds of custom kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = KernelSeconds(DEVICES["v5p"])
 
 
 def visited(length: int, block: int, window: int) -> np.ndarray:
-    """Whether a pair of blocks of queries and keys has anything to attend to: bool[Q, K]."""
+    """Return bool[Q, K]: whether a block of queries attends to a block of keys."""
     query, key = np.arange(length)[:, None], np.arange(length)[None, :]
     seen = (key <= query) & (key > query - window)
     count = length // block
@@ -54,7 +54,7 @@ def test_whole_blocks_are_counted(length: int, block: int, window: int, batch: t
     assert of(FORWARD, [table, table, queries, keys, keys]).flops == 2 * product
     assert of(DQ, [table, table, queries, keys, keys]).flops == 3 * product
     assert of(DKV, [turned, turned, queries, keys, keys]).flops == 4 * product
-    # dQ by blocks of keys together with dK and dV: the whole backward pass.
+    # Computes dQ by blocks of keys together with dK and dV: the whole backward pass.
     parts = Array("bf16", (*batch, rows, heads, length, size), 0)
     whole = of(DKV, [turned, turned, queries, keys, keys], [parts, keys, keys])
     assert whole == replace(of(DKV, [turned, turned, queries, keys, keys]), phase="bwd")
@@ -89,7 +89,7 @@ backend_config={"known_trip_count":{"n":"5"}}
     values = 4 * 3072 * 256 * 2
     assert (unknown.flops, unknown.bytes) == (0.0, 2 * values)
     assert unknown.seconds == pytest.approx(2 * values / 2765e9)
-    # 1 + 2 + 3 + 3 + 3 + 3 blocks; k lies in VMEM.
+    # 1 + 2 + 3 + 3 + 3 + 3 blocks; k is in VMEM.
     assert known.flops == 6 * 2 * 2 * 8 * 15 * 512 * 512 * 256
     table, residuals = 8 * 128, 8 * 3072 * 128 * 4
     assert known.bytes == 6 * (table + 2 * values + values + 2 * values + residuals)
@@ -98,7 +98,7 @@ backend_config={"known_trip_count":{"n":"5"}}
 
 
 def test_bandwidth_bounds_a_kernel() -> None:
-    """One token, of which a table as large as a gigabyte decides."""
+    """Price one token whose gigabyte-sized table decides the time."""
     text = """%next = s8[1,1,1]{2,1,0:T(8,128)(4,1)} constant({...})
         %q = bf16[1,128,128]{2,1,0:T(8,128)(2,1)} parameter(0)
         %k = bf16[4096,131072]{1,0:T(8,128)(2,1)} parameter(1)
@@ -128,8 +128,10 @@ def test_experts_products_take_the_share_of_rows_that_are_filled() -> None:
 
 
 def published() -> Iterator[tuple[str, str, Splash, float]]:
-    """Generation, pass, kernel and seconds of each published timing; keys' blocks that begin after the last
-    query of a block are not visited."""
+    """Yield the generation, pass, kernel and seconds of each published timing.
+
+    The kernel skips blocks of keys that begin after a block's last query.
+    """
     path = Path(__file__).parents[2] / "scripts" / "published" / "attention.csv"
     with path.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
@@ -185,7 +187,7 @@ def test_a_generation_without_timings_does_as_much_in_a_cycle_as_a_like_one(
     clocks = [generations()[name]["compiler"]["cycles_ghz"] for name in (like, generation)]
     slower = clocks[0] / clocks[1]
     assert slower > 1
-    # Where the vector unit limits, which the peak does not.
+    # The vector unit limits these kernels, and the peak does not.
     one = Splash("fwd", 8, 4096, 64, 10, 1024 * 1024)
     times = [attention(name).seconds(one, 1e18) for name in (generation, like)]
     assert times[0] == pytest.approx(slower * times[1])

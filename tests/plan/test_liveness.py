@@ -1,4 +1,4 @@
-"""Which arrays of a compiled program are alive at once: on programs as libtpu writes them, cut down."""
+"""Tests of which arrays of a compiled program are alive at once, on shortened programs of libtpu."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from recipec.compiler.plan.hlo.names import operation, weight_path
 from recipec.compiler.plan.hlo.parse import parse
 
 MIB = 2**20
-BIG = "bf16[1024,512]{1,0:T(8,128)(2,1)}"  # 1 MiB
+BIG = "bf16[1024,512]{1,0:T(8,128)(2,1)}"
 SHARED = '"aliasing_operands":{"lists":[{"indices":["0","1"]}]}'
-"""As the backend writes that result 0 of one operand may lie where that operand does."""
+"""The backend's note that result 0 of an operation may share the memory of that operand."""
 
 
 def module(*entry: str, others: str = "") -> str:
@@ -66,7 +66,7 @@ def test_what_shares_memory_is_counted_once_and_kept_alive() -> None:
         "%tuple.1 = (bf16[512,1024]{0,1:T(8,128)(2,1)}, " + BIG + ") tuple(%bitcast.1, %p.0)",
         "%opt-barrier.1 = (bf16[512,1024]{0,1:T(8,128)(2,1)}, " + BIG + ") opt-barrier(%tuple.1)",
         fusion("b", "p.0"),
-        fusion("c", "b"),  # a, b, c: a is read below
+        fusion("c", "b"),  # a, b, c: a later line reads a
         "%get-tuple-element.1 = bf16[512,1024]{0,1:T(8,128)(2,1)} get-tuple-element(%opt-barrier.1), index=0",
         fusion("d", "get-tuple-element.1", shape="f32[]{:T(128)}"),
         "ROOT %tuple.2 = (f32[]{:T(128)}) tuple(%d)",
@@ -106,7 +106,7 @@ def test_a_collective_in_flight_holds_on_to_its_operand() -> None:
         fusion("a", "p.0"),
         f"%collective-permute-start.1 = ({BIG}, {BIG}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) "
         "collective-permute-start(%a), channel_id=19, source_target_pairs={{0,1},{1,0}}",
-        fusion("b", "p.0"),  # a, what arrives, b
+        fusion("b", "p.0"),  # a, the received array, b
         f"%collective-permute-done.1 = {BIG} collective-permute-done(%collective-permute-start.1)",
         fusion("c", "collective-permute-done.1", "b", shape="f32[]{:T(128)}"),
         "ROOT %tuple.1 = (f32[]{:T(128)}) tuple(%c)",
@@ -162,7 +162,7 @@ def test_a_loop_works_in_place_and_its_own_arrays_come_on_top() -> None:
         others=LOOP,
     )
     bytes, arrays = largest(parse(text))
-    assert bytes == 3 * MIB  # the carried array once, the logits; not the weight
+    assert bytes == 3 * MIB  # the carried array once, and the logits; not the weight
     assert [(a.name, a.shape, a.bytes) for a in arrays] == [
         ("lm_head.w / loop / BTD,DV->BTV", "bf16[2048,512]", 2 * MIB),
         ("custom-call", "bf16[1024,512]", MIB),

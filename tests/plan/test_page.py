@@ -1,4 +1,4 @@
-"""The page of a plan: what stands on it, what plotly draws on it, and what it may not do."""
+"""Tests of a plan's HTML page: its text, its Plotly figures, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_plotly_knows_all_that_it_is_asked_to_draw(name: str) -> None:
     figures = read(PLANS[name](), plans.search()).figures
     assert len(figures) >= 4
     for figure in figures.values():
-        Figure(**figure)  # raises for what it has no attribute of
+        Figure(**figure)  # raises on an unknown attribute
         assert not re.search(r"\bNaN\b|\bInfinity\b", json.dumps(figure))
 
 
@@ -120,7 +120,7 @@ def test_nothing_comes_from_outside(name: str) -> None:
 
 
 def test_a_script_that_is_no_plots_stays_forbidden() -> None:
-    """Should a text become markup after all."""
+    """Block a foreign script, even if a text were inserted as markup."""
     blocks = [Plot("one", "", [scatter("a", [1], [2], "red")]), Text(Markup("<script>stranger()</script>"))]
     sections = [Section("only", "Only", (), blocks)]
     reader = Reader(write(Page("title", "recipec", ("command", ""), "name", (), (), sections), "plan"))
@@ -138,12 +138,12 @@ def test_names_cannot_become_markup() -> None:
     assert not any(name.startswith("on") for _, attributes in reader.elements for name in attributes)
     assert reader.words.count(EVIL) > 20
     assert EVIL not in page(plan, search, [(EVIL, EVIL)])
-    # Plotly takes what it is given for markup.
+    # Plotly interprets its texts as markup.
     assert "<" not in json.dumps(reader.figures).replace("<extra></extra>", "")
 
 
 def _evil(value: Any) -> Any:
-    """The same value with every text in it replaced, but for what is compared with known words."""
+    """Replace every text in a value, except those that are compared with known words."""
     if is_dataclass(value) and not isinstance(value, type):
         kept = {"status", "kind", "spec", "axes", "source", "lane"}
         changed = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -251,7 +251,7 @@ def test_arrays_are_grouped_by_the_axes_that_cut_them() -> None:
         "Cut over fsdp 32 pieces, each on 8 devices; ",
     ):
         assert said in words
-    # An axis of one device cuts nothing.
+    # An axis of one device splits nothing.
     words = read(plans.flagship()).words
     assert (
         "Cut over fsdp 4 pieces" in words and "Whole on every device" in words and "Cut over tp" not in words
@@ -282,7 +282,7 @@ def test_the_roofline_has_the_step_and_its_kernels_at_their_intensity() -> None:
     assert roof["x"][1] == ridge["x"][0] == pytest.approx(459e12 / 2765e9, rel=1e-4)
     assert roof["y"][1:] == [459, 459] and roof["y"][0] == pytest.approx(roof["x"][0] * 2.765, rel=1e-4)
     assert steps["text"] + drawn["text"] == list("abcd")
-    # Kernels are at half of the peak.
+    # The kernels run at half of the peak.
     assert drawn["y"] == pytest.approx([459 / 2] * 3, rel=0.02)
 
 
@@ -327,7 +327,7 @@ def test_numbers_are_written_as_people_read_them(written: str, wanted: str) -> N
 
 
 def test_colors_can_be_told_from_what_they_lie_on() -> None:
-    """WCAG 2: at least 4.5 to 1 for text, 3 to 1 for what is drawn; plotly's are the same on both papers."""
+    """Require WCAG 2's contrast: 4.5 to 1 for text and 3 to 1 for drawings, in both color schemes."""
     (style,) = read(plans.flagship()).within["style"]
     for scheme in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]:
         colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", scheme))

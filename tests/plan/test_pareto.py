@@ -1,4 +1,4 @@
-"""The front of a search, and the time on the chips' links."""
+"""Tests of a search's Pareto front, and of the time on the links between chips."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_a_point_dominates_one_that_is_worse_in_something_and_better_in_nothing(
 def test_a_collectives_bytes_are_those_that_a_device_receives(
     kind: str, axes: tuple[str, ...], expected: float
 ) -> None:
-    """Of 100 bytes that each device ends up with, on 4 x 2 devices."""
+    """Receive bytes on 4 x 2 devices, where each device ends with 100 bytes."""
     assert received(Collective(kind, axes, False, 1, 100.0), {"fsdp": 4, "tp": 2}) == expected

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own: results, the cache, kills, Ctrl-C. The worker here compiles nothing."""
+"""Tests of jobs in worker processes: results, the cache, kills and Ctrl-C. The worker compiles nothing."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_versions_sources_and_depth_are_part_of_a_name(
 def test_libtpus_flags_of_the_environment_are_part_of_a_name(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is changed gives another name, one that is dropped the name without it."""
+    """Check that a changed flag gives another name, and that a removed flag gives the first name again."""
     one, flags = job("compiled"), "--xla_tpu_scoped_vmem_limit_kib=98304"
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     names = [identity.name(program, one)]

@@ -1,4 +1,4 @@
-"""Prices of operations, and what makes two operations the same."""
+"""Tests of the prices of operations, and of when two operations count as equal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FOUND = prices([(PRODUCT, 3.0), (Operation("a2", "a-alike", "p", 1.0), 5.0), (CO
     ("operation", "seconds", "known"),
     [
         (PRODUCT, 3.0, True),
-        (BARE, 0.5, False),  # libtpu gave it no cycles
+        (BARE, 0.5, False),  # libtpu reported no cycles
         (Operation("a3", "a-alike", "p", 9.0), 4.0, True),  # in another memory: the mean
         (Operation("a4", "other", "p", 9.0), 4.0, True),  # the same products next to another operation
-        (Operation("x", "x", "y", 2.0), 8.0, False),  # products took four times the longer of both
+        (Operation("x", "x", "y", 2.0), 8.0, False),  # products took four times the longer of the two
         (Operation("x", "x", "", 2.0), 2.5, False),
     ],
 )
@@ -48,7 +48,7 @@ def test_what_is_not_priced_takes_the_longer_of_its_flops_and_its_bytes() -> Non
 
 
 def fused(name: str, layer: int, columns: int, space: str, kind: str = "multiply") -> tuple[str, str]:
-    """A fusion of a product with something else, and its computation."""
+    """Return a fusion of a product with another operation, and its computation."""
     left = out = f"bf16[8,{columns}]{{1,0:T(8,128)(2,1){space}}}"
     about = f'metadata={{op_name="layers[{layer}]"}}, backend_config={{"estimated_cycles":"{layer}"}}'
     notes = f"channel_id={layer}, {about}"

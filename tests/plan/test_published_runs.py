@@ -1,4 +1,4 @@
-"""docs/published_runs.json: its figures agree with one another, and its flags are those that libtpu takes."""
+"""Tests that docs/published_runs.json has consistent figures, and flags that libtpu accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file of reached rates has to hold, whatever its figures are."""
+"""Tests of what the file of reached rates must hold, for any figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_generation_is_tried_here() -> None:
 
 @pytest.mark.parametrize("generation", MACHINES)
 def test_shares_that_devices_reach_are_shares(generation: str) -> None:
-    """Of links and of libtpu's cycles a little more than all may be reached."""
+    """Allow a little more than 1: a device may exceed its links' rate and libtpu's cycles."""
     assert all(0 < share <= 2 for share in asdict(rates.reached(generation)).values())
 
 

@@ -1,4 +1,4 @@
-"""libtpu's message about a program that does not fit."""
+"""Tests of how libtpu's message about a program that does not fit is parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUM = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (19.09G) "
     "exceeds available HBM (15.75G)."
 )
-"""libtpu 0.0.42.1, for a v5e."""
+"""From libtpu 0.0.42.1, for a v5e."""
 KERNEL = (
     "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\n"
     "Ran out of memory in memory space vmem while allocating on stack for %shard_map.13 = f32[16384,1024]"
@@ -23,13 +23,13 @@ KERNEL = (
     "64.00M and limit 16.00M exceeded scoped vmem limit by 48.00M. It should not be possible to run out of "
     "scoped vmem - \nSee https://openxla.org/xla/errors/error_1001 for more details."
 )
-"""The same libtpu's, of a kernel whose blocks are too large."""
+"""From the same libtpu, for a kernel whose blocks are too large."""
 WINDOW = (
     "RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory (size=134217728) :: #allocation2 "
     "[shape = 'u8[268435456]{0}', space=vmem, size = 0x10000000, scoped, tag = 'input window allocation for "
     "operator input 0.'] :: shard_map.13"
 )
-"""The same, of a kernel without blocks."""
+"""From the same libtpu, for a kernel without blocks."""
 LISTED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. \
 Used 40.10G of 31.25G hbm. Exceeded hbm capacity by 8.85G.
 
@@ -66,7 +66,7 @@ Program hbm requirement 38.02G:
      Allocation type: HLO temp
      ==========================
 """
-"""The form of a program that was laid out, as other versions of libtpu write it."""
+"""The message of other libtpu versions, for a program with a memory layout."""
 
 
 def test_the_memory_is_read_from_a_refusal_that_gives_the_sum_alone() -> None:

@@ -1,4 +1,4 @@
-"""The length of a run: the same steps as train.py counts, the paper's accounting, and what is not at hand."""
+"""Tests of a run's length: the same steps as train.py, the paper's figures, and missing data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.plan.plans import ESTIMATE
 
 
 class Kept(dict[str, str]):
-    """A store in memory."""
+    """A store of texts in memory."""
 
     def key(self, *parts: object) -> str:
         return json.dumps(parts)
@@ -46,7 +46,7 @@ class Kept(dict[str, str]):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the quickstart's tokenizer: its markers, and a token a byte."""
+    """Write a folder with the quickstart's tokenizer: its special tokens, and one token per byte."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(miniature, "VOCABULARY", len(FAMILIES["gemma4"].tokens.special) + 256)
@@ -94,7 +94,7 @@ def conversations(path: Path, count: int) -> None:
 
 
 def trains(program: Program, model: Path) -> Any:
-    """What train.py prepares: runtime.data.prepare with the constants of the generated script."""
+    """Prepare data as train.py does: runtime.data.prepare with the generated script's constants."""
     script: dict[str, Any] = {"__name__": "train", "__file__": str(program.source)}
     text = emit_train(program).replace("from runtime.", "from recipec.runtime.")
     exec(compile(text, "train.py", "exec"), script)
@@ -153,7 +153,7 @@ def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_p
     assert (counted.samples, counted.dropped, counted.rows, counted.answers) == (21, 1, 21, 2)
     found = planned_length(program, ESTIMATE, counted)
     assert found.steps == 3 * 3
-    # fsdp 4 x 1 pair x 2 answers are in a micro-batch.
+    # A micro-batch has fsdp 4 x 1 pair x 2 answers.
     assert found.tokens_per_second == pytest.approx(8 * found.tokens_per_row / ESTIMATE.seconds)
     assert "21 pairs, 1 row left out; 21 rows of two answers an epoch" in found.note
 
@@ -161,7 +161,7 @@ def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_p
 def test_the_papers_run_comes_to_its_steps_hours_and_rate(
     root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """9,952 samples of 922 tokens on average, 1.21 s each: 1,244 steps, 3.34 hours, 763 tokens/s."""
+    """Plan 9,952 samples of 922 tokens at 1.21 s a step: 1,244 steps, 3.34 hours, 763 tokens/s."""
     lengths = np.tile([422, 922, 1422, 922], 9952 // 4)
     tokens = np.zeros(lengths.sum(), np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -291,7 +291,7 @@ FORMATS = {
 def test_what_a_check_counts_is_what_training_makes(
     recipe_file: Path, tmp_path: Path, model: Path, format: str
 ) -> None:
-    """Without transformers the same numbers: steps told before a run are those that it takes."""
+    """Count without transformers: the planned steps equal those that training takes."""
     (tmp_path / "train.jsonl").write_text((json.dumps(FORMATS[format]) + "\n") * 30)
     sets = [f"data.format={format}", f"data.packing={'false' if format == 'preference' else 'true'}"]
     sets += ["train.objective=dpo"] if format == "preference" else []

@@ -1,4 +1,4 @@
-"""The search for the best configuration, with made-up compiles."""
+"""Tests of the search for the best configuration, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BASE = _base()
 
 
 def settle(source: Path, sets: Sequence[str]) -> Lowered:
-    """What `lower` makes of these --set arguments, as far as it matters here, in a thousandth of its time."""
+    """Apply --set arguments as `lower` does, but faster and only to the sections that matter here."""
     recipe = BASE.recipe
     for argument in sets:
         path, _, value = argument.partition("=")
@@ -79,7 +79,7 @@ def settled(*sets: str) -> Program:
 
 
 BOUNDS: dict[str, Bound] = {}
-"""By what they depend on here: many searches look at the same configurations."""
+"""The bounds by what they depend on here, because many searches have the same configurations."""
 
 
 def bound(program: Program, length: int) -> Bound:
@@ -95,10 +95,10 @@ def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Machine:
-    """Compiles by a table of made-up figures, and keeps what it compiled, as the cache does.
+    """A compiler with a table of made-up figures, which caches the results.
 
     Attributes:
-        times: of each program, how many times its bound it takes, in time and in memory.
+        times: for each program, the factors of its time and memory over its bound.
         compiled: the jobs that were not in the cache, in order.
     """
 
@@ -134,7 +134,7 @@ class Machine:
         return None
 
     def estimate(self, program: Program, sets: tuple[str, ...]) -> tuple[float, float]:
-        """Seconds and bytes of a configuration, never below its bound."""
+        """Return the seconds and bytes of a configuration, never below its bound."""
         least = bound(program, LENGTH)
         if sets not in self.times:
             self.times[sets] = (1 + self._random.random(), 1 + self._random.random())
@@ -143,7 +143,7 @@ class Machine:
 
     def _result(self, job: Job) -> Compiled:
         refused = OutOfMemory(100 * GIB, 95 * GIB) if job.sets in self.refuses else None
-        # The figures are the estimate's: `batch` says whose compile this is.
+        # The estimate supplies the figures. `batch` identifies the compiled job.
         return Compiled(len(job.layers), 0, 0, 0, float(self._number(job.sets)), out_of_memory=refused)
 
     def _number(self, sets: tuple[str, ...]) -> int:
@@ -189,7 +189,7 @@ def named(found: Search, indices: Sequence[int] | None = None) -> set[tuple[str,
 
 
 def best_of_all(machine: Machine, found: Search) -> set[tuple[str, ...]]:
-    """The front by compiling everything that passes the checks and fits."""
+    """Return the front, by compiling everything that passes the checks and fits."""
     every: dict[tuple[str, ...], Objectives] = {}
     for point in found.points:
         if point.status == "refused":
@@ -218,8 +218,10 @@ def test_pruning_never_drops_a_point_of_the_front(seed: int) -> None:
 
 
 def test_pruning_spares_compiles() -> None:
-    """Where nothing is slower than its bound, what recomputes is left out: it is slower, and compiles of it
-    are spared where the fast ones are no larger."""
+    """Compile no recomputing policies if nothing exceeds its bound.
+
+    They are slower, and the fast policies are no larger.
+    """
     machine = Machine()
     machine._random = SimpleNamespace(random=lambda: 0.0)  # type: ignore[assignment]
     found = search(program(), SearchOptions(most=1000), tools=machine.tools())
@@ -274,7 +276,7 @@ def test_refused_by_the_checks() -> None:
 
 
 def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real checks, of one configuration that they let through and one that they do not."""
+    """Run the real checks on one configuration that passes and one that fails."""
     every = variants(BASE)
     wrong = replace(every[1], sets=("train.micro_batch_size=3",))
     monkeypatch.setattr(
@@ -314,7 +316,7 @@ def test_other_blocks_of_attention_are_tried_where_they_divide_the_rows() -> Non
         every = variants(settled(*sets))
         return [one.sets for one in every if any("attention_block" in argument for argument in one.sets)]
 
-    assert blocks() == [("model.attention_block=1024",)]  # 3,072 tokens, and v5p's own are of 512
+    assert blocks() == [("model.attention_block=1024",)]  # 3,072 tokens; v5p's own blocks have 512
     wide = "model.attention_block=1024", "data.max_length=4096"
     assert blocks(*wide) == [("model.attention_block=512",), ("model.attention_block=2048",)]
     assert blocks("model.attention=dot") == []
@@ -331,7 +333,7 @@ def test_a_failed_compile_is_kept_with_its_reason() -> None:
 
 
 def test_too_large_by_the_bound_is_not_compiled() -> None:
-    """Attention's probabilities of two rows: the compiler is not asked."""
+    """Refuse a step without compiling it, because two rows' attention probabilities are too large."""
     machine = Machine()
     sets = ["model.attention=dot", "train.global_batch_size=8", "remat.policy=none"]
     machine.times[tuple(sets)] = (1.0, 1.0)
@@ -364,7 +366,10 @@ def test_what_the_compiler_refuses_is_too_large() -> None:
 
 
 def test_interrupted_it_keeps_what_it_has_and_goes_on() -> None:
-    """Ctrl-C in the third batch; the second search compiles nothing again and finds what one search finds."""
+    """Press Ctrl-C in the third batch.
+
+    The second search compiles nothing again, and finds what an uninterrupted search finds.
+    """
     machine = Machine(1)
     machine.stop_after = 19
     with pytest.raises(SearchInterrupted) as interrupted:
@@ -393,7 +398,7 @@ def test_a_second_search_compiles_nothing() -> None:
 
 
 def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
-    """4 rows of 900 real tokens; 4 chips at US$ 4.20 an hour."""
+    """Compute with 4 rows of 900 real tokens, and 4 chips at US$ 4.20 an hour."""
     found = search(
         program(), SearchOptions(tokens_per_row=900, most=1), tools=Machine(fixed={(): (1.2, 1.1)}).tools()
     )

@@ -1,4 +1,4 @@
-"""What `recipe plan --search` prints, word for word. The figures are made up."""
+"""Tests of what `recipe plan --search` prints, word for word. The figures are made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving step, planned by compiling: from answers to plans, and the search."""
+"""Tests of serving plans by compiling: from the worker's answers to plans, and the search."""
 
 from __future__ import annotations
 

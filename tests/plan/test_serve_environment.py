@@ -1,4 +1,4 @@
-"""The environment that compiles the serving step."""
+"""Tests of the environment that compiles the serving step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def installing(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | None = None) -> None:
-    """Replaces the two steps of an installation."""
+    """Replace the two steps of an installation."""
 
     def run(command: list[str], building: Path) -> None:
         if "venv" in command:

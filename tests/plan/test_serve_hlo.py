@@ -1,4 +1,4 @@
-"""The serving step, planned by compiling: what compiled programs say."""
+"""Tests of serving plans by compiling: the figures of compiled programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 @pytest.mark.usefixtures("full_speed")
 def test_the_text_of_a_program_is_read() -> None:
     found = read(HLO, "v6e:2x4", 8)
-    # Two fusions' cycles at 1.75 GHz; the kernel's time depends on the cache.
+    # The cycles of two fusions at 1.75 GHz. The kernel's time depends on the cache.
     assert found.timeline.products + found.timeline.memory == pytest.approx(4300 / 1.75e9)
     assert found.timeline.kernels == 0
     assert {moved.kind for moved in found.timeline.transfers} == {kind.kind for kind in found.collectives}
@@ -44,6 +44,7 @@ def test_a_window_saves_reads_only_where_blocks_are_small() -> None:
         default,
         kernels=(("RPAd-p_16-bq_1_1-bkv_1024_1024-sw_1024", 50.0), ("RPAd-p_16-bq_1_1-bkv_1024_1024", 10.0)),
     )
-    # 64 sequences of 4,096 tokens: 50 x 1 KiB and 10 x 2 KiB of each token, or of 1,024 in the local layers.
+    # 64 sequences of 4,096 tokens: 50 x 1 KiB and 10 x 2 KiB a token. With small blocks,
+    # the local layers read only 1,024 tokens.
     assert 64 * cache_reads(default, sizes, 4096) == 64 * 4096 * 70 * 1024
     assert 64 * cache_reads(small, sizes, 4096) == 64 * (1024 * 50 + 4096 * 20) * 1024

@@ -1,4 +1,4 @@
-"""The serving step, planned by compiling: from programs to jobs."""
+"""Tests of serving plans by compiling: from programs to jobs."""
 
 from __future__ import annotations
 

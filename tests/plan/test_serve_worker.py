@@ -1,4 +1,4 @@
-"""The serving step, planned by compiling: the worker as a process, and what is kept of its answers."""
+"""Tests of serving plans by compiling: the worker process, and the cache of its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import gone
 
 
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
-    """Puts a program in the worker's place; returns the interpreter."""
+    """Replace the worker by a program, and return the interpreter."""
     path = folder / "worker.py"
     path.write_text(code)
     monkeypatch.setattr("recipec.compiler.plan.serve.compile.WORKER", path)
@@ -133,7 +133,10 @@ def test_the_environment_of_a_worker_is_its_own(example: Program, monkeypatch: p
 
 
 def test_the_worker_calls_what_the_model_has(root: Path) -> None:
-    """They run where this project is not installed, and mypy does not see one from the other."""
+    """Check the worker's calls into model.py.
+
+    Both run where this project is not installed, and mypy does not relate the two files.
+    """
     folder = root / "compiler" / "plan" / "serve"
     called = set(re.findall(r"\bstep\.(\w+)\(", (folder / "worker.py").read_text("utf-8")))
     found = ast.parse((folder / "model.py").read_text("utf-8")).body

@@ -1,4 +1,4 @@
-"""Servers on paper, against numbers computed by hand and what was published of one."""
+"""Tests of serving plans by formulas, against hand-computed numbers and published ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Plan = Callable[..., ServingPlan]
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Plan:
-    """Plans the recipe with `--set` arguments, and a model of this config.json where one is given."""
+    """Return a function that plans the recipe with `--set` arguments, and optionally with a config.json."""
 
     def run(*sets: str, config: dict[str, object] | None = None) -> ServingPlan:
         path = tmp_path / "recipe.yaml"
@@ -98,13 +98,14 @@ def test_weights_and_cache_of_a_small_dense_model_are_those_counted_by_hand(plan
 def test_a_decode_step_of_the_small_model_reads_what_is_counted_by_hand(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
     step = next(step for step in plan.decode if step.sequences == 64 and step.tokens == 4096)
-    read = plan.weight_bytes - 501 * 256 * 2  # the embedding is only looked up in
+    read = plan.weight_bytes - 501 * 256 * 2  # the embedding is only a lookup
     cache = 64 * 4096 * 1024
     assert step.weight_bytes == read and step.cache_bytes == step.whole_cache_bytes == cache
     linear = 2 * (2 * 256 * 8 * 128 + 2 * 256 * 4 * 128 + 3 * 256 * 512)
     flops = 64 * (2 * (linear + 256 * 1001) + 2 * 4 * 8 * 128 * 4096) / 2
     assert step.flops == pytest.approx(flops)
-    # Two all-reduces in each of two layers; a ring of two sends and receives half of the array twice.
+    # Two layers, each with two all-reduces. In a ring of two, each device sends half of the array
+    # twice, and receives half of it twice.
     assert step.all_reduce_bytes == 2 * 2 * 4 * 0.5 * 64 * 256 * 2
     assert step.memory_seconds == pytest.approx((read + cache) / 1638e9)
     assert step.compute_seconds == pytest.approx(flops / 918e12)
@@ -130,7 +131,10 @@ def test_a_prompt_of_the_small_model_is_handled_in_steps(planned: Plan) -> None:
 
 
 def test_gated_delta_nets_have_a_state_by_sequence_and_no_keys(planned: Plan) -> None:
-    """Three of four layers; 6 value heads of 16 x 32 in float32, and three tokens before a convolution."""
+    """Plan three delta-net layers of four.
+
+    They have 6 value heads of 16 x 32 in float32, and keep three tokens before a convolution.
+    """
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
     sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}
     config = {**DENSE, "model_type": "qwen3_5_text", "num_hidden_layers": 4, **linear, **sizes}
@@ -147,7 +151,10 @@ def test_gated_delta_nets_have_a_state_by_sequence_and_no_keys(planned: Plan) ->
 
 
 def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> None:
-    """Two layers, one with experts; 160 compressed features are padded to 256, and 16 that rotate to 128."""
+    """Plan two layers, one with experts.
+
+    160 compressed features are padded to 256, and 16 rotary features to 128.
+    """
     latent = {"q_lora_rank": 96, "kv_lora_rank": 160, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16}
     mixed = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_group": 1}
     sizes = {"v_head_dim": 32, "num_key_value_heads": 8, "topk_group": 1, "first_k_dense_replace": 1}
@@ -164,7 +171,7 @@ def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> N
     small = 2 * (256 * (96 + 176) + 96 + 160) + (2 * 2 + 1) * 256 + (256 + 1) * 8
     assert found["norms and small projections", "whole on each"] == 2 * small
     one = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 4096)
-    # Each device has four heads: scores of 176 features and values of 160.
+    # Each device has four heads, with scores over 176 features and values of 160.
     attended = 2 * 4 * (176 + 160) * 4096 * 2
     linear = one.flops - attended
     two = next(step for step in plan.decode if step.sequences == 1 and step.tokens == 512)
@@ -172,7 +179,7 @@ def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> N
 
 
 def test_every_array_beside_gated_delta_nets_and_experts_is_counted_once(planned: Plan) -> None:
-    """Qwen 3 Next: three layers of nets, the second of them without experts, and one of attention."""
+    """Plan Qwen 3 Next: three delta-net layers, the second without experts, and one attention layer."""
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
     mixed = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
     sizes = {"num_hidden_layers": 4, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 48}
@@ -198,12 +205,12 @@ def test_the_reference_server_has_the_published_weights_and_cache(planned: Plan)
     vision = weights_of(plan)["vision tower", "split over 8, positions whole"]
     assert abs(plan.weight_bytes - 7.75e9) < 0.02 * 7.75e9
     assert abs(plan.weight_bytes - vision - 7.75e9) < 0.02 * 7.75e9
-    # What tpu-inference's own step takes when it is compiled for the chip.
+    # The size of tpu-inference's own step when it is compiled for the chip.
     assert round(plan.weight_bytes / 1e9, 2) == 7.86
     assert round((plan.weight_bytes - vision) / 1e9, 2) == 7.68
     local, whole = plan.caches
     assert (local.name, local.layers, local.device_heads, local.bytes_per_token) == ("local", 50, 2, 51_200)
-    # One of four heads on each of eight devices, key and value of eight bits padded to sixteen.
+    # Each of eight devices holds one of four heads. Eight-bit keys and values are padded to sixteen.
     assert (whole.name, whole.layers, whole.device_heads, whole.bytes_per_token) == ("global", 10, 1, 20_480)
     assert whole.unpadded_bytes_per_token * 4 == whole.bytes_per_token
     assert not plan.windows_bound
@@ -224,7 +231,7 @@ def test_blocks_of_the_decode_kernel_save_reads(planned: Plan, sets: str) -> Non
     whole, blocks, odd = full(), full(sets), full("serve.decode_block_sizes=[1, 2048, 1, 2048]")
     assert round(blocks.whole_cache_bytes / 1e9, 1) == 8.7 and blocks.bound_seconds == whole.bound_seconds
     assert blocks.estimate_seconds < 0.7 * whole.estimate_seconds
-    # A window of 1,024 at 4,096 begins within the second block of 2,048, which is read whole.
+    # A window of 1,024 at position 4,096 begins within the second block of 2,048, which is read whole.
     local = 64 * 50 * 4 * 256
     assert odd.whole_cache_bytes == whole.whole_cache_bytes - local * 2048
 
@@ -247,7 +254,7 @@ def test_fp8_saves_nothing_where_a_device_has_one_head(planned: Plan) -> None:
     assert bf16[0].bytes_per_token == 2 * fp8[0].bytes_per_token
     assert bf16[1].bytes_per_token == fp8[1].bytes_per_token
     apart = planned("serve.tensor_parallel_size=4", "serve.data_parallel_size=2").caches[1]
-    assert apart.bytes_per_token == 10 * 2 * 2 * 512  # still one head a device, and none stored twice
+    assert apart.bytes_per_token == 10 * 2 * 2 * 512  # still one head per device, and no head is stored twice
     assert apart.unpadded_bytes_per_token * 2 == apart.bytes_per_token
 
 
@@ -266,7 +273,7 @@ def test_shared_layers_store_nothing_and_are_read(planned: Plan) -> None:
     assert step.cache_bytes == 28 * 2 * 256 * 2 * 512 + 7 * 2 * 512 * 2 * 4096
     assert step.whole_cache_bytes == (28 * 2 * 256 * 2 + 7 * 2 * 512 * 2) * 4096
     weights = weights_of(plan)
-    # Keys and values of 16 local and 4 global layers, which are loaded all the same.
+    # Keys and values of 16 local and 4 global layers, which are loaded but not used.
     assert weights["keys and values, not used", "whole"] == 2 * 2 * 1536 * (16 * 256 + 4 * 512)
     per_layer = 262_144 * 35 * 256 * 2
     assert weights["embeddings", "whole"] == per_layer + 262_144 * 1536 * 2
@@ -327,7 +334,7 @@ def test_experts_are_quantized_by_the_server_alone_and_read_as_they_are_used(pla
     assert weights_of(plain)[key] == weights_of(merged)[key] == experts == 2 * weights_of(served)[key]
     one, many = plain.decode[:2]
     assert one.sequences == 1 and many.sequences == 64
-    # A token uses 8 of 128 experts; 64 of them, routed evenly, miss few.
+    # A token uses 8 of 128 experts. Evenly routed, 64 tokens miss few experts.
     assert many.weight_bytes - one.weight_bytes == pytest.approx(
         experts * ((1 - (120 / 128) ** 64) - 8 / 128)
     )
@@ -344,7 +351,7 @@ def test_windows_bound_the_cache_where_vllms_own_model_runs(planned: Plan) -> No
     off = planned(model, flag)
     assert not off.windows_bound
     assert off.sequences_fit == int(off.cache_bytes // (off.cache_bytes_per_token * 16384))
-    # Gemma 4's heads differ in size between layers.
+    # Gemma 4's head sizes differ between layers.
     assert not planned("serve.env={MODEL_IMPL_TYPE: vllm}").windows_bound
 
 
@@ -354,7 +361,7 @@ def test_the_benchmarks_points_are_limited_by_their_rate_or_by_the_sequences(pla
     )
     one, four, all_at_once = plan.loads
     assert [one.limited_by, four.limited_by, all_at_once.limited_by] == ["rate", "rate", "max_num_seqs"]
-    # Little's law: requests under way are the rate times how long one takes.
+    # Little's law: the concurrent requests are the rate times a request's duration.
     for point in (one, four):
         assert point.request_rate is not None
         duration = point.ttft_seconds + 511 * point.tpot_seconds

@@ -1,4 +1,4 @@
-"""The page on planning says what the time model gives for the published steps."""
+"""Tests that the page on planning has the time model's figures for the published steps."""
 
 from __future__ import annotations
 

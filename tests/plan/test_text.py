@@ -1,4 +1,4 @@
-"""What `recipe plan` prints, to the letter."""
+"""Tests of what `recipe plan` prints, word for word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule run in time: what is hidden, and what the core waits for."""
+"""Tests of a schedule's timeline: what is hidden, and what the core waits for."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_overlapped_gather_costs_less_than_an_exposed_one() -> None:
     ],
 )
 def test_transfers_queue_for_what_both_occupy(along: tuple[str, str], wait: float) -> None:
-    """3 s and 3 s parallel to 1 s of work: after another 5 s, or in parallel after 2."""
+    """Queue two transfers of 3 s next to 1 s of work: 5 s of waiting in sequence, 2 s in parallel."""
     both = [("0", "1") if name == "01" else (name,) for name in along]
     transfers = tuple(transfer(f"t{i}", 3.0, *names) for i, names in enumerate(both))
     found = run(Start(0, 1), Start(1, 2), Work(memory=1.0), Wait(1), Wait(2), transfers=transfers)
@@ -109,7 +109,7 @@ def test_devices_reach_a_part_of_the_published_rates() -> None:
 
 
 def test_a_loops_turns_are_all_counted() -> None:
-    """A transfer that is begun and awaited in each."""
+    """Start and await a transfer in each iteration."""
     turn = (Start(0, 1), Work(products=1.0, memory=0.5), Wait(1), Work(kernels=2.0))
     found = run(Work(products=7.0), Loop(30, turn), transfers=(GATHER,))
     assert (found.products, found.memory, found.kernels) == pytest.approx((37.0, 15.0, 60.0))
@@ -134,7 +134,7 @@ def test_loops_of_few_turns_are_run_as_often(times: int) -> None:
 
 
 def test_what_a_loop_receives_in_one_turn_it_waits_for_in_the_next() -> None:
-    """The first turn has nothing to wait for."""
+    """Receive in one iteration and wait in the next: the first iteration waits for nothing."""
     turn = (Wait(1), Start(0, 1), Work(products=2.0))
     found = run(Loop(50, turn), Wait(1), transfers=(transfer("g", 3.0, "dcn"),))
     assert found.products == pytest.approx(100.0)
@@ -145,7 +145,7 @@ def test_what_was_begun_before_a_loop_is_hidden_behind_all_its_turns() -> None:
     steps = (Start(0, 1), Loop(100, (Work(products=1.0),)), Wait(1))
     assert run(*steps, transfers=(transfer("w", 60.0, "0"),)).exposed == 0.0
     assert run(*steps, transfers=(transfer("w", 110.0, "0"),)).exposed == pytest.approx(10.0)
-    # The links are free when it ends, not when the loop does.
+    # The links are free when the transfer ends, not when the loop ends.
     after = (*steps[:2], Start(1, 2), Work(products=5.0), Wait(2))
     found = run(*after, transfers=(transfer("w", 60.0, "0"), transfer("v", 5.0, "0")))
     assert found.exposed == 0.0
@@ -153,7 +153,7 @@ def test_what_was_begun_before_a_loop_is_hidden_behind_all_its_turns() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_loop_is_its_turns_one_after_the_other(seed: int) -> None:
-    """Against the same steps written out, each transfer awaited in its turn."""
+    """Compare a loop with the same steps unrolled, each transfer awaited in its iteration."""
     chance = random.Random(seed)
     places = ("0", "1", "dcn", "hbm", "host")
     transfers = tuple(
@@ -191,7 +191,7 @@ def test_what_is_drawn_is_what_happens() -> None:
     found = run(*steps, transfers=transfers)
     drawn = {(span.lane, span.name): (span.start, span.seconds) for span in found.spans}
     assert drawn == {
-        ("core", ""): (1.0, 1.0),  # the second; both have no name
+        ("core", ""): (1.0, 1.0),  # the second one; neither has a name
         ("kernel", ""): (2.0, 0.5),
         ("links", "all-gather w"): (1.0, 3.0),
         ("host", "host h"): (1.0, 1.0),

@@ -1,4 +1,4 @@
-"""`recipe plan --backend torchax` with a compiler that compiles nothing: what is asked of it, and shown."""
+"""Tests of `recipe plan --backend torchax` with a fake compiler: its jobs, and the printed plan."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def planned(*arguments: Any) -> dict[str, Any]:
 
 
 def asked(log: Path) -> set[str]:
-    """The backends that workers were started for."""
+    """Return the backends of the started workers."""
     return {start.read_text(encoding="utf-8") for start in log.iterdir()}
 
 
@@ -81,7 +81,7 @@ def test_each_backends_step_is_compiled_and_kept_for_itself(file: Path, fake: Pa
     assert planned(file, *TORCHAX)["plan"]["cached"] is True
     assert any("no measurement of one by it is published" in note for note in second["notes"])
     assert first["notes"] == [note for note in second["notes"] if "TorchAX" not in note]
-    # What is made from the same figures is the same.
+    # The same figures give the same results.
     assert second["estimate"]["memory"] == first["estimate"]["memory"]
     assert set(second["versions"]) - set(first["versions"]) == {"torch", "torchax", "transformers", "peft"}
 
@@ -173,7 +173,7 @@ def test_placements_are_those_of_transformers_tensors(file: Path) -> None:
     # 4 heads of 256 by 1152 features in bfloat16, over 4 devices, in each of 26 layers.
     assert (query.shape, query.spec, query.count) == ((1024, 1152), ("tp", "fsdp"), 26)
     assert query.bytes == 26 * 1024 * 1152 * 2 / 4
-    # One key/value head is not split over tp.
+    # A single key/value head is not split over tp.
     assert found["layers.{}.self_attn.k_proj.weight"].spec == (None, "fsdp")
     assert found["layers.{}.self_attn.o_proj.weight"].spec == ("fsdp", "tp")
     assert found["layers.{}.mlp.down_proj.lora_A"].spec == (None, "tp")

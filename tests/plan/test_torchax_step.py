@@ -1,4 +1,4 @@
-"""The step of train_torchax.py with shapes for arrays, held against transformers and the compiler's sums."""
+"""Tests of train_torchax.py's step on abstract arrays, against transformers and the compiler's totals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Progr
     found = placements(program, Backend.TORCHAX)
     adapters = sum(p.bytes for p in found if ".lora_" in p.pattern)
     weights = sum(p.bytes for p in found) - adapters
-    # The rest are rotary frequencies in float32, of both kinds of layers, and the embedding's factor.
+    # The rest are float32 rotary frequencies of both layer kinds, and the embedding's factor.
     assert 0 < made.sizes.weights - weights < 5_000
     assert made.sizes.adapters == pytest.approx(adapters, rel=1e-9)
     # Adam's two moments, and gradients accumulated over two micro-batches.
@@ -101,7 +101,7 @@ def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> No
         ("google/gemma-2-9b", (0, 1)),
         ("google/gemma-3-27b-it", (0, 1, 2, 3, 4, 5)),
         ("google/gemma-4-31B", (4, 5)),
-        # Of the last 20 of its 35 layers, which share keys and values, two.
+        # Two of the last 20 of its 35 layers, which share keys and values.
         ("google/gemma-4-E2B", (8, 9, 13, 14, 33, 34)),
         ("google/gemma-4-26B-A4B", (4, 5)),
         ("meta-llama/Llama-3.2-1B", (0,)),

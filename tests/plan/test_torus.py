@@ -1,7 +1,7 @@
-"""What collectives take over the links of a slice, against the loads of its links.
+"""Tests of the time of collectives on a slice's links, against an exhaustive search.
 
-An exchange takes at least what has to come into any part of the slice, over the links into that part; a
-schedule that keeps them all busy is taken to exist. All parts are tried here, where the product has formulas.
+An exchange takes at least the time to receive a part's bytes over the links into that part. The tests assume
+that some schedule keeps these links busy. They try all parts, where the product uses formulas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recipec.compiler.lowering.hardware import from_name, generations
 from recipec.compiler.plan.torus import HOP_SECONDS, Torus, between_slices
 
 LINK, SIZE = 1e9, 6e9
-"""Bytes/s of a link, and bytes that a device ends with: enough that the hops' time is negligible."""
+"""Bytes/s of a link, and a device's final bytes, which make the time of hops negligible."""
 
 Chip = tuple[int, ...]
 
@@ -30,7 +30,7 @@ def chips(sizes: Chip) -> list[Chip]:
 
 
 def links(of: Torus) -> set[tuple[Chip, Chip]]:
-    """From each chip to its neighbors."""
+    """Return the links from each chip to its neighbors."""
     found = set()
     for chip in chips(of.sizes):
         for dimension, count in enumerate(of.sizes):
@@ -42,10 +42,10 @@ def links(of: Torus) -> set[tuple[Chip, Chip]]:
 
 
 def busiest(of: Torus, needs: Callable[[int, int], float]) -> float:
-    """Seconds of the part of a slice that has most to get over its links.
+    """Return the seconds of the part of a slice that takes longest to receive its bytes.
 
     Args:
-        needs: bytes that have to come into a part of so many chips from so many others.
+        needs: the bytes that a part of so many chips receives from so many others.
     """
     every, wires = chips(of.sizes), links(of)
     worst = 0.0
@@ -88,7 +88,7 @@ def test_collectives_of_all_devices_keep_the_busiest_links_busy(
     gather = busiest(of, lambda inside, outside: outside * on_chip * share)
     assert taken("all-gather") == pytest.approx(gather, rel=1e-4)
     assert taken("all-reduce") == pytest.approx(2 * gather, rel=1e-4)
-    # A device ends with its part of a sum that is as many times as large.
+    # Each device ends with its part of a sum, which is larger by the number of devices.
     assert of.seconds("reduce-scatter", share, group)[0] == pytest.approx(gather, rel=1e-4)
     if all(count % 2 == 0 for count in sizes):
         exchange = busiest(of, lambda inside, outside: inside * outside * on_chip**2 * share)
@@ -109,11 +109,11 @@ def test_a_ring_is_twice_as_fast_as_a_line_and_two_dimensions_as_one() -> None:
 
 
 def test_groups_that_lie_between_each_other_share_the_links() -> None:
-    """(0, 2) and (1, 3) of a row of four: the middle link carries both."""
+    """Share the middle link of a row of four between the groups (0, 2) and (1, 3)."""
     row = torus((4,))
     near, far = (row.seconds("all-gather", SIZE, group)[0] for group in ((0, 1), (0, 2)))
     assert far == pytest.approx(2 * near, rel=1e-4)
-    # A row of its own dimension is nobody else's.
+    # A row in its own dimension shares its links with no other row.
     mesh = torus((2, 4))
     assert mesh.seconds("all-gather", SIZE, (0, 4))[0] == pytest.approx(near, rel=1e-4)
 
@@ -122,7 +122,7 @@ def test_the_devices_of_a_chip_share_its_links_and_need_none_between_them() -> N
     of = torus((2,), on_chip=2)
     assert of.seconds("all-gather", SIZE, (0, 1)) == (0.0, ())
     assert of.permutation(SIZE, ((0, 1), (1, 0), (2, 3), (3, 2))) == (0.0, ())
-    # Two groups at once, each with a device of either chip; or one of all four, which needs as much less.
+    # Two groups, each with a device of each chip; or one group of all four devices, which needs half as much.
     apart, together = (of.seconds("all-gather", SIZE, group)[0] for group in ((0, 2), range(4)))
     assert apart == pytest.approx(SIZE / LINK, rel=1e-4)
     assert together == pytest.approx(SIZE / 2 / LINK, rel=1e-4)
@@ -137,8 +137,11 @@ def shift(count: int, by: int) -> list[tuple[int, int]]:
     [(True, 1, 1), (True, 7, 1), (True, 2, 2), (False, 1, 1), (False, 2, 2), (False, 3, 3)],
 )
 def test_a_permutation_takes_what_its_busiest_link_carries(closed: bool, by: int, loads: int) -> None:
-    """Around a row of eight that is closed, each by one: a link carries one. In an open one the last goes all
-    the way back, over links in the other direction."""
+    """Shift a row of eight devices.
+
+    In a ring, a shift by one loads each link once. In an open row, the last device sends all the way back,
+    over links in the other direction.
+    """
     seconds, along = torus((8,), (closed,)).permutation(SIZE, shift(8, by))
     assert seconds == pytest.approx(loads * SIZE / LINK, rel=1e-4) and along == (0,)
 
@@ -174,7 +177,7 @@ def test_small_collectives_take_their_hops() -> None:
 def test_an_accelerators_rows_are_rings_where_they_are_wired_so(
     name: str, sizes: Chip, closed: tuple[bool, ...]
 ) -> None:
-    """The published bandwidth is that of all links of a chip, in and out."""
+    """Compute with the published bandwidth, which is the total of a chip's links, in and out."""
     accelerator = from_name(name)
     cores = accelerator.devices_per_chip
     given = [(*chip, *(0,) * (3 - len(chip)), core) for chip in chips(sizes) for core in range(cores)]

@@ -1,4 +1,4 @@
-"""What a search tries of a recipe."""
+"""Tests of the variants of a recipe that a search tries."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def program(name: str, *sets: str) -> Program:
 
 
 def shapes_of(found: Sequence[object]) -> list[tuple[dict[str, int], int, int]]:
-    """Meshes and batches in order, each once."""
+    """Return the meshes and batches in order, each once."""
     every = [(dict(v.axes), v.micro_batch, v.global_batch) for v in found]  # type: ignore[attr-defined]
     return [one for i, one in enumerate(every) if one not in every[:i]]
 
 
 def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
-    """Ten of its layers have 4 key/value heads, so that tp goes to 4; its 4 rows are never more or fewer."""
+    """Limit tp to 4, as ten layers have 4 key/value heads, and keep the recipe's 4 rows."""
     found = variants(program("gemma4-31b-v5p8"))
     assert found[0].sets == ()
     assert shapes_of(found) == [
@@ -43,13 +43,13 @@ def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
     assert policies <= {v.remat for v in found}
     assert {v.attention for v in found} == {"dot", "splash"}
     assert {v.profile for v in found} == {"none", "auto"}
-    assert [v.block for v in found if v.block] == [1024]  # of the recipe as it stands
+    assert [v.block for v in found if v.block] == [1024]  # of the recipe as written
     assert len(found) == 6 * len({v.remat for v in found}) * 2 * 2 + 1
     assert len({v.sets for v in found}) == len(found)
 
 
 def test_sets_give_the_variant() -> None:
-    """Each variant's --set arguments lead to that very configuration, and change nothing else."""
+    """Check that each variant's --set arguments give exactly that configuration."""
     base = program("llama31-8b-v6e8")
     for variant in variants(base)[::17]:
         changed = program("llama31-8b-v6e8", *variant.sets)
@@ -72,7 +72,7 @@ def test_a_mesh_that_the_rows_do_not_divide_is_left_to_the_checks() -> None:
 
 
 def test_a_free_batch_has_variants_of_more_rows() -> None:
-    """To multiples of a micro-batch over all devices, and four times the recipe's rows at the most."""
+    """Use multiples of a micro-batch over all devices, up to four times the recipe's rows."""
     found = variants(program("gemma4-31b-v5p8"), free_batch=True)
     assert shapes_of(found)[:4] == [
         ({"fsdp": 4, "tp": 1}, 1, 4),
@@ -94,7 +94,7 @@ def test_free_batch_uses_every_device(rows: int, fsdp: int, expected: int) -> No
 
 
 def test_one_key_value_head_is_no_obstacle_to_tp() -> None:
-    """Gemma 3 270M has one key/value head, which is kept whole; its 4 query heads are split."""
+    """Replicate Gemma 3 270M's one key/value head, and split its 4 query heads."""
     base = program("gemma4-31b-v5p8", "model.id=google/gemma-3-270m-it", "serve=null")
     assert {dict(v.axes)["tp"] for v in variants(base)} == {1, 2, 4}
 
@@ -106,7 +106,7 @@ def test_a_cpu_has_no_kernel_and_no_other_memory() -> None:
 
 
 def test_the_recipe_has_its_own_mesh_among_them() -> None:
-    """tp 8 does not divide all heads, but the recipe says that their weights are kept whole."""
+    """Include tp 8, which does not divide all heads, because the recipe replicates these weights."""
     sets = ["mesh.accelerator=v5p-16", "mesh.axes={tp: 8}", "sharding.on_indivisible=replicate"]
     found = variants(program("gemma4-31b-v5p8", *sets))
     assert dict(found[0].axes) == {"fsdp": 1, "tp": 8}

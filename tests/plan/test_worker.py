@@ -1,4 +1,4 @@
-"""What a worker does before it compiles, and what it says when it cannot."""
+"""Tests of what a worker does before it compiles, and of its error messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_topology_that_libtpu_does_not_know_is_a_sentence(
 
 
 def test_a_worker_ends_with_the_process_that_started_it() -> None:
-    """It waits for its job here: a pipe that nobody writes to is its input."""
+    """Let the worker wait for its job on a pipe that nobody writes to."""
     script = f"exec 3<&0; {sys.executable} -m recipec.compiler.plan.worker $$ <&3 & echo $!; wait"
     with subprocess.Popen(
         ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -102,7 +102,7 @@ def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[
 
 
 def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
-    """Held against a sum over the program's own parameters and adapters."""
+    """Compare with the sum over the program's own parameters and adapters."""
     import math
 
     import jax
@@ -146,7 +146,7 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "d
 def test_quantized_full_and_preference_steps_are_built(
     root: Path, recipe: str, sets: tuple[str, ...]
 ) -> None:
-    """Two layers at their real sizes, lowered for virtual devices: nothing is computed."""
+    """Lower two layers at their real sizes for virtual devices, without computing anything."""
     import jax
 
     from recipec.compiler.plan.abstract import abstract_step
@@ -166,7 +166,7 @@ def test_quantized_full_and_preference_steps_are_built(
         copies = 2 if settings.train.objective == "dpo" else 1  # the reference
         assert made.sizes.adapters == 0 and made.sizes.weights == pytest.approx(copies * whole, rel=0.01)
         return
-    # The embedding and the head stay as they are, and most of two layers is quantized.
+    # The embedding and the head are not quantized; most of the two layers is.
     outside = 2 * 2 * a.vocab_size * a.hidden_size / 8
     bytes_a_number = {"nf4": 4.5 / 8, "int8": 1.0}[lora.quantize or ""]
     expected = outside + (whole - outside) / 2 * bytes_a_number

@@ -1,4 +1,4 @@
-"""The shipped recipes: each checks, and its head and docs/recipes.md say what the record of its plan says."""
+"""Tests of the shipped recipes: each checks, and its head and docs/recipes.md match the recorded plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scripts.recipe_pages import Planned, Record, head, page, with_head
 MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
 
 OWN_DATA = {"W0401"}
-"""Of recipes whose data one brings along."""
+"""The code of recipes whose data the user must supply."""
 WARNINGS = {
     "gemma4-31b-v5p8": OWN_DATA,
     "gemma4-31b-int8-v5p8": OWN_DATA,
@@ -30,7 +30,7 @@ WARNINGS = {
     "qwen3-8b-32k-v6e8": OWN_DATA,
     "gemma4-31b-paper": {*OWN_DATA, "W0407"},
 }
-"""What `recipe check` warns of on purpose: the published run padded its samples."""
+"""Intended warnings of `recipe check`: the published run padded its samples."""
 
 NAMES = [path.stem for path in recipes.paths()]
 
@@ -47,7 +47,7 @@ def programs(lowered: Mapping[str, Lowered]) -> Mapping[str, Program]:
 
 @pytest.fixture
 def lowered_once(programs: Mapping[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every test lowers is lowered already."""
+    """Lower every recipe once for all tests."""
     monkeypatch.setattr(recipes, "program", lambda path: programs[path.stem])
 
 
@@ -143,7 +143,7 @@ def test_cells_of_the_table_are_worked_out_anew(
 ) -> None:
     found = recipes.cell(model, machine, method, tmp_path)
     assert record.fits[model][machine][method] == found
-    assert (found is None) == (method == "full")  # 12 billion weights and their state are more than 8 x 16 GB
+    assert (found is None) == (method == "full")  # 12 billion weights and their state exceed 8 x 16 GB
 
 
 def test_more_is_taken_by_more(record: Record) -> None:
@@ -181,7 +181,7 @@ def test_a_record_is_of_what_the_figures_depend_on(
 def test_a_miniature_has_a_hidden_size_that_its_heads_divide(
     devices: int, programs: Mapping[str, Program]
 ) -> None:
-    """transformers refuses any other config of Llama's, with 3 heads of 64 dimensions too."""
+    """Check the hidden size, because transformers refuses any other config of Llama's: 3 heads of 64 too."""
     for name in ("llama32-1b-full-v5e4", "llama32-3b-v6e1", "llama31-70b-v5p8"):
         config = shrink(programs[name].config, {"fsdp": devices, "tp": 1})
         assert config["hidden_size"] % math.lcm(config["num_attention_heads"], 8) == 0, name
@@ -304,11 +304,11 @@ def test_a_plan_compiles_what_changed_alone(
 
     monkeypatch.setattr(recipes, "plan", compiles)
     assert recipes.main(["plan"]) == 0
-    assert recipes.read() == current  # nothing compiled, and what is gone left out
+    assert recipes.read() == current  # nothing compiled, and removed recipes left out
 
     old = dataclasses.replace(planned, key="another")
     recipes._keep(Record({**current.recipes, "qwen3-32b-v6e8": old}, {}))
-    assert recipes.main(["plan", "llama31-8b-v6e8"]) == 1  # what is named is planned, changed or not
+    assert recipes.main(["plan", "llama31-8b-v6e8"]) == 1  # a named recipe is planned, changed or not
     assert "llama31-8b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan"]) == 1
     assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""docs/scale.md says what the record of its plans says, and the record is of the recipe as it stands."""
+"""Tests that docs/scale.md matches the record of its plans, and the record the current recipe."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_record_is_of_the_recipe_as_it_stands(record: Record) -> None:
 
 
 def test_links_count_neighbors(one: Scaled) -> None:
-    """Of 100 GB/s each way: v5p-8 is 2x2x1, v5p-64 2x4x4, v5p-128 4x4x4, v6e-256 16x16."""
+    """Count links of 100 GB/s each way: v5p-8 is 2x2x1, v5p-64 2x4x4, v5p-128 4x4x4, v6e-256 16x16."""
     found = {name: link_bytes(name) / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v6e-8", "v6e-256")}
     assert found == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v6e-8": 200, "v6e-256": 400}
 
@@ -67,7 +67,7 @@ def test_a_steps_times_add_up_from_links_and_rooflines(one: Scaled) -> None:
         collectives=(gathered, summed),
         planned=replace(one.planned, seconds=1.0, micro_batches=2),
     )
-    # Three quarters of 8 GB over two links of 100 GB/s; a sum over two is each half there and back.
+    # Three quarters of 8 GB over two links of 100 GB/s. A sum over two slices sends half each way.
     assert step.ici_seconds == pytest.approx(2 * 6 / 200)
     assert step.dcn_seconds == pytest.approx(2 * 1 / 6.25)
     assert step.exposed == pytest.approx(2 + step.ici_seconds + step.dcn_seconds)

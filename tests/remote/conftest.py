@@ -1,4 +1,4 @@
-"""A bucket for each test, on a server of this machine that fails when it is told to."""
+"""Fixtures with a bucket for each test, on a local server that fails on request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Bucket:
     """An empty bucket.
 
     Attributes:
-        server: on which it lies.
-        name: of it.
-        waits: seconds that gcsfs has waited between its tries; here it does not wait.
+        server: the server with the bucket.
+        name: the bucket's name.
+        waits: the seconds that gcsfs would have waited between its tries; here it does not wait.
     """
 
     server: Gcs
@@ -44,7 +44,7 @@ class Bucket:
 
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[Gcs]:
-    """The server, to which the clients in this process go."""
+    """Start the server, and direct the clients in this process to it."""
     if sys.version_info[:3] in BREAKS_UPLOADS:
         pytest.skip("this Python crashes while gcsfs writes to a bucket: cpython's issue 111211")
     import fsspec

@@ -1,9 +1,9 @@
-"""A stand-in for Google Cloud Storage's JSON API on this machine, which fails when it is told to.
+"""A fake of Google Cloud Storage's JSON API on this machine, which fails on request.
 
-It holds what gcsfs, tensorstore and google-cloud-storage ask for: buckets; lists with prefix, delimiter and
-pages; media, multipart and resumable uploads; ranged reads; generations and their preconditions; rewrite,
-move, compose and delete. As the real one is, it is consistent: an object is there whole once its upload
-ended, and not before. https://cloud.google.com/storage/docs/json_api/v1
+It has the parts that gcsfs, tensorstore and google-cloud-storage use: buckets; lists with prefix, delimiter
+and pages; media, multipart and resumable uploads; ranged reads; generations and their preconditions; rewrite,
+move, compose and delete. It is consistent like the real API: an object appears whole when its upload ends.
+https://cloud.google.com/storage/docs/json_api/v1
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Stored:
 
 @dataclass
 class Fault:
-    """What goes wrong with some requests.
+    """A fault of some requests.
 
     Attributes:
-        on: a pattern that is looked for in "METHOD /path?query", the path as it is written, unquoted.
+        on: a pattern for "METHOD /path?query", with the unquoted path.
         do: an HTTP status; a number of seconds (float) to wait before the work; "reset": the connection ends
             within the request; "lost": the work is done and the answer never arrives; "cut": half of the
             answer's body arrives.
-        times: how many requests it takes.
-        after: how many it lets pass before.
+        times: the number of requests that fail.
+        after: the number of requests that pass before.
     """
 
     on: str
@@ -47,14 +47,14 @@ class Fault:
 
 @dataclass
 class Request:
-    """One that was made, as the log has it: its status is None where no answer was sent."""
+    """A request in the log. Its status is None if no answer was sent."""
 
     line: str
     status: int | None = None
 
 
 class Refused(Exception):
-    """What a request is answered with in place of what it asked for."""
+    """An answer that refuses a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -68,8 +68,8 @@ class Gcs:
     Attributes:
         buckets: objects by bucket and name.
         faults: may be changed at any time.
-        log: of all requests.
-        page: names that one answer to a list holds at most.
+        log: all requests.
+        page: the most names in one answer to a list.
     """
 
     buckets: dict[str, dict[str, Stored]] = field(default_factory=dict)
@@ -85,25 +85,25 @@ class Gcs:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What sends the clients here: gcsfs and google-cloud-storage, then tensorstore."""
+        """Return the variables that direct gcsfs, google-cloud-storage and tensorstore here."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             "TENSORSTORE_GCS_HTTP_URL": self.url,
-            # The kind of a bucket is asked for by gRPC, which is not spoken here; there are no credentials.
+            # gcsfs would ask for a bucket's kind by gRPC, which this server lacks. There are no credentials.
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             "FSSPEC_GS_TOKEN": "anon",
             "GCE_METADATA_ROOT": "localhost:1",
         }
 
     def fail(self, on: str, do: int | float | str, times: int = 1, after: int = 0) -> Fault:
-        """Lets requests fail from now on."""
+        """Let requests fail from now on."""
         fault = Fault(on, do, times, after)
         with self.lock:
             self.faults.append(fault)
         return fault
 
     def put(self, bucket: str, name: str, data: bytes) -> Stored:
-        """Writes an object."""
+        """Write an object."""
         with self.lock:
             if bucket not in self.buckets:
                 raise Refused(404, "The specified bucket does not exist.")
@@ -113,12 +113,12 @@ class Gcs:
             return stored
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
-        """Of the objects that are there."""
+        """Return the names of a bucket's objects."""
         with self.lock:
             return sorted(name for name in self.buckets[bucket] if name.startswith(prefix))
 
     def seen(self, pattern: str) -> list[Request]:
-        """The requests whose line a pattern is found in."""
+        """Return the requests whose line matches a pattern."""
         return [request for request in list(self.log) if re.search(pattern, request.line)]
 
     def fault_of(self, line: str) -> int | float | str | None:
@@ -135,7 +135,7 @@ class Gcs:
 
 @contextmanager
 def serving(*buckets: str) -> Iterator[Gcs]:
-    """A server with empty buckets, while the block runs."""
+    """Run a server with empty buckets until the block ends."""
     from tests.remote.gcs_requests import Handler
 
     gcs = Gcs({bucket: {} for bucket in buckets})

@@ -1,4 +1,4 @@
-"""How the stand-in of Google Cloud Storage answers requests."""
+"""The answers of the fake Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import google_crc32c
 from tests.remote.gcs import Gcs, Refused, Request, Stored
 
 QUANTUM = 1 << 18
-"""Parts of a resumable upload, but for the last one, have a multiple of so many bytes."""
+"""Except for the last part, the parts of a resumable upload are multiples of this many bytes."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Of one connection; `gcs` is set in a subclass."""
+    """The handler of one connection. A subclass sets `gcs`."""
 
     gcs: Gcs
     protocol_version = "HTTP/1.1"
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *arguments: Any) -> None:
-        """What was asked for is in the server's log."""
+        """Log nothing, because the server's log has the requests."""
 
     def _handle(self) -> None:
         parts = urlsplit(self.path)
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         return data
 
     def _reset(self) -> None:
-        """Ends the connection as a machine that is gone does."""
+        """End the connection as a machine that disappears does."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()
@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         return stored
 
     def _check(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
-        """The preconditions of a request: a generation that the object has, or has not; 0 for no object."""
+        """Check a request's preconditions: a generation that must match, or must not; 0 means no object."""
         stored = self._bucket(bucket).get(name)
         generation = str(stored.generation) if stored else "0"
         if query.get("ifGenerationMatch", generation) != generation:
@@ -244,7 +244,7 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"Location": where}, b""
 
     def _resume(self, session: str) -> tuple[int, dict[str, str], bytes]:
-        """Takes a part of a resumable upload, or says how much of it is there."""
+        """Accept a part of a resumable upload, or report the received size."""
         if session not in self.gcs.sessions:
             raise Refused(410, "the upload is gone")
         bucket, name, data, query = self.gcs.sessions[session]
@@ -297,7 +297,7 @@ def _resource(bucket: str, name: str, stored: Stored) -> dict[str, Any]:
 
 
 def _parts(body: bytes, content_type: str) -> tuple[dict[str, Any], bytes]:
-    """The object's metadata and data in a multipart upload; its lines may end as they like."""
+    """Return an object's metadata and data from a multipart upload with any line ends."""
     mark = b"--" + content_type.partition("boundary=")[2].strip("'\"").encode()
     line_end = b"\r\n" if body.startswith(mark + b"\r\n") else b"\n"
     _, first, second = body.split(mark + line_end, 2)

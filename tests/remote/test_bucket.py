@@ -1,4 +1,4 @@
-"""Runs in a bucket: what is whole there, what a killed save leaves, and what a busy store does to them."""
+"""Tests of runs in a bucket: complete checkpoints, the remains of a killed save, and a busy store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAVED = ("_CHECKPOINT_METADATA", "model_params/d/data", "model_params/SHA256SUMS
 
 
 def write_steps(bucket: Bucket, whole: tuple[int, ...], begun: tuple[int, ...]) -> None:
-    """Folders of steps as Orbax leaves them: the marker comes last."""
+    """Write folders of steps as Orbax does: the marker comes last."""
     for step in (*whole, *begun):
         for name in SAVED:
             bucket.put(f"run/{step}/{name}", "x")
@@ -53,7 +53,7 @@ def write_steps(bucket: Bucket, whole: tuple[int, ...], begun: tuple[int, ...]) 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
-    """A model of two layers."""
+    """Make a model of two layers."""
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     folder = tmp_path_factory.mktemp("base") / "model"
@@ -62,7 +62,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
 
 
 def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
-    """Saves trees of parameters as a run does."""
+    """Save trees of parameters as a run does."""
     manager = saving.manager(directory, saving.Preserved(5))
     for step, tree in steps.items():
         items = {
@@ -142,7 +142,7 @@ def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
     bucket: Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, tree = f"{bucket.url}/run", {"a": np.ones(3)}
-    # One more failure than gcsfs has patience for.
+    # One more failure than gcsfs retries.
     fault = bucket.server.fail("run/4/model_params/SHA256SUMS", 503, times=6)
     save(run, {2: tree, 4: tree, 6: tree})
     assert fault.times == 0 and len(bucket.waits) == 5
@@ -229,7 +229,7 @@ def test_a_store_that_is_busy_for_a_while_is_waited_for(
     record.write_record(run, tmp_path)
     bucket.server.fail(f"GET .*{bucket.name}", "cut" if fault == "reset" else fault, times=3)
     assert record.read_record(run)["name"] == "tiny"
-    # aiohttp itself repeats what was asked on a connection that had been idle.
+    # aiohttp itself repeats requests on a connection that had been idle.
     assert (not bucket.waits) if fault == 0.2 else len(bucket.waits) >= 4
     assert bucket.names() == ["run/recipe.lock.json"]
 
@@ -261,7 +261,7 @@ def test_a_store_that_goes_on_refusing_is_one_sentence(
         error = refusal(action)
         assert words in error.message and run in error.message and "\n" not in error.message
         assert way_out in str(error.help)
-        # Six tries of a request, and 15 to 20 s between the first and the last... of each.
+        # Each request has six tries, 15 to 20 s between the first and the last.
         assert not bucket.waits if fault == 403 else len(bucket.waits) >= 5
 
 
@@ -283,7 +283,7 @@ def test_watch_and_report_read_a_bucket_or_say_why_not(
                 bucket.server.faults.clear()
                 bucket.server.fail(f"{bucket.name}.*", status, times=1000, after=after)
                 ended = CliRunner().invoke(app, arguments)
-                # Here an ArtifactError passes, which `recipe` prints as watch prints its errors.
+                # An ArtifactError gets here, which `recipe` would print as watch prints its errors.
                 assert isinstance(ended.exception, (ArtifactError, SystemExit)) and ended.exit_code == 1
                 assert words in f"{ended.output}{ended.exception}", (after, arguments)
 
@@ -353,7 +353,7 @@ def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
         save(directory, trees)
     runs.write_lock(here, base, section)
     bucket.put("run/recipe.lock.json", (here / "recipe.lock.json").read_bytes())
-    # Of step 6 in the bucket, the save has not ended: the newest there is 4.
+    # The save of step 6 has not ended in the bucket, so that the newest step there is 4.
     del bucket.server.buckets[bucket.name]["run/6/commit_success.txt"]
     assert base.directory is not None
     for path in base.directory.iterdir():

@@ -1,4 +1,4 @@
-"""A run whose model, data and checkpoints lie in a bucket: trained, killed, continued, watched and merged."""
+"""Tests of a run whose model, data and checkpoints are in a bucket: killed, continued, watched and merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STUCK = 600.0
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, gcs: Gcs) -> Path:
-    """A folder with artifacts that train from a bucket into it, and what is in that bucket."""
+    """Make a folder with artifacts that train from a bucket into it, and fill the bucket."""
     place = tmp_path_factory.mktemp("bucket")
     artifacts.write_place(place)
     gcs.buckets["bucket"] = {}
@@ -58,7 +58,7 @@ def begin(lives: Lives, place: Path, artifact: str, *options: str) -> Life:
 
 
 def kill_at(gcs: Gcs, life: Life, request: str) -> None:
-    """Kills a process while a request of it is under way, which is never answered before."""
+    """Kill a process during a request, before its answer."""
     fault = gcs.fail(request, STUCK)
     assert life.until(lambda: fault.times == 0)
     life.send(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A folder to work in, with a cache of its own, and pages without Plotly's five megabytes."""
+"""Fixture with a working folder, its own cache, and pages without Plotly's script."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The pictures of docs/reports.md: two runs of the quickstart, trained here, and a sweep that is made up.
+"""Make the pictures of docs/reports.md: two runs of the quickstart, trained here, and a made-up sweep.
 
-    .venv/bin/python -m tests.report.images [--work build/report]
+.venv/bin/python -m tests.report.images [--work build/report]
 
 It trains the quickstart's small model on this machine's CPU for 200 steps, stops once and resumes, merges and
 verifies, trains again with a tenth of the learning rate, writes the reports, and takes their pictures in
-headless Chromium (Debian's, installed where it is missing). What a folder holds already is not trained again.
-The sweep's figures are made up, and its pages say so.
+headless Chromium (Debian's, installed if it is missing). It skips runs that the folder already holds. The
+sweep's figures are made up, and its pages say so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGES = ROOT / "docs" / "images"
 STEPS, STOP = 200, 120
 RATES = {"fast": "1.0e-2", "slow": "1.0e-3"}
 COLORS = 128
-"""Of a picture's palette: what keeps its file small."""
+"""The colors of a picture's palette, few enough to keep its file small."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def train(work: Path, name: str) -> None:
-    """Trains one of the runs; the first is stopped, resumed, merged and verified."""
+    """Train one of the runs. The first one is stopped, resumed, merged and verified."""
     if not (work / "model").is_dir():
         quickstart.write_model(work / "model", quickstart.compiled())
     artifacts = work / f"artifacts-{name}"
@@ -77,7 +77,7 @@ def call(*words: str, at: Path = ROOT) -> None:
 
 
 def pictures(pages: dict[str, Path]) -> None:
-    """Of each page's beginning and of what is worth a look, in a window of a desk and of a phone."""
+    """Take pictures of each page's start and of interesting parts, in a desktop's and a phone's window."""
     import tempfile
 
     IMAGES.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def pictures(pages: dict[str, Path]) -> None:
 
 
 def shoot(browser: Tab, file: Path, width: int, first: str, last: str) -> int:
-    """The page from an element to the end of another one; the file's bytes."""
+    """Save a picture of the page from one element to the end of another, and return its size in bytes."""
     from PIL import Image
 
     top, bottom = browser.evaluate(

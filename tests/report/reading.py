@@ -1,4 +1,4 @@
-"""`recipe report`, and its page as a browser without scripts shows it."""
+"""`recipe report`, and a reader of its page as a browser without scripts shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.plan.pages import figure
 RUNNER = CliRunner()
 GOLDEN = Path(__file__).parent / "golden"
 CHANGING = "Values that the recipe does not give"
-"""What follows changes with the language and the pinned packages."""
+"""The text after this changes with the language and the pinned packages."""
 
 VOID = {"meta", "br", "input"}
 LINES = {"p", "h1", "h2", "h3", "li", "tr", "div", "dt", "summary", "section"}
@@ -27,8 +27,8 @@ class Page(HTMLParser):
     Attributes:
         elements: names with their attributes, in order.
         scripts: the texts of its scripts.
-        figures: what plotly draws, by key: "data" and "layout".
-        charts: the traces of each plot by its key; those of the figure "curves" by what they are of.
+        figures: what Plotly draws, by key: "data" and "layout".
+        charts: the traces of each plot by its key; those of the figure "curves" by their subject.
     """
 
     def __init__(self, text: str) -> None:
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
     @property
     def lines(self) -> list[str]:
-        """What is shown, an element a line, spaces made one."""
+        """Return the visible text, one element a line, with single spaces."""
         lines = (" ".join(line.split()) for line in "".join(self._shown).split("\n"))
         return [line for line in lines if line]
 
@@ -81,21 +81,21 @@ class Page(HTMLParser):
 
 
 def report(*words: str) -> Page:
-    """The page that the command writes, as page.html."""
+    """Run the command, and return its page, page.html."""
     done = RUNNER.invoke(cli.app, ["report", *words, "-o", "page.html"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return Page(Path("page.html").read_text(encoding="utf-8"))
 
 
 def refused(*words: str) -> str:
-    """What the command says when it refuses."""
+    """Return the command's output when it refuses."""
     done = RUNNER.invoke(cli.app, ["report", *words])
     assert done.exit_code != 0
     return f"{done.exit_code} {done.exception}{getattr(done.exception, 'help', '')}{done.output}"
 
 
 def golden(name: str, page: Page, update: bool) -> None:
-    """Holds what a page says against what it said."""
+    """Compare a page's text with its golden file."""
     path, lines = GOLDEN / f"{name}.txt", page.lines
     text = "\n".join(lines[: lines.index(CHANGING)] if CHANGING in lines else lines) + "\n"
     if update:

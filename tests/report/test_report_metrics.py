@@ -1,4 +1,4 @@
-"""metrics.jsonl as runs leave it, and the points that are drawn of it."""
+"""Tests of how metrics.jsonl is read, and of the points that are drawn of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_no_line_of_a_run_is_counted() -> None:
 
 
 def test_a_step_that_was_logged_twice_counts_once_by_its_later_line() -> None:
-    """As where two runs wrote into one file: the later line holds; an evaluation is no repetition."""
+    """Use the later line, as after two runs in one file. An evaluation is no repetition."""
     text = (
         line(step=1, loss=3.0) + line(step=2, loss=9.0) + line(step=2, eval_loss=4.0) + line(step=2, loss=2.0)
     )
@@ -69,7 +69,7 @@ def test_thinning_keeps_every_peak() -> None:
     kept = thin(values)
     assert len(kept) <= MOST and kept[0] == 0 and kept[-1] == len(values) - 1
     assert {43_210, 77_777} <= set(kept) and kept == sorted(kept)
-    # Any hundredth of the run is drawn between its own lowest and highest value.
+    # Each hundredth of the run is drawn between its own lowest and highest value.
     for start in range(0, 100_000, 1000):
         part = [values[i] for i in kept if start <= i < start + 1000]
         whole = values[start : start + 1000]

@@ -1,4 +1,4 @@
-"""The page of a run: what stands on it, whatever state the run is in."""
+"""Tests of a run's page, in every state of the run."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_curves_are_what_was_logged(place: Path) -> None:
     tokens = layout["updatemenus"][0]["buttons"][1]["args"][1]["shapes"]
     assert tokens[0]["x0"] == 120 * 900
     assert charts["memory"][0]["y"][0] == pytest.approx(1.8)
-    # The first step compiles: the axis shows the others.
+    # The first step compiles, so that the axis shows the other steps.
     (time,) = charts["step-time"]
     assert layout[f"yaxis{time['yaxis'][1:]}"]["range"][1] < 2 < time["y"][0]
-    # All of them show the same stretch of the run.
+    # All of them show the same part of the run.
     assert all(layout[name]["matches"] == "x" for name in layout if re.fullmatch(r"xaxis\d+", name))
 
 
@@ -82,7 +82,7 @@ def test_plotly_knows_all_that_it_is_asked_to_draw(place: Path) -> None:
     for page in (report("run", "--results", "bench"), report("bench")):
         assert len(page.figures) >= 5
         for figure in page.figures.values():
-            Figure(**figure)  # raises for what it has no attribute of
+            Figure(**figure)  # raises on an unknown attribute
 
 
 def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a serving sweep."""
+"""Tests of a serving sweep's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run.json and merges.json: what a run tells of itself."""
+"""Tests of run.json and merges.json, a run's record of itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = {"platform": "cpu", "kind": "cpu", "count": 8, "processes": 1, "memory
 
 
 def prepared() -> Any:
-    """As of data that was tokenized before, whose counts are numpy's."""
+    """Return a report as of cached data, whose counts are numpy's."""
     split = SplitReport(read=3, kept=3, rows=1, row_length=128)
     split.tokens = np.int64(60)  # type: ignore[assignment]
     samples = SimpleNamespace(lengths=np.array([10, 20, 30]))

@@ -1,4 +1,4 @@
-"""Runs and sweeps as the runtime leaves them, made up for tests."""
+"""Made-up runs and sweeps in the runtime's formats, for tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ checkpoint: {directory: gs://bucket/run}
 def lines(
     steps: int, rate: float = 1e-2, evaluate: int = 25, preference: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """What a run logs: a loss that falls, faster with a higher rate."""
+    """Yield a run's log: a loss that falls, faster with a higher rate."""
     chance = random.Random(7)
     for step in range(1, steps + 1):
         compiling = step == 1
@@ -59,7 +59,7 @@ def lines(
 
 
 def facts(steps: int, resumed: Sequence[int] = (), platform: str = "cpu") -> dict[str, Any]:
-    """What run.json holds."""
+    """Return the contents of run.json."""
     train = SplitReport(read=310, kept=302, tokens=10_870, targets=2_752, longest=80, rows=90)
     train.row_tokens, train.row_length = 10_870, 128
     train.malformed = Problems()
@@ -95,11 +95,11 @@ def facts(steps: int, resumed: Sequence[int] = (), platform: str = "cpu") -> dic
 def write(
     folder: Path, entries: Sequence[dict[str, Any]], about: dict[str, Any] | None, recipe: Path | None
 ) -> Path:
-    """A run's folder.
+    """Write a run's folder.
 
     Args:
         about: run.json; None for none.
-        recipe: whose lock and text lie beside; None for neither.
+        recipe: the recipe whose lock and text are written too; None for neither.
     """
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -113,7 +113,7 @@ def write(
 
 @functools.cache
 def _artifact(text: str) -> dict[str, bytes]:
-    """What a run has of its artifact."""
+    """Return the artifact's files that a run keeps."""
     program = lower(load(Path("example.yaml"), text=text), planning=True).program
     assert program is not None
     files = emit(program)
@@ -121,7 +121,7 @@ def _artifact(text: str) -> dict[str, bytes]:
 
 
 def recipe(folder: Path, text: str = TPU, **changed: str) -> Path:
-    """A recipe's file."""
+    """Write a recipe's file."""
     folder.mkdir(parents=True, exist_ok=True)
     for before, after in changed.items():
         assert before in text
@@ -134,13 +134,13 @@ def recipe(folder: Path, text: str = TPU, **changed: str) -> Path:
 def run(
     folder: Path, steps: int = 200, rate: float = 1e-2, text: str = TPU, resumed: Sequence[int] = ()
 ) -> Path:
-    """A whole run's folder, with its recipe."""
+    """Write a whole run's folder, with its recipe."""
     given = recipe(folder.parent / f"{folder.name}-recipe", text)
     return write(folder, list(lines(steps, rate)), facts(steps, resumed), given)
 
 
 def sweep(folder: Path, slower: float = 1.0, told: str = "a stand-in for a server") -> Path:
-    """The results of a sweep of 2 x 4 points, of which one failed."""
+    """Write the results of a sweep of 2 x 4 points, of which one failed."""
     folder.mkdir(parents=True)
     settings = {"prompts": 100, "output_length": 128}
     records: list[tuple[LoadPoint, dict[str, Any]]] = []

@@ -90,10 +90,10 @@ MODELS = ("google/gemma-3-270m-it", "recipec/tiny-gemma4", "no/such", "")
 
 
 def command_lines(files: list[str]) -> st.SearchStrategy[list[str]]:
-    """Arguments of `recipe`: of each command its own options, and those of others.
+    """Generate arguments of `recipe`: each command with its own options, and with others'.
 
     Args:
-        files: names of good and bad files that stand where files are expected, and elsewhere.
+        files: names of good and bad files, used where files are expected and elsewhere.
     """
     tree = dict(_commands(_command(cli.app), ()))
     every = sorted({option for options in tree.values() for option in options})
@@ -126,7 +126,7 @@ def command_lines(files: list[str]) -> st.SearchStrategy[list[str]]:
 
 
 def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Every command's words, and its options."""
+    """Yield every command's words and its options."""
     for word, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _commands(command, (*name, word))
@@ -158,12 +158,12 @@ WORK = (
         "recipec.compiler.watch.screen.watch_screen",
     ),
 )
-"""What trains, compiles, serves or does not end; the commands come as far as its door."""
+"""Functions that train, compile, serve or do not end. The commands stop when they call one."""
 
 
 @contextmanager
 def without_work(done: list[str]) -> Iterator[None]:
-    """Puts in place of WORK what notes its name in `done` and ends the command."""
+    """Replace the functions in WORK by stubs that add their name to `done` and end the command."""
 
     def instead(name: str) -> Any:
         def stub(*_: Any, **__: Any) -> Any:
@@ -181,12 +181,12 @@ def without_work(done: list[str]) -> Iterator[None]:
 
 @functools.cache
 def _command(app: typer.Typer) -> Any:
-    """The same command each time; it is made of the functions in a tenth of a second."""
+    """Build the command once, because building takes a tenth of a second."""
     return get_command(app)
 
 
 class Writes:
-    """What this process writes, makes or removes outside of a folder, from when it was made on."""
+    """A record of what this process writes, creates or removes outside of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.inside = str(folder)

@@ -1,4 +1,4 @@
-"""`recipe` under odd conditions: see fork_server.py."""
+"""Fixtures that run `recipe` under odd conditions: see fork_server.py."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from inside import RECIPE, Done, Run, fill, recipe
 
 @pytest.fixture(scope="session")
 def server(root: Path) -> Iterator[Callable[[dict[str, Any]], Done]]:
-    """A process that runs `recipe` as asked."""
+    """Start a process that runs `recipe` on request."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # The script's own folder too, which Python leaves out where PYTHONSAFEPATH is set.
+        # The script's own folder too, which Python omits if PYTHONSAFEPATH is set.
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)])},
     )
     assert process.stdin is not None and process.stdout is not None
@@ -41,7 +41,7 @@ def server(root: Path) -> Iterator[Callable[[dict[str, Any]], Done]]:
 
 @pytest.fixture
 def run(server: Callable[[dict[str, Any]], Done], tmp_path: Path) -> Run:
-    """Runs a command in `tmp_path`, which holds a recipe, under the conditions given by name."""
+    """Return a function that runs a command in `tmp_path`, which holds a recipe, under named conditions."""
 
     def run(*arguments: str | Path, **conditions: Any) -> Done:
         return server({"arguments": [str(a) for a in arguments], "cwd": str(tmp_path), **conditions})
@@ -55,7 +55,7 @@ CONFIG = "base_model: meta-llama/Llama-3.2-1B-Instruct\nadapter: lora\nlora_r: 8
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Names of bad files by kind, in the working folder."""
+    """Write bad files into the working folder, and return their names by kind."""
     folder = tmp_path_factory.mktemp("bad")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

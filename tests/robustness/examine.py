@@ -1,5 +1,4 @@
-"""What holds for any recipe whatever: a program or findings with places, the same each time, and Python that
-compiles."""
+"""Invariants of any recipe: a program or diagnostics with places, reproducible, with Python that compiles."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from recipec.spec.load import Loaded, load
 
 
 def examine(folder: Path, case: Case) -> frozenset[str]:
-    """Loads, lowers and renders a recipe, in a folder, and checks what came of it.
+    """Load, lower and render a recipe in a folder, and check the result.
 
     Returns:
-        The codes of the findings, and "built" where there is a program.
+        The codes of the diagnostics, and "built" if there is a program.
 
     Raises:
-        AssertionError: something that holds for every recipe does not.
+        AssertionError: an invariant does not hold.
     """
     (folder / "recipe.yaml").write_bytes(case.recipe)
     if case.base is None:
@@ -52,7 +51,7 @@ def _read(folder: Path, sets: tuple[str, ...]) -> tuple[Loaded, Lowered]:
 
 
 def _placed(diagnostics: list[Diagnostic], folder: Path) -> None:
-    """Every error has a place, the place is there, and a way out is told."""
+    """Check that every error has a valid place and a help."""
     for found in diagnostics:
         span = found.span
         assert found.help or found.severity != "error", f"{found.code} has no help: {found.message}"
@@ -70,7 +69,7 @@ def _placed(diagnostics: list[Diagnostic], folder: Path) -> None:
 
 
 def _showable(diagnostics: list[Diagnostic]) -> None:
-    """They can be printed, and cannot steer a terminal."""
+    """Check that diagnostics can be printed, and cannot control a terminal."""
     shown = render_text(diagnostics)
     shown.encode("utf-8")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown), ascii(shown)
@@ -78,7 +77,7 @@ def _showable(diagnostics: list[Diagnostic]) -> None:
 
 
 def _emitted(loaded: Loaded, lowered: Lowered) -> None:
-    """What is written can be read by what it is for."""
+    """Check that every emitted file can be read by its tool."""
     program = lowered.program
     assert program is not None
     explain(program, loaded, None).encode("utf-8", "surrogatepass")

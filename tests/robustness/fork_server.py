@@ -1,8 +1,8 @@
-"""Runs `recipe` many times under odd conditions, each in a process of its own that is forked from this one.
+"""Run `recipe` many times under odd conditions, each time in a process that is forked from this one.
 
-A forked process has what a real one has (its streams, its working folder, its limits, its exit status), and
-is there in a hundredth of the time, since everything is imported already. Requests come as JSON lines on
-stdin, answers go as JSON lines to stdout. It has no threads, so that forking it is safe.
+A forked process has everything that a real one has: streams, a working folder, limits and an exit status. It
+starts a hundred times faster, because everything is already imported. Requests are JSON lines on stdin, and
+answers are JSON lines on stdout. This process has no threads, so that it can fork safely.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, NoReturn
 from inside import RECIPE, without_privileges
 
 SECONDS = 120.0
-"""After which a process counts as hanging: far more than any of them takes."""
+"""The time after which a process counts as hanging, far more than any of them takes."""
 
 
 def serve() -> None:
-    """Answers requests until stdin ends."""
+    """Answer requests until stdin ends."""
     _warm_up()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -44,8 +44,8 @@ def serve() -> None:
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
-    """Exit status, stdout and stderr of one process; the status is -9 where it did not end by itself."""
-    folder = Path(tempfile.mkdtemp())  # not as a context, of which the child would run the end as well
+    """Return a process's exit status, stdout and stderr; the status is -9 if it did not end by itself."""
+    folder = Path(tempfile.mkdtemp())  # no context manager, whose end the child would also run
     files = {name: folder / name for name in ("stdout", "stderr")}
     master = slave = -1
     if "terminal" in asked:
@@ -66,7 +66,7 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wait(child: int, master: int) -> tuple[int, str]:
-    """The exit status, and what was shown on the terminal."""
+    """Return the exit status, and the terminal's content."""
     shown = b""
     end = time.monotonic() + SECONDS
     while True:
@@ -95,7 +95,7 @@ def _wait(child: int, master: int) -> tuple[int, str]:
 
 
 def _become(asked: dict[str, Any], files: dict[str, Path], slave: int) -> NoReturn:
-    """Turns this process into what was asked for, and leaves as `recipe` leaves."""
+    """Turn this process into the requested one, and exit as `recipe` does."""
     os.setsid()
     if slave >= 0:
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
@@ -113,7 +113,7 @@ def _become(asked: dict[str, Any], files: dict[str, Path], slave: int) -> NoRetu
         shutil.rmtree(asked["cwd"])
     if asked.get("unprivileged"):
         dropped = without_privileges()
-        dropped.__enter__()  # for good
+        dropped.__enter__()  # permanently
     if "largest_file" in asked:
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest_file"], resource.RLIM_INFINITY))
     _streams(asked.get("encoding", "utf-8"))
@@ -128,7 +128,7 @@ def _become(asked: dict[str, Any], files: dict[str, Path], slave: int) -> NoRetu
 
 
 def _end(status: int) -> NoReturn:
-    """Ends this process as Python does, without taking down what it has imported, which takes longest."""
+    """End this process as Python does, but without unloading the imports, which takes longest."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -163,7 +163,7 @@ def _output(number: int, kind: str, file: Path, slave: int) -> None:
 
 
 def _streams(encoding: str) -> None:
-    """sys.stdin, stdout and stderr as Python makes them at its start."""
+    """Create sys.stdin, stdout and stderr as Python does when it starts."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -181,7 +181,7 @@ def _streams(encoding: str) -> None:
 
 
 def _warm_up() -> None:
-    """Imports what most commands import, and reads what they keep."""
+    """Import what most commands import, and fill their caches."""
     from recipec.compiler.emitters.emit import emit
     from recipec.compiler.explain.diff import diff
     from recipec.compiler.explain.explain import explain

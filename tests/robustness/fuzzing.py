@@ -1,4 +1,4 @@
-"""The two fuzz tests, for any number of cases: of the command line, and of the language."""
+"""The two fuzz tests for any number of cases: of the command line, and of the language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inside import RECIPE, fill, recipe
 from recipe_texts import Case, cases
 
 LEFT_OUT = ("web", "huge", "long path", "zero", "full")
-"""Kinds of files that take long, or that a fault could do away with."""
+"""Kinds of files that take long, or that a bug could delete."""
 
 
 def _profile(count: int) -> Any:
@@ -27,16 +27,16 @@ def _profile(count: int) -> Any:
         derandomize=True,
         deadline=None,
         database=None,
-        phases=[Phase.generate],  # what fails is short already, and to shorten it takes minutes
+        phases=[Phase.generate],  # failing cases are short already, and shrinking takes minutes
         suppress_health_check=list(HealthCheck),
     )
 
 
 def fuzz_language(count: int, folder: Path, patch: pytest.MonkeyPatch) -> Counter[frozenset[str]]:
-    """Tries so many recipes; gives how often each set of findings came about.
+    """Try `count` recipes, and return how often each set of diagnostics occurred.
 
     Raises:
-        AssertionError: something that holds for every recipe does not hold for one.
+        AssertionError: an invariant does not hold for a recipe.
     """
     patch.chdir(folder)
     (folder / "train.jsonl").write_text('{"conversation": [1, 2]}\nnot json\n[]\n"x"\n')
@@ -52,10 +52,10 @@ def fuzz_language(count: int, folder: Path, patch: pytest.MonkeyPatch) -> Counte
 
 
 def fuzz_commands(count: int, folder: Path, patch: pytest.MonkeyPatch) -> Counter[tuple[str, int, bool]]:
-    """Tries so many command lines; gives how often each command left with each status, at its work or before.
+    """Try `count` command lines, and count each command's exit statuses, at its work or before.
 
     Raises:
-        AssertionError: one ended otherwise than with a sentence and 0, 1 or 2, or wrote elsewhere.
+        AssertionError: one ended without a sentence and 0, 1 or 2, or wrote elsewhere.
     """
     patch.chdir(folder)
     for name in ("HOME", "XDG_CACHE_HOME", "RECIPEC_CACHE", "TMPDIR"):
@@ -72,7 +72,7 @@ def fuzz_commands(count: int, folder: Path, patch: pytest.MonkeyPatch) -> Counte
     def holds(line: list[str]) -> None:
         worked: list[str] = []
         (folder / "good.yaml").unlink(missing_ok=True)
-        (folder / "good.yaml").write_text(RECIPE, encoding="utf-8")  # a line before may have replaced it
+        (folder / "good.yaml").write_text(RECIPE, encoding="utf-8")  # an earlier line may have replaced it
         writes.watching = True
         try:
             with without_work(worked):

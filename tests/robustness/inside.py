@@ -1,4 +1,4 @@
-"""`recipe` in this process, from its main() on, and commands and files of every bad kind to try it with."""
+"""`recipe` in this process, starting at its main(), with commands and bad files of every kind."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ train: {steps: 10}
 """
 
 MEMORY = 2 << 30
-"""Bytes that a command may take."""
+"""The most bytes of memory for a command."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could steer a terminal."""
+"""Characters that could control a terminal."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command came to: its exit status, and what it printed."""
+    """A command's exit status and output."""
 
     status: int
     out: str
     err: str
 
     def faults(self) -> list[str]:
-        """What no command does, whatever it is given."""
+        """Return what no command may do, for any input."""
         both = self.out + self.err
         return [
             *([f"exit status {self.status}"] if self.status not in (0, 1, 2) else []),
@@ -63,7 +63,7 @@ Run = Callable[..., Done]
 
 
 def recipe(*arguments: str, seconds: int = 300) -> Done:
-    """Runs a command line; one that takes longer than `seconds` of time ends with status -1."""
+    """Run a command line. After `seconds`, it ends with status -1."""
     from recipec.compiler.cli import main as cli
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
@@ -103,7 +103,7 @@ def _hanging(*_: Any) -> NoReturn:
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Takes away what lets root read and write files whatever their permissions."""
+    """Drop the capabilities that let root access files against their permissions."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the interface, this thread
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
@@ -121,7 +121,7 @@ def without_privileges() -> Iterator[None]:
 
 
 def fill(folder: Path) -> dict[str, str]:
-    """Puts a file of every bad kind into a folder that is the working folder; gives their names by kind."""
+    """Write a bad file of every kind into the working folder, and return their names by kind."""
     (folder / "good.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "train.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
@@ -167,8 +167,10 @@ def fill(folder: Path) -> dict[str, str]:
 
 
 def _device(path: Path, minor: int) -> None:
-    """A device such as /dev/zero: the test's own, which a command may spoil without harm, or a link to the
-    system's where the user can neither make nor spoil one."""
+    """Create a device such as /dev/zero for the test only, which a command may damage without harm.
+
+    If the user can neither create nor damage one, link to the system's device.
+    """
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
     except PermissionError:
@@ -190,14 +192,14 @@ READING: tuple[str, ...] = (
         "new F --model google/gemma-3-270m-it --accelerator v5e-8 -o made",
     ),
 )
-"""Command lines in which F is a bad file that is read."""
+"""Command lines that read F, a bad file."""
 
 WRITING: tuple[str, ...] = (
     *("build good.yaml -o F", "pack example --from built --recipe good.yaml -o F"),
     *("port config.yaml -o F", "port config.yaml --report F"),
     *("new x --model google/gemma-3-270m-it --accelerator v5e-8 -o F", "schema -o F"),
 )
-"""Command lines in which F is to be written, and is in no state for it."""
+"""Command lines that should write F, but cannot."""
 
 UNWRITABLE = (
     "folder",
@@ -209,9 +211,9 @@ UNWRITABLE = (
     "long name",
     "long path",
 )
-"""The kinds that cannot be written, whatever is written; no device, which a fault could replace."""
+"""Kinds that cannot be written with any content; no device, which a bug could replace."""
 
 
 def words(line: str, name: str) -> Sequence[str]:
-    """A command line's words, with the bad file's name in place of F."""
+    """Return a command line's words, with the bad file's name in place of F."""
     return [re.sub(r"(?<=[=\[])F|^F$", lambda _: name, word) for word in line.split()]

@@ -1,4 +1,4 @@
-"""Recipes for fuzzing: made from the JSON Schema, nearly valid, and texts and bytes tampered with."""
+"""Recipes for fuzzing: made from the JSON Schema, nearly valid ones, and damaged texts and bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BASES: tuple[dict[str, Any], ...] = (
         "checkpoint": {"directory": "gs://bucket/run", "every_steps": 50},
     },
 )
-"""Recipes without errors, that take little time."""
+"""Recipes without errors that take little time."""
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 7, 10**9, 10**30, 0.5, -0.0, 1e308, 1e-320),
@@ -70,7 +70,7 @@ ODD: tuple[Any, ...] = (
     *("recipec/tiny-gemma4", "google/gemma-3-270m-it", "no/such-model", "a" * 300, "a/" * 2000),
     *([], {}, [None], [[]], [{}], {"": ""}, {"x": None}, {"a.b": 1}, {"[0]": 1}, ["x", "x"], [0, 0]),
 )
-"""Values that stand where others are expected."""
+"""Values that replace expected ones."""
 
 PIECES = (
     *(": ", "- ", "? ", ", ", "&a ", "*a", "!!python/object:os.system ", "!x ", "<<: ", "{", "}", "[", "]"),
@@ -94,7 +94,7 @@ PIECES = (
     *("extends: base.yaml\n", "extends: recipe.yaml\n", "recipe: 2\n", "recipe: 1\n", "lora: {rank: 1}\n"),
     *("\\", '"\\ud800"', '"\\0"', '"\\x1b[2J"', "hf_" + "a" * 30, "${env:TOKEN}", "on", "012", "-", ":"),
 )
-"""What is put into the text of a recipe."""
+"""Pieces that are inserted into a recipe's text."""
 
 TEXTS = tuple(
     file.read_text(encoding="utf-8", errors="replace").replace("gemma-4-31B-it", "gemma-3-270m-it")
@@ -107,7 +107,7 @@ _TEXT = st.integers(0, len(TEXTS) - 1)
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """Recipes of every kind."""
+    """Generate recipes of every kind."""
     files = st.one_of(
         nearly_valid(1), nearly_valid(1), nearly_valid(3), from_schema(), tampered(), tampered(), not_utf8()
     )
@@ -122,7 +122,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 
 def in_yaml(recipe: Any) -> bytes:
-    """A tree as YAML, a section in each line."""
+    """Write a tree as YAML, one section a line."""
     if not isinstance(recipe, dict):
         return _flow(recipe).encode("utf-8", "surrogatepass")
     lines = (f"{_flow(key)}: {_flow(value)}\n" for key, value in recipe.items())
@@ -140,7 +140,7 @@ def _flow(value: Any) -> str:
 
 
 def nearly_valid(most: int) -> st.SearchStrategy[bytes]:
-    """A recipe without errors in which up to so many things were changed."""
+    """Generate a recipe without errors, and make up to `most` changes."""
     return st.builds(
         lambda number, changes: in_yaml(_changed(complete()[number], changes)),
         st.integers(0, len(BASES) + 1),
@@ -152,7 +152,7 @@ Change = tuple[str, int, Any]
 
 
 def _changes() -> st.SearchStrategy[Change]:
-    """What is changed: how, where (a number of which the rest by what there is counts), and to what."""
+    """Generate a change: its kind, its place (a number, modulo the number of places), and its value."""
     where = st.integers(0, 499)
     return st.one_of(
         st.tuples(st.just("odd"), where, _NUMBER.map(lambda number: ODD[number % len(ODD)])),
@@ -186,7 +186,7 @@ def _changed(recipe: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
 
 
 def _like(value: Any, seed: int) -> Any:
-    """Another value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -202,7 +202,7 @@ def _like(value: Any, seed: int) -> Any:
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Every key and index, with the mapping or list that it is in."""
+    """Return every key and index, with its mapping or list."""
     keys = list(tree) if isinstance(tree, dict) else list(range(len(tree))) if isinstance(tree, list) else []
     out: list[tuple[Any, Any]] = []
     for key in keys:
@@ -212,7 +212,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 @functools.cache
 def complete() -> tuple[dict[str, Any], ...]:
-    """BASES, and the first two with every key that the language knows."""
+    """Return BASES, and the first two with every key of the language."""
     from recipec.spec.load import load
 
     out = list(BASES)
@@ -226,7 +226,7 @@ def complete() -> tuple[dict[str, Any], ...]:
 
 @st.composite
 def from_schema(draw: st.DrawFn) -> bytes:
-    """A recipe whose every value is of the kind that the schema wants."""
+    """Draw a recipe in which every value has the schema's type."""
     schema = _schema()
     made = _drawn(draw, schema | {"anyOf": None, "examples": []}, schema["$defs"])
     return in_yaml({"recipe": 1, "name": "made"} | made)
@@ -238,7 +238,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _drawn(draw: st.DrawFn, schema: dict[str, Any], defs: dict[str, Any]) -> Any:
-    """A value of a schema's kind."""
+    """Draw a value of a schema's type."""
     if "$ref" in schema:
         return _drawn(draw, defs[schema["$ref"].rpartition("/")[2]], defs)
     if "const" in schema:
@@ -273,7 +273,7 @@ def _drawn(draw: st.DrawFn, schema: dict[str, Any], defs: dict[str, Any]) -> Any
 
 
 def tampered() -> st.SearchStrategy[bytes]:
-    """The text of a recipe with pieces put in, taken out and moved."""
+    """Generate the text of a recipe with pieces inserted, removed and moved."""
     edit = st.tuples(
         st.sampled_from(["insert", "insert", "replace", "cut", "repeat", "indent", "swap"]),
         st.integers(0, 9999),
@@ -308,7 +308,7 @@ def tampered() -> st.SearchStrategy[bytes]:
 
 
 def not_utf8() -> st.SearchStrategy[bytes]:
-    """Bytes, alone or within a recipe."""
+    """Generate bytes, alone or within a recipe."""
     within = st.builds(
         lambda number, junk, at: (
             (data := TEXTS[number].encode())[: at % (len(data) + 1)] + junk + data[at % (len(data) + 1) :]
@@ -326,7 +326,7 @@ def not_utf8() -> st.SearchStrategy[bytes]:
 
 
 def settings() -> st.SearchStrategy[str]:
-    """`--set` arguments."""
+    """Generate `--set` arguments."""
     paths = sorted({"name", "train.steps", "lora.rank", "data.train[0].path", "mesh.axes.fsdp", *_keys()})
     odd = st.sampled_from(
         ["", "x", "..", "a[", "a[0", "[0]", "data.train[9]", "name.x", "lora..rank", "extends"]

@@ -1,4 +1,4 @@
-"""Every command with the kinds of bad files that test_bad_files.py leaves out, and in other locales."""
+"""Tests of every command with the kinds of bad files that test_bad_files.py omits, and in other locales."""
 
 from __future__ import annotations
 

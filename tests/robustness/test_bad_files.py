@@ -1,4 +1,4 @@
-"""Every command with files of every bad kind: a sentence, the right exit status, and nothing written."""
+"""Tests of every command with bad files of every kind: one sentence, the right status, nothing written."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pytest
 from inside import READING, UNWRITABLE, WRITING, Done, recipe, without_privileges, words
 
 QUICK = ("absent", "folder", "binary", "unreadable", "pipe", "zero", "loop", "esc\x1b[2J", "new\nline")
-"""The kinds that are tried here; test_all_bad_files.py tries the others."""
+"""The kinds to try here. test_all_bad_files.py tries the others."""
 
 
 def tried(line: str, kinds: dict[str, str], chosen: tuple[str, ...]) -> dict[str, Done]:
-    """What a command comes to with each of the kinds."""
+    """Run a command with each of the kinds."""
     with without_privileges():
         return {kind: recipe(*words(line, kinds[kind])) for kind in chosen}
 
 
 def faults(done: dict[str, Done]) -> str:
-    """What is wrong, kind by kind."""
+    """Describe the errors, kind by kind."""
     return "\n".join(
         f"{kind!a}: {found.faults()}: {found.err[-600:]!a}" for kind, found in done.items() if found.faults()
     )
 
 
 def entries(folder: Path = Path()) -> set[str]:
-    """Everything in the working folder, with its size."""
+    """Return everything in the working folder, with its size."""
     found = set()
     for place, folders, files in os.walk(folder):
         found |= {os.path.join(place, name) for name in folders}

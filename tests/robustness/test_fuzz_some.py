@@ -1,4 +1,4 @@
-"""A little of what tests/e2e/test_fuzz_*.py try at length, and what they have found."""
+"""Tests of a few cases of tests/e2e/test_fuzz_*.py, and of what these have found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOUND = {
     "a name that is too long": (f"extends: {'n' * 300}.yaml\n{RECIPE}".encode(), "E0021"),
     "a link that goes round in a circle": (f"extends: loop.yaml\n{RECIPE}".encode(), "E0021"),
 }
-"""What was once answered with a place that is not in the file, or an error without one."""
+"""Cases that once had a place outside of the file, or an error without a place."""
 
 
 @pytest.mark.parametrize("kind", FOUND)

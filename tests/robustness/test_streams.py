@@ -1,4 +1,4 @@
-"""`recipe` in processes of its own, whose streams, folders, limits and terminals are out of order."""
+"""Tests of `recipe` in processes with broken streams, folders, limits and terminals."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def write_artifact(folder: Path, **changes: Any) -> None:
     """Write train.py and recipe.lock.json.
 
     Args:
-        changes: to devices, rate, steps, every (steps between checkpoints), keep; `prelude` is code.
+        changes: devices, rate, steps, every (steps between checkpoints), keep, and `prelude`, which is code.
     """
     values = {"devices": 2, "rate": 1e-2, "steps": STEPS, "every": 2, "keep": 2, "prelude": "", **changes}
     folder.mkdir()

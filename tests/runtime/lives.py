@@ -64,10 +64,10 @@ class Life:
 
 
 class Lives:
-    """Starts such processes.
+    """A starter of processes that run a train.py.
 
     Args:
-        environment: of all of them.
+        environment: the environment of all processes.
         logs: a folder for their output.
     """
 

@@ -1,4 +1,4 @@
-"""Llama checkpoints of random numbers in several files, made without transformers, in any size."""
+"""Llama checkpoints of random numbers in several files, of any size, made without transformers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def write_base(
 
     Args:
         config: config.json.
-        files: number of files of weights, about equally large.
-        seed: of the weights.
+        files: the number of weight files, about equally large.
+        seed: the weights' seed.
         sums: whether to write a SHA256SUMS with the hashes of the weights.
     """
     family = family_of(config)
@@ -86,7 +86,7 @@ def write_sums(folder: Path) -> None:
 
 
 def flip(path: Path, place: int) -> None:
-    """Flip a bit of a file; a negative place counts from its end."""
+    """Flip a bit of a file. A negative place counts from the end."""
     content = bytearray(path.read_bytes())
     content[place] ^= 0x10
     path.write_bytes(content)

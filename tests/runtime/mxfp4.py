@@ -1,4 +1,4 @@
-"""Tiny gpt-oss checkpoints in the published form: experts in MXFP4."""
+"""Tiny gpt-oss checkpoints in the published format, with experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROJECTIONS = ("gate_up_proj", "down_proj")
 
 
 def make(folder: Path) -> Any:
-    """Write a checkpoint and return transformers' model of the values that its own code dequantizes.
+    """Write a checkpoint, and return transformers' model of the values that its own code dequantizes.
 
-    It has two files; the scales of one layer are in another file than its blocks.
+    The checkpoint has two files. One layer's scales are in another file than its blocks.
     """
     import torch
     from safetensors.numpy import load_file

@@ -20,10 +20,10 @@ PAIRS = [
 def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path, **settings: Any) -> Any:
     """Return TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
 
-    It is used only for the first step's loss.
+    It computes only the first step's loss.
 
     Args:
-        settings: of the objective, by TRL's names.
+        settings: the objective's settings, by TRL's names.
     """
     from datasets import Dataset
 

@@ -45,7 +45,7 @@ def losses(folder: Path) -> dict[str, list[float]]:
 
 
 def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
-    """Return A, B and, with DoRA, the magnitudes of each projection, and tensors that are trained whole."""
+    """Return A, B and DoRA's magnitudes of each projection, and fully trained tensors."""
     from recipec.runtime.checkpoints.full import hugging_face
 
     arrays = training.adapters(built)
@@ -71,9 +71,9 @@ class Alike:
 
     Attributes:
         losses: of a step; of_loss is the largest loss.
-        parameters: of A and B after the last step; moved is their largest change from the first step.
+        parameters: of A and B after the last step; moved is their largest change since the first step.
         gradients: of gradient norms, relative.
-        adapted: number of projections with LoRA.
+        adapted: the number of projections with LoRA.
     """
 
     losses: float
@@ -102,10 +102,10 @@ def twenty_steps(
     """Run 20 steps of 2 micro-batches by the runtime and by PEFT, from the same initial adapters.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint.
         model: transformers' model of it, to which PEFT adds its adapters.
-        run: folder for the runtime's run.
-        methods: fields of TrainSettings and the fields of LoraSettings in LORA; start_from names the adapter
+        run: the folder for the runtime's run.
+        methods: fields of TrainSettings, and the fields of LoraSettings in LORA; start_from names the adapter
             that both start with.
     """
     import optax
@@ -165,9 +165,9 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
     """Add PEFT's adapters of rank 4 to transformers' model.
 
     Args:
-        names: expressions of the projections' names.
+        names: regular expressions of the projections' names.
         parameters: names of parameters within a layer.
-        options: of LoraConfig.
+        options: arguments of LoraConfig.
     """
     import peft
     import torch
@@ -181,7 +181,7 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and pattern.fullmatch(name)
     ]
-    # PEFT takes these names for experts' wherever they occur; as parameters they are used unchanged.
+    # PEFT always takes these names for experts. As parameters, they are used unchanged.
     kind = conversion._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
     taken = conversion._MOE_TARGET_MODULE_MAPPING.get(kind, {})
     wrong = [name for name in linear if name.rpartition(".")[2] in taken]
@@ -266,10 +266,10 @@ def peft_steps(
     adapted: tuple[Sequence[str], Sequence[str]] = (training.TARGETS, ()),
     **methods: Any,
 ) -> tuple[list[float], list[float], dict[str, tuple[np.ndarray, ...]]]:
-    """Run the same by transformers and PEFT; return losses, gradient norms and final adapters.
+    """Run the same by transformers and PEFT, and return losses, gradient norms and final adapters.
 
     Args:
-        adapted: expressions of the projections' names, and names of parameters within a layer.
+        adapted: regular expressions of the projections' names, and names of parameters within a layer.
     """
     import torch
 

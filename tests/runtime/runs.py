@@ -1,4 +1,4 @@
-"""Fabricated training runs: random adapters in Orbax, with a run's record next to them."""
+"""Made-up training runs: random adapters in Orbax, with a run's record next to them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lora_section(**overrides: Any) -> dict[str, Any]:
 
 
 def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
-    """Return random A and B of each adapter by path; B is zero where it is not trained."""
+    """Return random A and B of each adapter by path. B is zero where it is not trained."""
     random = np.random.default_rng(seed)
     out = {}
     for adapter in adapters:

@@ -1,4 +1,4 @@
-"""A run with given evaluation losses, so that it stops early."""
+"""A run with chosen evaluation losses, so that it stops early."""
 
 LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
 

@@ -1,4 +1,4 @@
-"""Runs that get interrupted, and the messages that they print."""
+"""Helpers for interrupted runs and their error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ trainer.Trainer._step = slow
 
 
 def error_of(life: Life, place: Path, output: str) -> list[str]:
-    """Return the lines of a process's one error, with DIRECTORY in place of its checkpoints' folder."""
+    """Return the lines of a process's only error, with DIRECTORY in place of its checkpoints' folder."""
     assert "Traceback" not in life.stderr, life.stderr
     (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
     text = "\n".join(life.stderr.splitlines()[start:])

@@ -1,4 +1,4 @@
-"""Versions of Python that crash while they write to a bucket are refused before anything is read."""
+"""Tests that the runtime refuses Python versions that crash when they write to a bucket."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from recipec.runtime.training.session import begin
 
 BUCKET = "gs://bucket/run"
 ANY = cast(Any, SimpleNamespace(output=Path("out")))
-"""What is not looked at before the addresses are."""
+"""Stands for arguments that are not used before the addresses."""
 
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the runtime take itself to run on another version of Python."""
+    """Return a function that makes the runtime see another version of Python."""
 
     def become(*version: int) -> None:
         monkeypatch.setattr(addresses, "sys", SimpleNamespace(version_info=(*version, "final", 0)))

@@ -1,4 +1,4 @@
-"""Greedy answers while a model is trained, held against transformers' generate; and their prompts."""
+"""Tests of greedy answers during training, against transformers' generate, and of their prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 12
 
 @pytest.mark.parametrize("make", [tiny.make_llama, tiny.make_gemma4])
 def test_answers_are_those_of_generate(make: Any, tmp_path: Path) -> None:
-    """Of prompts of several lengths, more than the rows of a micro-batch, some of whose answers end."""
+    """Answer prompts of several lengths, more than a micro-batch has rows. Some answers end early."""
     import jax
     import torch
     from flax import nnx
@@ -94,7 +94,7 @@ def test_what_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str) ->
 
 
 def test_a_run_writes_its_samples_at_each_evaluation(place: Path, lives: Lives) -> None:
-    """One that is resumed writes what the other does."""
+    """Check that a resumed run writes the same samples."""
     more = """
 import dataclasses
 

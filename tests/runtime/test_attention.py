@@ -1,4 +1,4 @@
-"""Splash attention, interpreted on CPU, against plain float32 attention."""
+"""Tests of splash attention, interpreted on a CPU, against plain float32 attention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.runtime import decoders, training
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
-"""Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
+"""For outputs of up to 4. Gradients reach 20 here, and may differ by ten times as much."""
 
 CASES = {
-    # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks. Where
-    # values have another size than keys, it is the second of two.
+    # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap, sinks. If
+    # values have another size than keys, the head size is a pair.
     "one device, a block and a part": (None, 2, 150, 4, 2, 32, None, None, True),
     "window over blocks": ({"fsdp": 8, "tp": 1}, 8, 200, 4, 2, 16, 70, None, True),
     "soft-cap, slices": ({"dcn": 2, "fsdp": 2, "tp": 2}, 4, 130, 4, 2, 24, 150, 5.0, False),
@@ -36,7 +36,7 @@ CASES = {
 
 
 def segments(rows: int, length: int) -> np.ndarray:
-    """Three segments of odd lengths in each row, then padding; the last row is padding alone."""
+    """Make three segments of odd lengths in each row, then padding. The last row is only padding."""
     random = np.random.default_rng([rows, length])
     out = np.zeros((rows, length), np.int32)
     for row in out[:-1]:
@@ -47,8 +47,10 @@ def segments(rows: int, length: int) -> np.ndarray:
 
 
 def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, softcap: float | None) -> Any:
-    """Attention with all scores at once, keys and values repeated for their query heads, and a sink, or minus
-    infinity, as one more score."""
+    """Compute attention with all scores at once.
+
+    Keys and values are repeated for their query heads. A sink, or minus infinity, is one more score.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -102,7 +104,7 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
     compiled = partial(jax.jit, compiler_options=QUICK)
     found, gradients = compiled(lambda: both(kernel))()
     expected, wanted = compiled(lambda: both(lambda *four: reference(*four, ids, window, softcap)))()
-    # Padding attends to padding here as there, so that nothing has to be left out.
+    # In both, padding attends to padding, so that the comparison covers everything.
     assert np.abs(found - expected).max() < TOLERANCE
     for gradient, want in zip(gradients[: 3 + sunk], wanted[: 3 + sunk], strict=True):
         assert np.abs(want).max() > 1
@@ -133,7 +135,7 @@ TARGETS = ("q_.*proj", "kv?_.*proj.*", "v_proj", "o_proj")
 
 
 def samples() -> list[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, which of them carry loss) of seven samples, some longer than the models' window of 8."""
+    """Return (tokens, which carry loss) of seven samples, some longer than the models' window of 8."""
     random = np.random.default_rng(3)
     out = []
     for length in (17, 7, 11, 9, 13, 11, 20):
@@ -143,7 +145,7 @@ def samples() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def rows_of(groups: list[list[int]]) -> dict[str, np.ndarray]:
-    """A micro-batch with the samples of each group packed into one row; further rows are padding."""
+    """Pack each group's samples into a row of a micro-batch. The other rows are padding."""
     every = samples()
     out: dict[str, Any] = {
         name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "positions", "segment_ids")
@@ -166,12 +168,12 @@ PADDED = rows_of([[i] for i in range(7)])
 
 
 def with_splash(built: Any) -> Any:
-    """The model's Forward with splash attention in place of dot."""
+    """Return the model's Forward with splash attention."""
     return replace(built.forward, settings=replace(built.forward.settings, attention="splash"))
 
 
 def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[str, Any]], Any]:
-    """A micro-batch's loss, and its gradients in the adapters by path."""
+    """Return a function of a micro-batch's loss and its adapter gradients by path."""
     import jax
     from flax import nnx
 
@@ -197,7 +199,7 @@ def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[st
 
 
 def moved(built: Any) -> None:
-    """Gives B values, without which A's gradients are zero."""
+    """Give B random values, because A's gradients are zero otherwise."""
     import jax
     from flax import nnx
 
@@ -212,7 +214,7 @@ def moved(built: Any) -> None:
 
 
 def differ(one: Any, other: Any) -> tuple[float, float]:
-    """The differences of two losses, and the largest of their gradients."""
+    """Return the difference of two losses, and the largest difference of their gradients."""
     assert one[1].keys() == other[1].keys()
     return abs(one[0] - other[0]), max(float(np.abs(one[1][path] - other[1][path]).max()) for path in one[1])
 
@@ -241,7 +243,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
     "mistral": (partial(decoders.make, "mistral"), {"fsdp": 8, "tp": 1}, {"num_hidden_layers": 1}),
     "olmo3": (partial(decoders.make, "olmo3"), {"fsdp": 4, "tp": 2}, {}),
     "deepseek_v3": (partial(decoders.make, "deepseek_v3"), {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
-    # Samples of up to four chunks and a part.
+    # Samples of up to four whole chunks and a partial one.
     "llama4": (partial(decoders.make, "llama4"), {"fsdp": 4, "tp": 2}, {}),
 }
 

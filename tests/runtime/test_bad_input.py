@@ -1,4 +1,4 @@
-"""What train.py and merge.py say of a base checkpoint that is broken: one message, exit status 1."""
+"""Tests of the errors of train.py and merge.py for a broken checkpoint: one message, exit status 1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def put(name: str, content: bytes) -> Callable[[Path], Any]:
 
 
 def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
-    """Changes a JSON file."""
+    """Return a function that changes a JSON file."""
 
     def apply(folder: Path) -> None:
         fields = json.loads((folder / name).read_text())
@@ -52,12 +52,12 @@ def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path],
 
 
 def configure(**values: Any) -> Callable[[Path], Any]:
-    """Sets keys of the text model in config.json."""
+    """Return a function that sets keys of the text model in config.json."""
     return edit("config.json", lambda config: config["text_config"].update(values))
 
 
 def rewrite(name: str, change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], Any]:
-    """Changes the arrays of a safetensors file."""
+    """Return a function that changes the arrays of a safetensors file."""
 
     def apply(folder: Path) -> None:
         from safetensors.numpy import load_file, save_file
@@ -240,14 +240,14 @@ TOKENIZERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of both kinds of layers, in two files; nothing here is trained."""
+    """Write a model of both kinds of layers, in two files. Nothing is trained."""
     place = tmp_path_factory.mktemp("bad")
     artifacts.write_place(place)
     return place
 
 
 def said(place: Path, tmp_path: Path, change: Callable[[Path], Any], script: str, capsys: Any) -> str:
-    """What a script says of a copy of the model that was changed; MODEL stands for its folder."""
+    """Run a script on a changed copy of the model, and return its error with MODEL for the folder."""
     model = tmp_path / "model"
     shutil.copytree(place / "model", model)
     change(model)

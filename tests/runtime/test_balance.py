@@ -1,5 +1,8 @@
-"""How tokens spread over experts: the load-balancing loss against transformers, in float32, and what is said
-of the shares."""
+"""Tests of how tokens spread over experts.
+
+The load-balancing loss is compared with transformers in float32. The reported shares are compared with a
+plain count.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.runtime.references import reference, twenty_steps
 
 EXPERTS, PER_TOKEN = 7, 3
 WEIGHT = 0.3
-"""Of the load-balancing loss: far more than anyone takes, so that it shows in the gradients."""
+"""A weight of the load-balancing loss far above real ones, so that it shows in the gradients."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LAYERS = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 
@@ -33,7 +36,7 @@ def highest() -> Iterator[None]:
 
 
 def packed() -> dict[str, np.ndarray]:
-    """Rows of two samples and of padding, of another length in each."""
+    """Make rows of two samples and padding of different lengths."""
     one = training.packed_batch()
     ends = np.random.default_rng(1).integers(10, training.LENGTH + 1, training.ROWS)
     real = np.arange(training.LENGTH)[None] < ends[:, None]
@@ -79,8 +82,10 @@ def by_runtime(
 
 @pytest.mark.parametrize("rows", [pytest.param("padded", marks=pytest.mark.nightly), "packed"])
 def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path) -> None:
-    """On a mesh of 2 x 2 with layers recomputed, and on one device with blocks recomputed; and shares against
-    a plain count."""
+    """Compare losses, gradients and shares.
+
+    One mesh of 2 x 2 recomputes layers, and one device recomputes blocks.
+    """
     import torch
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
@@ -91,7 +96,7 @@ def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path)
     if rows == "padded":
         found = reference(model, one, output_router_logits=True)
         auxiliary = found.aux_loss
-    else:  # transformers tells samples apart by their positions, but only without a mask
+    else:  # transformers separates samples by their positions, but only without a mask
         inputs = {"input_ids": tensors["tokens"], "position_ids": tensors["positions"], "use_cache": False}
         found = model(**inputs, output_router_logits=True)
         auxiliary = load_balancing_loss_func(found.router_logits, EXPERTS, PER_TOKEN, real.long())
@@ -131,8 +136,10 @@ def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path)
 
 
 def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
-    """LoRA on attention, two micro-batches a step, whose mean is the step's; the first step's shares are
-    those of a plain count."""
+    """Train LoRA on attention with two micro-batches a step.
+
+    A step's loss is their mean. The first step's shares equal a plain count.
+    """
     model = make("qwen3_moe", tmp_path / "base", **LAYERS)
     count, auxiliary = np.zeros((2, EXPERTS)), []
     for part in range(2):
@@ -159,7 +166,7 @@ def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
 
 
 def test_neither_an_evaluation_nor_the_reference_of_dpo_counts(tmp_path: Path) -> None:
-    """An evaluation is the same program with the loss and without; of two passes one is counted."""
+    """Evaluate with the same program with and without the loss, and count only one of DPO's two passes."""
     import jax
     import optax
     from flax import nnx

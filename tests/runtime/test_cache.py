@@ -1,4 +1,4 @@
-"""Programs that an earlier process compiled."""
+"""Tests that a run uses programs that an earlier process compiled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps([events, outcome.loss]))
 
 
 def run(*arguments: Path) -> tuple[dict[str, int], float]:
-    """What jax counted in a run of one step, and the step's loss."""
+    """Run one step in a new process, and return jax's cache counters and the loss."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, *map(str, arguments)],
         cwd=ROOT,

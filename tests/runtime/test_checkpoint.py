@@ -1,4 +1,4 @@
-"""Opening checkpoints: layouts, and what is wrong with broken ones."""
+"""Tests of how checkpoints are opened: their layouts, and errors of broken ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gemma 4 in the multimodal layout, in several files."""
+    """Make a Gemma 4 in the multimodal layout, in several files."""
     target = tmp_path_factory.mktemp("gemma4")
     tiny.make_gemma4(target, shards=3, num_hidden_layers=2, hidden_size=32, intermediate_size=32)
     return target
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
-    """A copy that a test may break."""
+    """Copy the checkpoint, so that a test may break it."""
     return shutil.copytree(folder, tmp_path / "copy")
 
 
@@ -46,7 +46,7 @@ def open_and_verify(directory: Path) -> HFCheckpoint:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
-    """Rewrites a safetensors file with other arrays."""
+    """Rewrite a safetensors file with other arrays."""
     from safetensors.numpy import load_file
 
     arrays = load_file(path)

@@ -1,4 +1,4 @@
-"""The flags that a run gives libtpu."""
+"""Tests of the flags that a run gives to libtpu."""
 
 from __future__ import annotations
 

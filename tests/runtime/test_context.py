@@ -1,4 +1,4 @@
-"""Context parallelism: a row whose tokens are split over devices trains as it does on one device."""
+"""Tests of context parallelism: a row split over devices trains as on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime import decoders, training
 from tests.runtime.test_attention import LAYERS, PACKED, differ, loss_and_gradients, moved, with_splash
 
 TOLERANCE = 1e-5
-"""Of a loss of 6, and of gradients of up to 0.5, in float32."""
+"""For a loss of 6 and gradients of up to 0.5, in float32."""
 ALONE = {"fsdp": 1, "tp": 1}
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
     "gemma4, splash": (
@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
 
 @pytest.mark.parametrize("model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)])
 def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None:
-    """Packed rows of seven samples, some longer than the window: the loss, and LoRA's gradients."""
+    """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
     make, axes, splash = MODELS[model]
     make(tmp_path / "base")
     found = []

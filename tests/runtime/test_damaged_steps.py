@@ -1,4 +1,4 @@
-"""Checkpoints that a disk damaged: noticed, set aside, and passed over for the one before them."""
+"""Tests of damaged checkpoints: they are noticed, renamed, and skipped for the step before them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.runtime.surviving import error_of
 
 
 def flip(path: Path, place: int) -> None:
-    """Flips one bit of a file."""
+    """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
     content[place] ^= 4
     path.write_bytes(content)
 
 
 def data_file(step: Path, item: str = "model_params") -> Path:
-    """The largest file of arrays of a step."""
+    """Return the largest array file of a step."""
     return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_step_is_passed_over_for_the_one_before(
 def test_any_flipped_bit_is_noticed(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
-    """Orbax restores most of these without a word."""
+    """Flip bits that Orbax mostly restores without an error."""
     from recipec.runtime.checkpoints import resuming
 
     step = tmp_path / "checkpoints" / "10"

@@ -1,4 +1,4 @@
-"""Tokenizing in several processes, and tokenized data kept on disk: the same samples, whichever way."""
+"""Tests of tokenizing in several processes and of cached tokenized data: the samples are always the same."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_second_run_tokenizes_nothing(folder: Path, monkeypatch: pytest.Monkey
     again = prepared(folder, cache)
     assert equal(again, first)
     assert "malformed" in again.report.text() and again.report.text() == first.report.text()
-    # The order of an epoch is not what is kept, nor is how many may be unusable.
+    # The cache key includes neither the order of an epoch nor the limit of invalid rows.
     prepared(folder, cache, shuffle_seed=5, packing=True)
     with pytest.raises(UserError, match="max_invalid_ratio"):
         prepared(folder, cache, max_invalid_ratio=0.0)
@@ -208,7 +208,7 @@ def test_remote_files_are_told_apart_by_what_their_store_says(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text("other\n")
     second, _ = caching.key([with_time], data, how, tmp_path)
     assert first and second and first != second
-    # A store that says nothing but the size could hold anything.
+    # A store that reports only a file's size could hold other content of the same size.
     fsspec.filesystem("memory").pipe("/a.jsonl", b"one\n")
     key, reason = caching.key(["memory://a.jsonl"], data, how, tmp_path)
     assert key is None and "neither a checksum nor a time" in reason

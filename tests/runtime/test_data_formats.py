@@ -1,4 +1,4 @@
-"""Rows to conversations, text and preferences: what each format accepts, and why a row is left out."""
+"""Tests of how rows become conversations, text and preferences, and of why a row is left out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PARSED = [
 def parse(format: str, row: dict[str, Any], **fields: str) -> ParsedSample:
     before = copy.deepcopy(row)
     parsed = parse_row(format, "a:1", row, fields)
-    assert row == before  # a transform's own row, or another reader's, is not changed
+    assert row == before  # parsing does not change a row that a transform or another reader still uses
     return parsed
 
 
@@ -80,7 +80,7 @@ def test_both_spellings_of_a_conversation_are_one(row: dict[str, Any]) -> None:
 
 
 def test_the_messages_are_what_templates_expect() -> None:
-    """Qwen's template, which TRL ships, writes the call of either spelling as a tool call."""
+    """Render with Qwen's template from TRL: it writes both spellings of a call as a tool call."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     row = parse("chat", SHAREGPT)
@@ -90,7 +90,7 @@ def test_the_messages_are_what_templates_expect() -> None:
 
 
 def test_nulls_of_column_formats_are_no_keys() -> None:
-    """Arrow gives each message every key that any message has."""
+    """Ignore nulls: Arrow gives each message every key that any message has."""
     call = {
         "id": None,
         "type": "function",
@@ -130,7 +130,7 @@ def test_a_sharegpt_system_column_becomes_the_first_turn() -> None:
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     assert parse("chat", {"conversations": turns, "system": "s"}).messages == chat("a", "b", system="s")
     assert parse("chat", {"conversations": turns, "system": ""}).messages == chat("a", "b")
-    # Beside OpenAI's messages the column may be anything.
+    # Next to OpenAI's messages, this column may hold anything.
     assert parse("chat", {"messages": chat("a", "b"), "system": "linux"}).messages == chat("a", "b")
 
 

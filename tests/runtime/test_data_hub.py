@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, without the hub: the library's cache, and its answers."""
+"""Tests of data sets of the Hugging Face hub, offline: the library's cache, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which characters and tokens carry loss, under templates that real models ship."""
+"""Tests of which characters and tokens carry loss, with the templates of real models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_gemma4_the_answers_and_their_end_carry_loss() -> None:
         "<|turn>user\nAnd now?<turn|>\n<|turn>model\nGood bye<turn|>\n"
     )
     assert tokenizer().decode(made.tokens[made.targets]) == "Hi there<turn|>Good bye<turn|>"
-    # One <bos>: the template's.
+    # One <bos>, which the template writes.
     assert list(made.tokens).count(tokenizer().bos_token_id) == 1
 
 
@@ -100,7 +100,7 @@ def test_prefixes_agree_with_markers() -> None:
 
 
 def test_gpt_oss_learns_its_channels_and_of_earlier_turns_the_text() -> None:
-    """Only the last turn ends as its generation does; a generation prompt says no channel."""
+    """Only the last turn ends as in generation. A generation prompt names no channel."""
     special = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 
     def spans(messages: list, tools: Any = None, loss_on: str = "assistant") -> tuple[list[str], bool]:
@@ -124,7 +124,7 @@ def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
     renderer = Renderer.of(tokenizer(), published("qwen3"), "assistant")
     rendered = renderer.render(messages)
     assert rendered.substituted
-    # Qwen 3 strips what the first turn thought, and gives the last an empty thought to write.
+    # Qwen 3 removes the first turn's reasoning, and writes an empty one into the last turn.
     assert "hm" not in rendered.text
     assert [rendered.text[a:b] for a, b in rendered.spans] == [
         "Hi there<|im_end|>",
@@ -144,7 +144,7 @@ def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        # The generation prompt does not begin the turn, and the turn is written twice, changed, or not ended.
+        # The generation prompt does not begin the turn; or the turn is written twice, changed, or not ended.
         (
             "{% for m in messages %}{{ m.content + m.content + '<turn|>' }}{% endfor %}"
             "{% if add_generation_prompt %}>{% endif %}",
@@ -199,7 +199,7 @@ def test_a_token_across_the_border_is_refused_not_guessed() -> None:
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
 def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
-    # " the" is one token; the prompt ends in the space, so the token is half prompt.
+    # " the" is one token. The prompt ends in the space, so that half of the token belongs to the prompt.
     template = "{% for m in messages %}{{ m.role + ': ' + m.content + '<turn|>' }}{% endfor %}"
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
     swallowing = tokenizer(GEMMA4, trim_offsets)
@@ -232,7 +232,7 @@ def learned(template: str, messages: list, tools: Any = None, loss_on: str = "as
 
 
 def test_gemma4s_tool_calls_are_learned_and_end_for_the_response() -> None:
-    """The response is not the model's to write; the call and what it stops with are."""
+    """Train on the call and its stop token, but not on the tool's response."""
     assert learned(published("gemma4"), CALL, TOOLS) == [
         '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
         "It is sunny in Rome.<turn|>",
@@ -272,10 +272,10 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
         ),
         ("qwen3", [*chat("Hello"), THOUGHT], None, ()),
         ("qwen2_5", [*chat("Hello"), THOUGHT], None, ("reasoning_content",)),
-        # Earlier turns' reasoning is left out, as the template means it; that of all turns is not.
+        # Dropping the reasoning of earlier turns is intended. Dropping that of all turns is reported.
         ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?"), THOUGHT], None, ()),
         ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?", "Hi")], None, ("reasoning_content",)),
-        # A tool's name stands in its call; ids, numbers and what is empty say nothing.
+        # A tool's name appears in its call. Ids, numbers and empty values are not reported.
         (
             "qwen2_5",
             [*chat("a"), {"role": "tool", "content": "b", "name": "look", "tool_call_id": "x"}],
@@ -389,7 +389,7 @@ def test_plain_text_whose_prompt_and_completion_share_a_token_is_reported() -> N
 
 
 def test_bytes_of_one_letter_belong_together() -> None:
-    """A tokenizer that falls back to bytes writes four tokens for one character of the text."""
+    """Use a tokenizer with byte fallback, which writes four tokens for one character."""
     from tokenizers import Tokenizer, models
 
     pieces = ["<unk>", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -410,7 +410,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     made, report = encoded(rows, GEMMA4, format="text", loss_on="all", max_length=20, overlong="drop")
     assert (len(made), report.empty.count, report.overlong.count) == (1, 1, 1)
     assert made.origin(0) == "x:2"
-    # What the assistant writes is nothing but what the template cuts away.
+    # The template strips everything that the assistant writes.
     blank = "{% for m in messages %}{{ m.role }}{% generation %}{{ ' ' if m.role == 'assistant' }}"
     blank += "{% endgeneration %}{% endfor %}"
     first = ParsedSample("x:4", [{"role": "assistant", "content": "a"}])

@@ -1,4 +1,4 @@
-"""Sources of several formats in one run: each is read, renamed and masked as if it stood alone."""
+"""Tests of sources of several formats in one run: each is read, renamed and masked as if it were alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_each_source_is_read_as_if_it_stood_alone(folder: Path) -> None:
     texts = [tokenizer().decode(sample.tokens) for sample in whole.samples]
     assert "BROWN 3" in texts[9 + 8 + 2] and "<|turn>" not in texts[9 + 8 + 2]
     assert ["<|turn>fox\n" in text for text in texts] == [False] * (9 + 8 + 5) + [True] * 7
-    # A conversation of two answers: both carry loss in the first source, one in the last.
+    # A conversation with two answers: both carry loss in the first source, and one in the last.
     first, last = whole.samples[0].targets, whole.samples[9 + 8 + 5].targets
     assert [np.count_nonzero(np.diff(each.astype(int)) == 1) for each in (first, last)] == [2, 1]
 
@@ -140,7 +140,7 @@ def test_processes_know_which_source_a_row_is_from(folder: Path, monkeypatch: py
 
 
 def test_templates_of_sources_are_enough_where_the_tokenizer_has_none(folder: Path) -> None:
-    bare = copy.deepcopy(tokenizer())  # which all tests share
+    bare = copy.deepcopy(tokenizer())  # all tests share the original
     bare.chat_template = None
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
     own = tuple(Source("more.jsonl", chat_template=OTHER) if one == "chats.jsonl" else one for one in SOURCES)

@@ -1,4 +1,4 @@
-"""Sources drawn by temperature, and epochs from short to long: what an epoch has, and a resumed run."""
+"""Tests of sampling by temperature and of epochs from short to long, also in a resumed run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL = ("a.jsonl", "b.jsonl", "c.jsonl")
 
 @pytest.mark.parametrize(
     ("temperature", "expected"),
-    # 100 x sizes ** (1 / T) over their sum, worked out by hand: 9.487, 3 and 1 of 13.487 for T = 2.
+    # 100 x sizes ** (1 / T) over their sum, computed by hand: 9.487, 3 and 1 of 13.487 for T = 2.
     [(1.0, [90, 9, 1]), (2.0, [70, 22, 7]), (1e9, [33, 33, 33]), (0.5, [99, 1, 1]), (1e-3, [100, 1, 1])],
 )
 def test_a_temperature_says_how_much_of_each_source_an_epoch_has(
@@ -39,7 +39,7 @@ def test_a_temperature_says_how_much_of_each_source_an_epoch_has(
         assert [sum(n for o, n in lines.items() if o.startswith(name[0])) for name in ALL] == expected
         for name, size in zip(ALL, (90, 9, 1), strict=True):
             times = [lines[f"{name}:{i + 1}"] for i in range(size)]
-            assert max(times) - min(times) <= 1  # all of a source before any of it once more
+            assert max(times) - min(times) <= 1  # each row of a source comes once before any comes again
 
 
 def test_sources_without_samples_have_no_part() -> None:
@@ -62,7 +62,7 @@ def test_a_curriculum_goes_from_short_to_long_in_each_epoch(folder: Path, seed: 
         lengths = [n for b in batches for n in (b["segment_ids"] > 0).sum(1).tolist() if n]
         assert len(lengths) == 100 and lengths == sorted(lengths)
         orders.append([o for i in range(epoch * size, (epoch + 1) * size) for o in run.origins(i)])
-    # Equally long ones come in another order, where there is a seed.
+    # A seed changes the order of samples of equal length.
     assert (orders[0] == orders[1]) == (seed is None) and sorted(orders[0]) == sorted(orders[1])
 
 

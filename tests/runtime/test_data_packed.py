@@ -1,4 +1,4 @@
-"""Packed rows train as padded ones do: the same loss and gradients, sample for sample."""
+"""Tests that packed rows train as padded rows: the same loss and gradients for each sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def one_step(folder: Path, packing: bool) -> PreparedData:
-    """All samples in one micro-batch of as many rows as samples; most are empty when they are packed."""
+    """Put all samples into one micro-batch with as many rows. With packing, most rows are empty."""
     data = DataSettings(train=("train.jsonl",), max_length=LENGTH, packing=packing)
     train = TrainSettings(epochs=1, global_batch_size=SAMPLES, micro_batch_size=1)
     prepared = prepare(data, train, SAMPLES, tokenizer(), folder, vocabulary=512)
@@ -37,7 +37,7 @@ def one_step(folder: Path, packing: bool) -> PreparedData:
 
 
 def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], tuple[float, dict[str, Any]]]:
-    """The trainer's loss of a micro-batch, and the gradient of every adapter by its path."""
+    """Return a function of the trainer's loss of a micro-batch, and of all adapter gradients by path."""
     import jax
     from flax import nnx
 
@@ -83,7 +83,7 @@ def test_packed_and_padded_rows_have_one_loss_and_one_gradient(tmp_path: Path, m
         assert np.abs(gradient).max() > 1e-4 or "lora_b" in name, name
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-5, err_msg=name)
 
-    # One sample that sees its neighbor is seen by both.
+    # Let each sample attend to its neighbors in the row.
     leaking = packed.micro_batch(0)
     leaking["segment_ids"] = (leaking["segment_ids"] > 0).astype(np.int32)
     loss, _ = run(leaking)

@@ -1,4 +1,4 @@
-"""Packing: every sample once, within the capacity, in a number of rows that the order does not change."""
+"""Tests of packing: every sample once, within the capacity, in a number of rows that no order changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_packing_holds_each_sample_once_and_makes_no_row_too_long(seed: int) -> 
     assert sorted(i for row in rows for i in row) == sorted(order)
     assert all(0 < sum(lengths[i] for i in row) <= capacity for row in rows)
     assert len(rows) == len(pack(lengths, capacity, range(len(lengths))))
-    # No two rows would have fitted into one, so at most one is half empty.
+    # No two rows fit into one, so that at most one row is half empty.
     used = sorted(sum(lengths[i] for i in row) for row in rows)
     assert len(used) < 2 or used[0] + used[1] > capacity
 
@@ -28,7 +28,7 @@ def test_packing_holds_each_sample_once_and_makes_no_row_too_long(seed: int) -> 
 def test_packing_takes_the_fullest_row_that_has_room() -> None:
     assert list(pack([3, 7, 5, 5, 2], 10, range(5))) == [(1, 0), (2, 3), (4,)]
     assert list(pack([3, 7, 5, 5, 2], 10, [4, 3, 2, 1, 0])) == [(1, 0), (3, 2), (4,)]
-    # Into the fullest row with room, not the first.
+    # Packing uses the fullest row with room, not the first.
     assert list(pack([6, 8, 2], 10, range(3))) == [(1, 2), (0,)]
 
 

@@ -1,4 +1,4 @@
-"""From files to micro-batches: contents, order, norms, resumption, and what is refused."""
+"""Tests from files to micro-batches: contents, order, norms, resumption and errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_micro_batches_have_the_agreed_form(folder: Path, packing: bool) -> None
             starts = np.flatnonzero(np.diff(segments[:used], prepend=0))
             for start, end in pairwise([*starts.tolist(), used]):
                 assert positions[start:end].tolist() == list(range(end - start))
-            # The first token of a sample has nothing before it to be predicted from.
+            # A sample's first token has no token before it to predict it from.
             assert not batch["loss_mask"][r][starts].any()
             assert not batch["loss_mask"][r][used:].any()
             assert not batch["tokens"][r][used:].any()  # <pad> is 0
@@ -122,7 +122,7 @@ def test_a_resumed_run_sees_what_it_would_have_seen(folder: Path, packing: bool)
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_norm_by_tokens_makes_a_step_the_mean_over_its_targets(folder: Path, packing: bool) -> None:
-    """The mean over a window of summed loss / norm is the window's mean loss of a target."""
+    """Check that the mean of summed loss / norm over a window is the window's mean loss of a target."""
     run = prepared(folder, rows=2, batch=8, packing=packing)
     loss = np.random.default_rng(0).random((2, 96))
     for step in range(run.total_steps):
@@ -133,7 +133,7 @@ def test_norm_by_tokens_makes_a_step_the_mean_over_its_targets(folder: Path, pac
 
 
 def test_norm_by_micro_batches_makes_a_step_the_mean_of_means(folder: Path) -> None:
-    """The mean over a window is the mean of its micro-batches' means; empty ones do not count."""
+    """Check that a window's mean is the mean of its micro-batches' means. Empty ones do not count."""
     run = prepared(folder, rows=2, batch=16, loss_normalization="micro_batches")
     loss = np.random.default_rng(0).random((2, 96))
     empty = 0
@@ -144,7 +144,7 @@ def test_norm_by_micro_batches_makes_a_step_the_mean_of_means(folder: Path) -> N
         empty += 8 - len(full)
         assert all(b["norm"] > 0 for b in window)
         assert mean == pytest.approx(np.mean([loss[b["loss_mask"]].mean() for b in full]), rel=1e-6)
-    assert empty  # 53 rows in windows of 16 leave three micro-batches of each epoch's last one empty
+    assert empty  # 53 rows in windows of 16 leave three micro-batches of each epoch's last window empty
 
 
 def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
 
 
 def test_evaluation_of_several_sources_tells_each_ones_mean(folder: Path) -> None:
-    """Of packed rows too: the loss of a token is its own here, wherever it lies."""
+    """Give each token its own loss, at any place in packed rows too."""
     table = np.random.default_rng(0).random(2000)
     (folder / "more").mkdir()
     write(folder / "more" / "eval.jsonl", conversations(23, seed=2))
@@ -213,7 +213,7 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
     assert dropped.overlong.first[0].origin == "long.jsonl:1"
     run = prepared(folder, train=(name,), overlong="truncate", rows=1, batch=1, epochs=1)
     cut = run.report.train
-    # The second row's targets lie beyond the cut.
+    # The second row's targets are behind the cut.
     assert (cut.kept, cut.overlong.count, cut.truncated, cut.longest) == (2, 1, 1, 96)
     assert "no target is left" in cut.overlong.first[0].reason
     assert max(len(piece) for batch in run.batches() for piece in pieces(batch)) == 96
@@ -353,7 +353,7 @@ def test_a_template_is_the_same_as_text_and_as_a_file(folder: Path) -> None:
 def test_processes_have_together_what_one_would(
     folder: Path, packing: bool, shares: list[tuple[int, ...]]
 ) -> None:
-    """Each builds its own rows alone; processes between which a weight is cut build the same ones."""
+    """Let each process build only its own rows. Processes that share a sharded weight build the same rows."""
     run = prepared(folder, packing=packing, eval=("eval.jsonl",))
     assert run.rows == 4
     own = [list(run.batches(rows=share)) for share in shares]
@@ -376,7 +376,7 @@ def test_the_state_names_the_data(folder: Path) -> None:
     assert json.loads(json.dumps(state)) == state
     assert state["rows"] == 3 * run.schedule.rows_per_step and state["fingerprint"] == run.fingerprint
     assert prepared(folder).fingerprint == run.fingerprint
-    # Another size of the micro-batch visits the same samples in the same order.
+    # Another micro-batch size visits the same samples in the same order.
     assert prepared(folder, rows=2).state(3) == state
     for other in ({"max_length": 95}, {"shuffle_seed": 1}, {"packing": True}, {"loss_on": "all"}):
         assert prepared(folder, **other).fingerprint != run.fingerprint
@@ -399,7 +399,7 @@ def test_a_micro_batch_can_be_traced_to_its_rows(folder: Path, packing: bool) ->
 
 
 def drawn(run: PreparedData, epoch: int) -> Counter:
-    """How often each source line is in an epoch."""
+    """Count the source lines of an epoch."""
     size = run.steps_per_epoch * run.accumulation
     return Counter(o for i in range(epoch * size, (epoch + 1) * size) for o in run.origins(i))
 
@@ -415,7 +415,7 @@ def test_weights_say_how_often_a_source_is_drawn(folder: Path, packing: bool) ->
         assert sum(o.startswith("train") for o in counts) == 53
         part = {o for o in counts if o.startswith("eval")}
         assert all(counts[o] == 1 for o in part)
-        # Half of 11, but for what would not have fitted into as many rows as the first epoch's.
+        # Half of 11 samples, without those that do not fit into as many rows as the first epoch's.
         assert len(part) == 6 if not packing else 4 <= len(part) <= 6
         other.append(part)
     assert len(set(map(frozenset, other))) > 1

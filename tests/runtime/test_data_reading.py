@@ -1,4 +1,4 @@
-"""Reading sources: every kind of file and data set gives the same rows, and says what is wrong with it."""
+"""Tests of reading sources: every kind of file and data set gives the same rows, and clear errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_kind_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
     assert rows[-1].origin.startswith(last)
     assert len({row.origin for row in rows}) == 50
     assert (source.read, source.malformed.count, source.removed) == (50, 0, 0)
-    # Read again, it counts again.
+    # A second reading counts again.
     assert len(list(source)) == source.read == 50
 
 
@@ -134,7 +134,7 @@ def test_a_list_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
     read = list(reader("a.json", tmp_path, format="text"))
     assert [row.completion for row in read] == [row["text"] for row in rows]
-    # An item spans three lines of the file, the first of which is the second line.
+    # An item spans three lines of the file, starting at the second line.
     assert [row.origin for row in read] == [f"a.json:{2 + 3 * i}" for i in range(20)]
 
 
@@ -172,7 +172,7 @@ def test_offenders_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
 
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
-    """What comes after the rows that are asked for is not read: a preview of a large file is quick."""
+    """Read no further than the requested rows, so that a preview of a large file is fast."""
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, nonsense')
     rows = iter(reader("a.json", tmp_path, format="text"))
     assert [next(rows).completion, next(rows).completion] == ["a", "b"]
@@ -335,7 +335,7 @@ def test_what_cannot_be_read_as_data_is_one_sentence(
 
 
 class Closed:
-    """A file system whose every answer is an exception, as of a bucket that may not be read."""
+    """A file system that answers with an exception, as a bucket without permission does."""
 
     protocol = "closed"
     error: Exception

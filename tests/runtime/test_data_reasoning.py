@@ -1,4 +1,4 @@
-"""What becomes of reasoning, with the templates that Qwen 3, Qwen 3.6 and Gemma 4 are published with."""
+"""Tests of reasoning in rows, with the published templates of Qwen 3, Qwen 3.6 and Gemma 4."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LARGE = published("gemma4").replace(
     "{{- '<|turn>model\\n' -}}\n    {%- if not enable_thinking | default(false) -%}"
     "{{- '<|channel>thought\\n<channel|>' -}}{%- endif -%}\n    {%- endif -%}\n{%- endif -%}",
 )
-"""Gemma 4's larger models prompt with an empty thought where they are not to think."""
+"""For no thinking, Gemma 4's larger models prompt with an empty thought."""
 assert "channel>thought\\n<channel|>" in LARGE
 
 
 def learned(
     template: str, messages: list[dict[str, Any]], reasoning: str | None, loss_on: Any = "assistant"
 ) -> Any:
-    """The text, and what of it carries loss; or why the sample is left out."""
+    """Return the parts of the text that carry loss, or why the sample is left out."""
     text = template if "{" in template else published(template)
     data = DataSettings(train=(), max_length=512, packing=False, loss_on=loss_on, reasoning=reasoning)
     encoder = Encoder(coding(tokenizer(), text, data, None))
@@ -59,7 +59,7 @@ def learned(
     [
         ("qwen3", "last_assistant", "keep", ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]),
         ("qwen3", "assistant", "drop", ["Hi there<|im_end|>", f"{EMPTY}Good bye<|im_end|>"]),
-        # The prompt of a model that is told not to think has the empty thought already.
+        # The prompt of a model without thinking already has the empty reasoning.
         ("qwen3", "assistant", "empty", ["Hi there<|im_end|>", "Good bye<|im_end|>"]),
         (
             *("qwen3_6", "assistant", "keep"),
@@ -93,7 +93,7 @@ def test_reasoning_is_kept_dropped_or_empty_whatever_it_is_called(
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
 def test_empty_is_what_a_model_that_is_told_not_to_think_is_prompted_with(name: str) -> None:
-    """Against transformers' own rendering of the prompt."""
+    """Compare with transformers' own rendering of the prompt."""
     using = tokenizer(published(name))
     prompt = using.apply_chat_template(
         chat("Hello", "Hi there", "And now?"),

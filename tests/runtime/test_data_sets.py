@@ -1,4 +1,4 @@
-"""The data sets that ship with the project."""
+"""Tests of the data sets that ship with the project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_shipped_data_has_rows_that_train_and_none_twice(
     questions = [
         json.dumps([m for m in row.messages if m["role"] != "assistant"]) for row in rows + evaluation
     ]
-    assert len(set(questions)) == len(questions)  # nothing twice, and nothing of eval in train
+    assert len(set(questions)) == len(questions)  # no duplicates, and no overlap of eval and train
     assert all(m["content"].isascii() for row in rows + evaluation for m in row.messages)
 
 

@@ -1,4 +1,4 @@
-"""Rows held out for evaluation, held against the `datasets` library, and sources that are cut off."""
+"""Tests of rows held out for evaluation, against the `datasets` library, and of truncated sources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def settings(*sources: str | Source, **given: Any) -> DataSettings:
 
 
 def parts(data: DataSettings, folder: Path) -> tuple[list[str], list[str]]:
-    """The texts that are trained on, and those that are evaluated on."""
+    """Return the texts for training, and those for evaluation."""
     train, evaluated = splits(data, folder)
     assert evaluated is not None
     first, second = (
@@ -57,7 +57,7 @@ def parts(data: DataSettings, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def librarys(texts: list[str], fraction: float, seed: int) -> tuple[list[str], list[str]]:
-    """The same of datasets' train_test_split, in the order of the sources."""
+    """Return the same split by datasets' train_test_split, in the order of the sources."""
     whole = datasets.Dataset.from_dict({"number": range(len(texts))})
     split = whole.train_test_split(test_size=fraction, seed=seed)
     return [texts[i] for i in sorted(split["train"]["number"])], [
@@ -94,7 +94,7 @@ def test_limits_come_before_the_choice(folder: Path) -> None:
 
 
 def test_rows_that_are_left_out_later_take_part_in_the_choice(folder: Path) -> None:
-    """So a row that is repaired, or a transform that is changed, moves no other row."""
+    """Check that a repaired row or a changed transform moves no other row."""
     whole = parts(settings("a.jsonl"), folder)
     lines = (folder / "a.jsonl").read_text().splitlines()
     lines[4] = "nonsense"
@@ -189,7 +189,7 @@ def test_a_run_trains_on_the_rest_and_evaluates_on_what_is_held_out(chats: Path)
     assert origins(prepared) == sorted(f"chats.jsonl:{i}" for i in range(1, 24) if i not in held_out)
     assert prepared.report.train.read == 18
     assert prepared.report.eval is not None and prepared.report.eval.read == prepared.report.eval.kept == 5
-    # The evaluation is the same as of a file with those rows alone, in order.
+    # A file with only these rows, in order, gives the same evaluation.
     lines = (chats / "chats.jsonl").read_text().splitlines(keepends=True)
     (chats / "held-out.jsonl").write_text("".join(lines[i - 1] for i in held_out))
     alone = run(chats, eval=("held-out.jsonl",), eval_fraction=None)

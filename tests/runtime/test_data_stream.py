@@ -1,4 +1,4 @@
-"""Streams of training data: the same batches on every mesh and after a kill, bounded memory, bad rows."""
+"""Tests of streamed training data: equal batches on every mesh and after a kill, bounded memory, bad rows."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def lines(count: int, seed: int) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of shards of every kind whose place a stream has to find again: 4 x 23 rows."""
+    """Write shards of every seekable kind: 4 x 23 rows."""
     place = tmp_path / "shards"
     place.mkdir()
     plain, packed, pressed = lines(23, 1), lines(23, 2), lines(23, 3)
-    # A byte order mark and blank lines are no rows, and count as lines and bytes.
+    # A byte order mark and blank lines are no rows, but count as bytes and lines.
     (place / "a.jsonl").write_text("\ufeff" + "\n\n".join(plain) + "\n", encoding="utf-8")
     (place / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(packed).encode()))
     (place / "c.jsonl.zst").write_bytes(pa.compress("\n".join(pressed).encode(), codec="zstd", asbytes=True))
@@ -62,7 +62,7 @@ def origins(run: PreparedData) -> list[str]:
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_pass_has_every_row_once(folder: Path, packing: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """92 rows in windows of 23: four windows are a pass, whose order is another in the next."""
+    """Read 92 rows in windows of 23: a pass has four windows, and the next pass has another order."""
     run = streamed(folder, stream_window=23, packing=packing, batch=4, steps=60)
     drawn = origins(run)
     first, second = drawn[:92], drawn[92:184]
@@ -102,7 +102,7 @@ def test_a_run_goes_on_after_every_step_as_it_would_have(folder: Path, settings:
     run = streamed(folder, **settings)
     whole = list(run.batches())
     for step in (1, 5, 11):
-        # As a checkpoint has it.
+        # As in a checkpoint.
         state = json.loads(
             json.dumps(streamed(folder, **settings).state(step) if step == 5 else run.state(step))
         )
@@ -123,7 +123,7 @@ def test_going_on_reads_one_window_and_no_shard_before_it(
 
     def noted(seen: list[str], real: Any) -> Any:
         def call(first: Any, *rest: Any) -> Any:
-            # The window behind is read in a thread of its own.
+            # Another thread reads the next window.
             if threading.current_thread() is threading.main_thread():
                 seen.append(str(first))
             return real(first, *rest)
@@ -133,7 +133,7 @@ def test_going_on_reads_one_window_and_no_shard_before_it(
     monkeypatch.setattr(shards, "read_file", noted(opened, shards.read_file))
     monkeypatch.setattr(text_files, "record", noted(parsed, text_files.record))
     streamed(folder, state, batch=4)
-    # At most two shards have rows in a window, and no row of JSON before it is parsed.
+    # A window has rows of at most two shards, and no earlier JSON row is parsed.
     assert 1 <= len(opened) <= 2 and len(parsed) <= 20
 
 
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_stream(folder: Path, monkeypatch: pytest.
     for _ in run.batches():
         pass
     windows = run.state(200)["window"]["number"]
-    # The first, those held, the one that is read ahead, and one on its way.
+    # The first window, the held ones, the one that is read ahead, and one in transfer.
     assert windows > 50 and most <= stream.HELD + 3
 
 
@@ -190,7 +190,7 @@ def test_bad_rows_are_told_as_they_come_and_too_many_stop_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = lines(60, 1)
-    rows[0], rows[29], rows[59] = "{", '{"messages": 3}', "[]"  # the first, the middle, the last of the file
+    rows[0], rows[29], rows[59] = "{", '{"messages": 3}', "[]"  # the first, middle and last row of the file
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     run = streamed(
         tmp_path, train=("a.jsonl",), stream_window=20, packing=False, batch=4, shuffle_seed=None, steps=14

@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them."""
+"""Tests that chat templates render as in transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
 
 
 class Fixed(datetime.datetime):
-    """A clock that stands where the project's templates have it."""
+    """A clock fixed at the date of the project's templates."""
 
     @classmethod
     def now(cls, tz: Any = None) -> Fixed:
@@ -115,7 +115,7 @@ def test_a_template_cannot_reach_the_machine() -> None:
     ],
 )
 def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In time, in what it writes, and in what it makes of a few characters."""
+    """Limit a template's time, its output, and what a few characters expand to."""
     monkeypatch.setattr("recipec.runtime.data.template.RENDER_SECONDS", 0.5)
     with pytest.raises(TemplateRefusal):
         ChatTemplate(source, {}).render(chat("Hello"))

@@ -1,4 +1,4 @@
-"""Loading a checkpoint's tokenizer: with its template, and no larger than the model's embeddings."""
+"""Tests of how a checkpoint's tokenizer is loaded: with its template, and no larger than the embeddings."""
 
 from __future__ import annotations
 

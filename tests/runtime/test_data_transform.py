@@ -1,4 +1,4 @@
-"""data.transform: the user's own function, and how its mistakes are told."""
+"""Tests of data.transform: the user's function, and errors in it."""
 
 from __future__ import annotations
 
@@ -169,6 +169,6 @@ def test_a_function_that_cannot_be_had_is_refused_with_the_reason(
 
 
 def test_leaving_is_a_mistake_like_others(tmp_path: Path) -> None:
-    """A call of exit() must not end a training as if it had succeeded."""
+    """Report exit(), so that it does not end a training as if it had succeeded."""
     error = error_of(tmp_path, "prepare.py:f", file="def f(row):\n    exit(0)\n")
     assert error.message == "prepare.py:2: data.transform fails on a.jsonl:1: SystemExit: 0"

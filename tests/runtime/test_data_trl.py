@@ -1,4 +1,4 @@
-"""Token ids and targets against what TRL's SFTTrainer makes of the same rows."""
+"""Tests of token ids and targets against TRL's SFTTrainer on the same rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtime.tool_calls import CALL, TOOLS
 
 
 def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
-    """Token ids and targets of each row, without packing."""
+    """Return the token ids and targets of each row, without packing."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(
         **{
@@ -34,12 +34,12 @@ def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: An
 
 
 def theirs(rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
-    """The same by SFTTrainer; the first token's label is left out, as its loss leaves it out."""
+    """Return SFTTrainer's token ids and targets, without the first token's label, which its loss ignores."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     config = SFTConfig(output_dir="unused", max_length=2048, bf16=False, report_to=[], **settings)
-    # What _prepare_dataset reads of a trainer; the constructor would load a model.
+    # The attributes that _prepare_dataset reads. The trainer's constructor would load a model.
     trainer = SimpleNamespace(
         _tokenizer=tokenizer(),
         chat_template=template,
@@ -69,7 +69,7 @@ def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) 
     text = published(template)
     rows = [{"messages": CALL, "tools": TOOLS}]
     found = ours(tmp_path, rows, text)
-    # As JSON text, since a column of tables would fill every schema's gaps with nulls.
+    # Tools are JSON text, because a column of tables would fill each schema's gaps with nulls.
     assert found == theirs([{"messages": CALL, "tools": json.dumps(TOOLS)}], text, assistant_only_loss=True)
     ((tokens, targets),) = found
     learned = tokenizer().decode([t for t, target in zip(tokens, targets, strict=True) if target])

@@ -1,4 +1,4 @@
-"""Which messages carry loss: by role, by weight, and tool calls with their results."""
+"""Tests of which messages carry loss: by role, by weight, and tool calls with their results."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ MISTRAL = """
 {%- endif %}
 {%- endfor %}
 """
-"""Calls, results and the place of the tools as Mistral's templates of 2024 and 2025 have them, in few lines
-written here: TRL, from which the others come, ships none of Mistral's. What is tested of it below was seen to
-hold for the template that Mistral Nemo was published with, too, but for its spaces."""
+"""A short template of our own with calls, results and tools as in Mistral's templates of 2024 and 2025.
+
+The other templates come from TRL, which ships none of Mistral's. What the tests below check was also seen
+with Mistral Nemo's published template, except for its spaces.
+"""
 
 SPECIAL = (
     *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -100,7 +102,7 @@ ANSWERS = ("It is sunny in Rome.", "It rains.")
 @pytest.mark.parametrize(
     ("template", "calls", "ends", "results"),
     [
-        # Qwen 3 leaves the first question's reasoning out; before the last answer alone an empty one stands.
+        # Qwen 3 drops the first question's reasoning, and writes an empty one only before the last answer.
         ("qwen3", (QWEN.format("Rome"), QWEN.format("Bern")), "<|im_end|>", ("sunny", '{"sky": "rainy"}')),
         ("qwen2_5", (QWEN.format("Rome"), QWEN.format("Bern")), "<|im_end|>", ("sunny", '{"sky": "rainy"}')),
         (
@@ -174,7 +176,7 @@ def test_of_all_tokens_those_of_weight_0_carry_no_loss_whoever_speaks() -> None:
 
 
 def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> None:
-    """Weights in quotes, between 0 and 1, and in lists; roles that are missing, lists and unknown."""
+    """Try weights in quotes, between 0 and 1 and in lists; and missing, listed and unknown roles."""
     said = {"role": "user", "content": "hello"}
     odd: list[Any] = [
         [said, {"role": "assistant", "content": "fox", "train": "0"}],
@@ -219,7 +221,7 @@ def test_an_unhashable_role_in_loss_on_is_not_known(tmp_path: Path) -> None:
 
 
 def test_calls_without_the_ids_that_a_template_takes_get_them_by_the_help(tmp_path: Path) -> None:
-    """No ids, OpenAI's of other lengths, two calls at once, and results in another order."""
+    """Try missing ids, OpenAI's ids of other lengths, two calls at once, and results in another order."""
 
     def talk(*ids: str | None) -> list[dict[str, Any]]:
         calls = [{**CALL[1]["tool_calls"][0], **({"id": one} if one else {})} for one in ids]

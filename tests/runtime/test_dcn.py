@@ -1,4 +1,4 @@
-"""The axis over slices: the batch is split over it, and what is computed is what one slice computes."""
+"""Tests of the axis over slices: the batch is split over it, and the results equal those of one slice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 ONE_SLICE = {"fsdp": 8, "tp": 1}
 ONE_DEVICE = {"fsdp": 1, "tp": 1}
 TOLERANCE = 1e-5
-"""Of float32 sums in another order, against the largest gradient of an array."""
+"""For float32 sums in another order, relative to the largest gradient of an array."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss of a packed micro-batch, and the gradients of what is trained by path."""
+    """Return the loss of a packed micro-batch, and the trained arrays' gradients by path."""
     import jax
     import optax
     from flax import nnx
@@ -40,7 +40,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
 
     mesh, built = training.build(directory, axes, seed=1, **options)
     for number, path in enumerate(sorted(training.arrays(built.model))):
-        if path.endswith("lora_b"):  # zero at first, so that the gradients of lora_a would be
+        if path.endswith("lora_b"):  # zero at first, which would make the gradients of lora_a zero
             _randomized(built.model, path, number)
     settings = TrainSettings(steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
     with mesh:
@@ -92,7 +92,7 @@ def same(found: tuple[float, dict[str, np.ndarray]], wanted: tuple[float, dict[s
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "all weights"])
 def test_slices_compute_what_one_slice_and_one_device_compute(base: Path, full: bool) -> None:
-    """tp and fsdp of one size: with rows over (dcn, fsdp), XLA's partitioner confuses the slices here."""
+    """Use tp and fsdp of one size: with rows over (dcn, fsdp), XLA's partitioner confuses the slices here."""
     sliced = computed(base, SLICED, full=full)
     same(sliced, computed(base, ONE_SLICE, full=full))
     if full:

@@ -1,4 +1,4 @@
-"""The gated delta rule and its convolution against transformers' own, a packed row against its sequences."""
+"""Tests of the gated delta rule and its convolution against transformers, with packed rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
-"""Of an output or a gradient, against the largest of its array."""
+"""For an output or a gradient, relative to the largest of its array."""
 
 CASES = {
     # name: mesh axes, key heads, value heads, tokens, the lengths of each row's sequences
@@ -22,7 +22,7 @@ CASES = {
 
 
 def segments(length: int, rows: list[list[int]]) -> np.ndarray:
-    """int32[B, T]: sequences one after the other, then padding."""
+    """Return int32[B, T]: sequences one after the other, then padding."""
     out = np.zeros((len(rows), length), np.int32)
     for row, lengths in zip(out, rows, strict=True):
         row[: sum(lengths)] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
@@ -30,7 +30,7 @@ def segments(length: int, rows: list[list[int]]) -> np.ndarray:
 
 
 def by_sequence(compute: Callable[..., Any], ids: np.ndarray, *arrays: Any) -> Any:
-    """What a function of torch tensors [1, T, ...] makes of each sequence by itself, zeros for padding."""
+    """Apply a function of torch tensors [1, T, ...] to each sequence alone, with zeros for padding."""
     import torch
 
     rows = []
@@ -45,8 +45,10 @@ def by_sequence(compute: Callable[..., Any], ids: np.ndarray, *arrays: Any) -> A
 
 
 def inputs(keys: int, values: int, length: int, rows: int) -> list[np.ndarray]:
-    """q, k, v, g and beta. What is kept of a state is anything from 1 to nothing; the last rows hold one key
-    again and again."""
+    """Return q, k, v, g and beta.
+
+    The decay keeps anything from all to nothing of a state. The last rows repeat one key.
+    """
     random = np.random.default_rng([length, keys])
     q, k = (random.standard_normal((rows, length, keys, 5)) for _ in range(2))
     k[2:] = k[2:, :1]
@@ -65,7 +67,7 @@ def close(found: Any, wanted: Any) -> bool:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
-    """Outputs and gradients, as transformers' recurrent form and torch's autograd have them."""
+    """Compare outputs and gradients with transformers' recurrent form and torch's autograd."""
     import jax
     import torch
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule

@@ -1,4 +1,4 @@
-"""Llama 3, Qwen 2.5 and Qwen 3 in the runtime: the traced program, and the output head of their own."""
+"""Tests of Llama 3, Qwen 2.5 and Qwen 3 in the runtime: the traced program, and their output heads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SIZES = {
     "num_key_value_heads": 4,
 }
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""By the name of the family."""
+"""By the family's name."""
 
 
 def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: bool = True) -> Any:
-    """A model with LoRA and shapes for values."""
+    """Return a model with LoRA and abstract arrays."""
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.families import FAMILIES
     from recipec.runtime.model.loading import abstract_model
@@ -41,7 +41,7 @@ def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: boo
 
 
 def traced(built: Any) -> str:
-    """The loss of a batch and its gradients in the adapters, as the trainer takes them: a program."""
+    """Trace the trainer's loss and adapter gradients, and return the program's text."""
     import jax
     from flax import nnx
 
@@ -65,7 +65,7 @@ def traced(built: Any) -> str:
 
 @pytest.mark.parametrize("family", MODEL_TYPES)
 def test_rematerialization_is_switched_on_with_every_adapter_in_place(family: str) -> None:
-    """Attention and feed-forward of each of the two layers, or each layer; Llama's config is frozen."""
+    """Recompute attention and feed-forward of each of two layers, or each layer. Llama's config is frozen."""
     counts = {}
     for policy in ("none", "block", "decoder"):
         built = abstract(family, remat=policy)
@@ -77,7 +77,7 @@ def test_rematerialization_is_switched_on_with_every_adapter_in_place(family: st
 @pytest.mark.parametrize("family", MODEL_TYPES)
 def test_activations_are_constrained_on_the_cpu(family: str) -> None:
     text = traced(abstract(family))
-    # The embedding; per layer q, k, v, the attention's output and the feed-forward block.
+    # The embedding; in each layer q, k, v, the attention's output and the feed-forward block.
     assert text.count("sharding_constraint") >= 1 + 2 * 5
     assert "P('fsdp', None, 'tp'" in text
 
@@ -87,7 +87,7 @@ def test_activations_are_constrained_on_the_cpu(family: str) -> None:
 def test_the_residual_stream_stays_in_bfloat16(
     family: str, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With float32 adapters, whose deltas would widen it; and the stored weights are as narrow."""
+    """Use float32 adapters, whose deltas could widen the stream, and bfloat16 weights."""
     import jax
 
     built = abstract(family, dtype="bfloat16", tied=tied)
@@ -112,7 +112,7 @@ def test_the_residual_stream_stays_in_bfloat16(
 
 
 def rewrite(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) -> None:
-    """Changes a checkpoint's config.json, and leaves tensors out."""
+    """Change a checkpoint's config.json, and drop tensors."""
     from safetensors.numpy import load_file, save_file
 
     config = json.loads((folder / "config.json").read_text())
@@ -132,7 +132,7 @@ def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Pat
 
 
 def test_a_head_beside_a_tied_embedding_is_not_read(tmp_path: Path) -> None:
-    """As in transformers: some checkpoints hold the embedding once more under the head's name."""
+    """Ignore a second copy of the embedding under the head's name, as transformers does."""
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     tiny.make_qwen3(tmp_path / "base", tie_word_embeddings=False)

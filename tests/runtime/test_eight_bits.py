@@ -1,4 +1,4 @@
-"""Products in eight bits: what they are of, their gradients, and a model that trains by them."""
+"""Tests of eight-bit products: their operands and gradients, and a model that trains with them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ EQUATIONS = {
     "output": ("btnh,nhd->btd", (2, 7, 3, 10), (3, 10, 20), (0, 1)),
     "fused": ("bsd,ckdh->cbskh", (2, 7, 24), (2, 3, 24, 10), (2,)),
 }
-"""Equation, shapes of activations and weight, and the weight's axes that are summed over."""
+"""Equation, shapes of activations and weight, and the axes of the weight that are summed over."""
 LARGEST = {"int8": 127.5, "fp8": 448.0}
-"""What the largest magnitude of a row becomes in Qwix; its code is the nearest that there is."""
+"""The code of a row's largest magnitude in Qwix, before it is rounded to the nearest one."""
 
 
 def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
-    """What codes with one scale along some axes stand for, in float64; Qwix's, which are held to be near."""
+    """Return the float64 values of codes with one scale along some axes.
+
+    The codes are Qwix's, which must be close to the input.
+    """
     import jax.numpy as jnp
     import qwix
 
@@ -35,7 +38,7 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
     scale = np.abs(x).max(axes, keepdims=True) / LARGEST[kind]
     assert np.abs(np.asarray(stored.scale) - scale).max() <= 1e-6 * scale.max()
     found = np.asarray(stored.qvalue).astype(np.float64) * np.asarray(stored.scale)
-    # Half a step; of three bits behind the point, a sixteenth of the number, and half the least.
+    # Half a step in int8. In fp8 with three mantissa bits, a sixteenth of the number, or half the smallest.
     near = scale / 2 if kind == "int8" else np.maximum(np.abs(x) / 16, scale * 2**-10)
     assert np.all(np.abs(found - x) <= 1.0001 * near)
     return found
@@ -44,7 +47,10 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_a_product_is_that_of_the_rounded_operands(name: str, kind: str) -> None:
-    """And its gradient: of the rounded weight, with the output's gradient as it is or rounded by row."""
+    """Compare a product and its gradient.
+
+    The gradient is that of the rounded weight. The output's gradient stays exact, or is rounded by row.
+    """
     import jax
     import jax.numpy as jnp
     import qwix
@@ -96,7 +102,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learned(model: Path, axes: dict[str, int], products: str | None, quantize: str | None = "int8") -> Any:
-    """The loss of one batch and the adapters' gradients."""
+    """Return the loss of one batch and the adapters' gradients."""
     import jax
     from flax import nnx
 
@@ -123,7 +129,7 @@ def learned(model: Path, axes: dict[str, int], products: str | None, quantize: s
 
 
 def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    """Of two gradients of all adapters."""
+    """Return the cosine of two gradients of all adapters."""
     dot, *norms = (
         sum(float(np.vdot(one[name], two[name])) for name in other)
         for one, two in ((found, other), (found, found), (other, other))
@@ -132,8 +138,10 @@ def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 
 def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient passes straight through the rounding, and is the same on another mesh: but for
-    the codes that the last bits of a sum round otherwise."""
+    """Check that the gradient passes straight through the rounding, and equals another mesh's.
+
+    Only codes on a rounding edge may differ, because sums differ in their last bits.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -161,7 +169,7 @@ def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.Mon
     }
     print(f"\nloss {stored:.5f} of stored weights, {loss:.5f} of products, {alone:.5f} on another mesh")
     print(f"cosines of gradients {found}")
-    # Two programs: a code that the last bits of a sum round otherwise moves the loss (3.4e-4 of it was seen).
+    # Two programs may round a code differently by a sum's last bits; this changed the loss by up to 3.4e-4.
     assert abs(loss - expected) <= 1e-3 * loss
     assert both == loss and abs(alone - loss) <= 2e-3 * loss and 0 < abs(loss - stored) <= 0.01 * stored
     assert min(found.values()) > 0.99

@@ -1,4 +1,4 @@
-"""Runs that go on on other meshes and in other micro-batches than they began with: the same numbers."""
+"""Tests of runs that continue on other meshes and with other micro-batches, with the same numbers."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ DATA = replace(DATA, eval=())
 {more}
 """
 Mesh = tuple[dict[str, int], int]
-"""The axes, and rows of a device's micro-batch; a step has 8 rows."""
+"""The axes, and the rows of a device's micro-batch. A step has 8 rows."""
 BEGAN: Mesh = ({"fsdp": 2, "tp": 1}, 2)
-"""That of the runs that stay: two micro-batches a step."""
+"""The mesh of the runs that stay: two micro-batches a step."""
 PREFERENCES = """
 TRAIN = replace(TRAIN, objective="dpo")
 DATA = replace(DATA, train=("preferences.jsonl",), format="preference", loss_on="completion")
 """
 CASES: dict[str, tuple[str, list[Mesh]]] = {
-    # A second dimension of data parallelism comes and goes, another one of the arrays comes.
+    # Data parallelism over dcn appears or disappears, and sharding over tp appears or disappears.
     "lora": ("", [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 2, "tp": 2}, 1)]),
     "lora, more devices": ("", [({"fsdp": 4, "tp": 2}, 1), ({"fsdp": 8, "tp": 1}, 1)]),
     "lora, fewer devices": ("", [({"fsdp": 1, "tp": 1}, 2), ({"dcn": 2, "fsdp": 2, "tp": 1}, 1)]),
     "dpo": (PREFERENCES, [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 4, "tp": 1}, 1)]),
     "full": ("LORA = None", [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 2, "tp": 1}, 2)]),
 }
-"""What differs from the run that stays, and the mesh of each step after the one that a run goes on from."""
+"""The difference from the run that stays, and the mesh of each step after the start."""
 SAVED = 8
-"""The step that runs go on from."""
+"""The step that runs continue from."""
 
 
 def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
-    """A recipe's record with what a mesh has to do with."""
+    """Return a recipe's record with the parts that depend on the mesh."""
     recipe = {"mesh": {"accelerator": f"cpu-{math.prod(axes.values())}", "axes": dict(axes)}}
     recipe["train"] = {"micro_batch_size": micro, "global_batch_size": 8, **train}
     return {"lock": 1, "name": "tiny", "recipe": recipe, "model": {}, "packages": {}, "runtime": "sha256:0"}
@@ -57,7 +57,7 @@ def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
 
 def artifact(folder: Path, axes: dict[str, int], micro: int, more: str) -> None:
     prelude = PRELUDE.format(axes=axes, micro=micro, more=more)
-    rate = 1e-3 if more else 1e-2  # without more it continues from the shared run, which has the second
+    rate = 1e-3 if more else 1e-2  # without more, it continues from the shared run, which has the second rate
     write_artifact(folder, devices=math.prod(axes.values()), rate=rate, prelude=prelude)
     (folder / "recipe.lock.json").write_text(json.dumps(lock(axes, micro)))
 
@@ -78,7 +78,7 @@ def losses(folder: Path) -> dict[int, float]:
     "name", ["lora", *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name != "lora")]
 )
 def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives, whole: object) -> None:
-    """Losses and parameters are those of the run that stays; each of the last steps is on another mesh."""
+    """Compare losses and parameters with the run that stays. Each of the last steps is on another mesh."""
     more, hops = CASES[name]
     key = name.replace(", ", "-").replace(" ", "-")
     stays, moves = "whole", f"{key}-moves"
@@ -175,8 +175,7 @@ def test_a_change_that_touches_the_numbers_is_refused(tmp_path: Path, change: di
 
 
 def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
-    """Of an optax state, as the TorchAX backend has it: kept after two micro-batches, taken up for one and
-    for four."""
+    """Save an optax state of the TorchAX backend after two micro-batches, and restore it for one and four."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -223,7 +222,7 @@ def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
 
 @pytest.mark.nightly
 def test_the_backends_drop_the_same(tmp_path: Path) -> None:
-    """A loss with dropout of train.py's model and of transformers' under torchax, with the same adapters."""
+    """Compare train.py's and torchax's losses with dropout and the same adapters."""
     import jax
     from flax import nnx
 

@@ -1,4 +1,4 @@
-"""Adapters of experts: their products, their arrays in PEFT's layouts, and the model without them."""
+"""Tests of experts' adapters: their products, their arrays in PEFT's layouts, and the model without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AXES = {"fsdp": 2, "tp": 2}
 
 @pytest.mark.parametrize("axes", [None, AXES], ids=["one device", "2x2"])
 def test_products_with_adapters_are_those_of_merged_weights(axes: dict[str, int] | None) -> None:
-    """And so are the gradients; those of experts that get no token are zero."""
+    """Compare gradients too. Those of experts without a token are zero."""
     import jax
     import jax.numpy as jnp
 
@@ -82,7 +82,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_arrays_mean_in_every_layout_what_peft_makes_of_them(layout: str) -> None:
-    """Tensors that were merged, the check of them, and the way to PEFT's matrices and back."""
+    """Compare merged tensors, their check, and the conversion to PEFT's matrices and back."""
     import peft
     import torch
 
@@ -183,7 +183,10 @@ def test_families_are_known_whose_linear_layers_peft_takes_for_experts() -> None
 def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one program, as DPO's reference is; and an adapter of experts that takes no part is noticed."""
+    """Turn the adapters off within a program, as DPO's reference does.
+
+    An unused expert adapter is an error.
+    """
     import jax
     from flax import nnx
 
@@ -222,7 +225,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
 @pytest.mark.e2e
 @pytest.mark.usefixtures("compiled_once")
 def test_resuming_is_exact(tmp_path: Path) -> None:
-    """Adapters of experts and the optimizer's state of them go on where they were."""
+    """Resume adapters of experts and their optimizer state."""
     import optax
 
     decoders.make("qwen3_moe", tmp_path / "base", num_hidden_layers=1, mlp_only_layers=[])

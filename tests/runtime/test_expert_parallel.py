@@ -1,4 +1,4 @@
-"""Experts that are split over devices: values and gradients of one device, whoever is chosen."""
+"""Tests of experts sharded over devices: values and gradients equal one device's, for any routing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIDDEN, FEATURES, EXPERTS = 12, 10, 8
 
 @pytest.fixture(scope="module")
 def one() -> Any:
-    """What the experts compute, in two batches: even ones, and one in which three experts get all rows."""
+    """Compute two batches: one is even, and in the other three experts get all rows."""
     import jax
     import jax.numpy as jnp
 

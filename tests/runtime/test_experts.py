@@ -1,5 +1,7 @@
-"""Routing and experts against transformers' own modules, by outputs and gradients: every kind of scores,
-experts without a token, sizes that a mesh does not divide, and ties."""
+"""Tests of routing and experts against transformers' own modules, by outputs and gradients.
+
+They cover every kind of scores, experts without a token, sizes that a mesh does not divide, and ties.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import decoders, training
 
 LIMIT = 1e-5
-"""Of an output or a gradient, against the largest of its array."""
+"""For an output or a gradient, relative to the largest of its array."""
 AXES = {"fsdp": 2, "tp": 2}
 HIDDEN = 12
 
@@ -33,11 +35,11 @@ class Case:
 
     Attributes:
         module: its class, below transformers.models.
-        experts: what is said of it here.
-        rows, tokens: of a batch; the mesh divides 4 rows and not 3.
-        config: of config.json beside the sizes.
+        experts: our description of it.
+        rows, tokens: the batch; the mesh divides 4 rows and not 3.
+        config: keys of config.json besides the sizes.
         names: of the router, of gate and up, and of down.
-        inputs_first, alternate: as of ExpertTensors.
+        inputs_first, alternate: as in ExpertTensors.
     """
 
     module: str
@@ -95,7 +97,7 @@ CASES = {
 
 
 def block(case: Case) -> Any:
-    """transformers' module with random weights, its shared experts silent."""
+    """Return transformers' module with random weights and zeroed shared experts."""
     import importlib
 
     import torch
@@ -114,7 +116,7 @@ def block(case: Case) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in [*made.named_parameters(), *made.named_buffers()]:
-            # Wide enough that gpt-oss's limits are reached.
+            # Wide enough to reach gpt-oss's limits.
             tensor.copy_(torch.randn(tensor.shape, generator=generator) * (2 if tensor.ndim == 3 else 1))
             if "shared_expert" in name:
                 tensor.zero_()
@@ -122,14 +124,14 @@ def block(case: Case) -> Any:
 
 
 def arrays_of(case: Case, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A block's tensors, or their gradients, as the decoder has them."""
+    """Convert a block's tensors, or their gradients, to the decoder's layout."""
     router, gate_up, down = (tensors[name] for name in case.names)
     e, f = case.experts.count, case.experts.size
     if not case.inputs_first:
         gate_up, down = gate_up.swapaxes(1, 2), down.swapaxes(1, 2)
 
     def halves(x: np.ndarray) -> np.ndarray:
-        """[..., 2 F] as [..., 2, F]."""
+        """Reshape [..., 2 F] to [..., 2, F]."""
         apart = x.reshape(*x.shape[:-1], f, 2).swapaxes(-1, -2)
         return apart if case.alternate else x.reshape(*x.shape[:-1], 2, f)
 
@@ -147,7 +149,7 @@ def arrays_of(case: Case, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarra
 def by_transformers(
     case: Case, x: np.ndarray, cotangent: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray | None]:
-    """The output, the arrays, the gradients of arrays and of x, and the correction."""
+    """Return the output, the arrays, the gradients of the arrays and of x, and the correction."""
     import torch
 
     made = block(case)
@@ -169,7 +171,7 @@ def by_transformers(
 
 
 def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
-    """The same block here: the output and the gradients of arrays and x, from these and a cotangent."""
+    """Return a function of our block: its output, and the gradients of the arrays and x for a cotangent."""
     import jax
 
     from recipec.runtime.model import experts as mixture
@@ -193,7 +195,7 @@ def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None:
-    """On one device, and on a mesh whose axes may divide neither rows nor an expert's features."""
+    """Run on one device, and on a mesh that may divide neither the rows nor an expert's features."""
     import jax
     from jax.sharding import Mesh
 
@@ -205,7 +207,7 @@ def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None
     compute = computed(case, correction)
     found = []
     for mesh in (None, Mesh(np.array(jax.devices()[:4]).reshape(2, 2), tuple(AXES))):
-        # Each time a function of its own: which mesh is in scope is no part of what jax keeps it by.
+        # Use a new function each time, because jax's cache does not depend on the mesh in scope.
         compiled = jax.jit(lambda *given: compute(*given), compiler_options=training.QUICK)
         with jax.default_matmul_precision("highest"), mesh or jax.default_device(jax.devices()[0]):
             out, back = compiled({**arrays, "x": x}, cotangent)
@@ -229,7 +231,10 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_experts_with_equal_scores_the_first_are_chosen(kind: str) -> None:
-    """Which of them torch takes is not said; their weights are the same. Rows without ties are torch's."""
+    """Compare only the weights on ties, because torch does not define which experts win.
+
+    Rows without ties equal torch's.
+    """
     import torch
 
     from recipec.runtime.model.experts import route
@@ -238,9 +243,9 @@ def test_of_experts_with_equal_scores_the_first_are_chosen(kind: str) -> None:
     logits = np.array(
         [
             [0, 0, 0, 0, 0, 0],  # all are equal
-            [-1, 2, 0, 2, 2, -1],  # more are best than are chosen
-            [1, -2, 3, 0, 0, 0],  # behind those that are chosen
-            [10, -1, 2, 1.5, -3, 1],  # none; the second group has the most by sigmoids, the first by logits
+            [-1, 2, 0, 2, 2, -1],  # more ties for the best than are chosen
+            [1, -2, 3, 0, 0, 0],  # ties behind the chosen ones
+            [10, -1, 2, 1.5, -3, 1],  # no ties; the second group is best by sigmoids, and the first by logits
         ],
         np.float32,
     )
@@ -276,7 +281,7 @@ def test_sigmoids_that_are_both_1_are_told_apart_by_their_logits() -> None:
 
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """GLM 4.5 with a layer after its last, as it is published: one that predicts a further token."""
+    """Make a GLM 4.5 with a layer after its last one, as published: it predicts a further token."""
     from safetensors.numpy import load_file, save_file
 
     folder = tmp_path_factory.mktemp("glm")
@@ -287,7 +292,10 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_correction_is_float32_in_a_model_of_bfloat16(glm: Path) -> None:
-    """GLM 4.5's lie at 4 and above, where bfloat16 has steps of 1/32: more than scores differ by."""
+    """Keep the correction in float32.
+
+    GLM 4.5's values are above 4, where bfloat16 has steps of 1/32, which is more than scores differ by.
+    """
     from safetensors.numpy import load_file
 
     _, built = training.build(glm, {"fsdp": 1}, dtype="bfloat16", targets=["q_proj"])
@@ -303,7 +311,7 @@ def test_a_correction_is_float32_in_a_model_of_bfloat16(glm: Path) -> None:
 def test_layers_that_predict_further_tokens_are_those_that_config_json_says(
     glm: Path, tmp_path: Path, key: str, value: int
 ) -> None:
-    """As many are neither missed nor refused; others are of another checkpoint."""
+    """Ignore as many extra layers as config.json says. More layers are those of another checkpoint."""
     base = HFCheckpoint.open(glm)
     base.verify()
     assert base.unused() == ["model.layers.3.eh_proj.weight"]
@@ -315,7 +323,7 @@ def test_layers_that_predict_further_tokens_are_those_that_config_json_says(
 
 @pytest.mark.parametrize("rows", [384, 130])
 def test_weights_gradients_are_each_experts_own_by_the_tpus_kernel_too(rows: int) -> None:
-    """130 rows are no whole tiles; one expert has no row, and the last 40 are of no expert."""
+    """Use 130 rows, which are no whole tiles. One expert has no row, and the last 40 rows have no expert."""
     import jax.numpy as jnp
 
     from recipec.runtime.model.experts import outer
@@ -331,7 +339,7 @@ def test_weights_gradients_are_each_experts_own_by_the_tpus_kernel_too(rows: int
 
 
 def test_a_run_knows_its_base_however_that_holds_the_experts() -> None:
-    """One by one or all in one tensor, whichever its compiler knew of; but as many of them."""
+    """Accept experts one by one or in one tensor, as long as their number is the same."""
     family = FAMILIES["olmoe"]
     assert isinstance(family, DecoderFamily)
     trained = family.architecture({"model_type": "olmoe"})

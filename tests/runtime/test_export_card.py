@@ -1,4 +1,4 @@
-"""Model cards: their text (`pytest --update` rewrites tests/runtime/cards), and what the hub reads of it."""
+"""Tests of model cards: their text (`pytest --update` rewrites cards/), and how the hub reads it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONFIG = {"r": 16, "lora_alpha": 32, "target_modules": TARGETS, "rank_pattern": 
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """merge.json of a merge with LoRA."""
+    """Return the merge.json of a merge with LoRA."""
     return {
         "merge": 1,
         "base": {"id": "google/gemma-3-270m-it", "revision": "ac82b4e8", "files": {}},
@@ -64,7 +64,7 @@ def record(**changes: Any) -> dict[str, Any]:
 
 
 def lock(**changes: Any) -> dict[str, Any]:
-    """A recipe.lock.json; `changes` are sections of the recipe."""
+    """Return a recipe.lock.json. `changes` are sections of the recipe."""
     source = {"config": None, "split": None, "weight": 1.0}
     recipe: dict[str, Any] = {
         "recipe": 1,
@@ -189,7 +189,7 @@ def test_the_hub_reads_the_card_s_metadata(tmp_path: Path) -> None:
 
 
 def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> None:
-    """The hub would look for a repository of that name."""
+    """Omit the base model, because the hub would look for a repository of that name."""
     for text, library in ((merged_all_weights(), "transformers"), (adapter_of_patterns(), "peft")):
         found = loaded(text, tmp_path)
         assert found["library_name"] == library
@@ -234,7 +234,7 @@ def test_cards_that_are_odd_but_can_be_read(card: str) -> None:
 
 
 def test_a_card_is_written_where_hardly_anything_is_recorded(tmp_path: Path) -> None:
-    """The records of older versions, and of tests."""
+    """Write a card from the sparse records of older versions and of tests."""
     bare = {"base": {"id": "a/b"}, "lora": None, "dtype": "float32"}
     assert loaded(model_card(bare, {"recipe": {"lora": None}}, None), tmp_path)["base_model"] == "a/b"
     assert loaded(adapter_card(bare, {}, {}), tmp_path)["base_model"] == "a/b"
@@ -246,7 +246,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "qwen3-8b-dpo-v5e8", "gemma3-270m-cpu"])
 def test_the_recipe_of_a_card_is_the_recipe(name: str, root: Path, tmp_path: Path) -> None:
-    """It can be built again."""
+    """Build the recipe of the card again."""
     from recipec.spec.load import load
 
     sets = ["lora.rank_pattern={q_proj: 8, '[kv]_proj': 2}"]
@@ -270,7 +270,7 @@ def test_code_in_a_recipe_does_not_end_its_block() -> None:
 
 
 def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For transformers and PEFT: on a tiny model, with the folders' names put in."""
+    """Run the code for transformers and PEFT on a tiny model, with the real folders' names."""
     import peft
 
     model = tiny.make_gemma3(tmp_path / "merged", num_hidden_layers=1)
@@ -291,7 +291,7 @@ def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_vllm_is_given_room_for_the_largest_rank() -> None:
-    """vLLM 0.32 reads both patterns, and refuses an adapter of a rank above --max-lora-rank."""
+    """Cover both patterns, because vLLM 0.32 refuses adapters of a rank above --max-lora-rank."""
     assert "--max-lora-rank 16" in adapter() and "--revision ac82b4e8" in adapter()
     assert "--max-lora-rank 16" in adapter_of_patterns()
     larger = adapter_card(record(), lock(), {**CONFIG, "rank_pattern": {"o_proj": 17}})

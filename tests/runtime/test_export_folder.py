@@ -1,4 +1,4 @@
-"""The folder that a merge writes: files are whole or not there, and refusals say what to do."""
+"""Tests of the folder that a merge writes: files are complete or absent, and errors say what to do."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from recipec.runtime.merging.folder import LocalFolder, OutputFolder, RemoteFold
 
 
 class Bucket(MemoryFileSystem):
-    """An object store: an object appears when its file is closed, whole, and a folder is never made.
+    """A fake object store: a closed file appears whole, and folders are never created.
 
     Attributes:
-        broken: raised by the next part of an upload.
-        discarded: paths of uploads that were given up.
+        broken: the exception of the next part of an upload.
+        discarded: paths of aborted uploads.
     """
 
     broken: Exception | None = None
@@ -64,7 +64,7 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
 
 @pytest.fixture(params=["local", "file://", "memory://", "bucket"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFolder]:
-    """A folder that does not exist yet, two levels below one that may."""
+    """Return a folder that does not exist yet, two levels below one that may exist."""
     if request.param == "bucket":
         yield RemoteFolder("s3://bucket/a/b", Bucket(skip_instance_cache=True), "bucket/a/b")
         return
@@ -175,7 +175,7 @@ def test_file_systems_without_locks_are_written_all_the_same(
 
 @contextlib.contextmanager
 def without_rights() -> Iterator[None]:
-    """Takes root's rights away, where this process has them."""
+    """Drop root's rights, if this process has them."""
     if os.geteuid() != 0:
         yield
         return
@@ -188,7 +188,7 @@ def without_rights() -> Iterator[None]:
 
 @pytest.fixture
 def readable() -> Iterator[Path]:
-    """A folder that everyone may read and no one but root may write."""
+    """Make a folder that everyone may read and only root may write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "there").write_bytes(b"kept")

@@ -1,4 +1,4 @@
-"""Hashes of a base's files: where they are found, and that a file of another content is found out."""
+"""Tests of the known hashes of a base's files: where they are found, and how other content is detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER = "0" * 64
 
 
 def in_cache(root: Path) -> Path:
-    """As huggingface_hub lays out its cache; the large file's blob in the store that repositories share."""
+    """Write huggingface_hub's cache layout. The large file's blob is in the store shared by repositories."""
     repo = root / "models--owner--tiny"
     snapshot, blobs, store = repo / "snapshots" / ("a" * 40), repo / "blobs", root / "blobs" / "12"
     for folder in (snapshot, blobs, store):
@@ -35,7 +35,7 @@ def in_cache(root: Path) -> Path:
 
 
 def downloaded(root: Path) -> Path:
-    """By huggingface_hub's own hand: a large file, and one that git holds."""
+    """Write huggingface_hub's own download metadata of a large file and of a file in git."""
     from huggingface_hub._local_folder import write_download_metadata
 
     for name, content, etag in ((FILE, CONTENT, DIGEST), ("small.safetensors", b"small", "b" * 40)):
@@ -163,7 +163,7 @@ def test_files_of_the_right_content_are_found_right() -> None:
 
 
 def test_memory_is_given_back_after_it_is_hashed() -> None:
-    """Hashing brings back what of a mapped file was released before."""
+    """Release memory after hashing, which maps released parts of a file again."""
     sums = BaseSums({FILE: DIGEST}, "base")
     done: list[int] = []
     for number, start in enumerate(range(0, len(CONTENT), 100)):
@@ -220,7 +220,7 @@ def test_a_flipped_bit_is_found_by_its_file(
 
 
 def test_a_wrong_file_is_heard_of_while_the_next_is_read() -> None:
-    """And however much follows, nobody waits for ever."""
+    """Report a wrong file soon, and never block, however much data follows."""
     sums = BaseSums({"a.safetensors": OTHER, "b.safetensors": DIGEST}, "base")
     feed(sums, "a.safetensors", CONTENT)
     with pytest.raises(UserError, match=r"a\.safetensors: is not the file"):

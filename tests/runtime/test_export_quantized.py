@@ -1,4 +1,4 @@
-"""Quantized weights: the rounding, the scales, which tensors, and what config.json says of them."""
+"""Tests of quantized weights: rounding, scales, the chosen tensors, and their config.json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
 
 
 def encoded(name: str, weight: np.ndarray, rows: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The quantized weight and its scales, made of blocks of `rows`."""
+    """Return the quantized weight and its scales, computed in blocks of `rows`."""
     rows = rows or max(1, len(weight))
     scheme = quantization(name)
     assert scheme is not None
@@ -42,7 +42,7 @@ def encoded(name: str, weight: np.ndarray, rows: int | None = None) -> tuple[np.
 
 
 def torch_encoded(name: str, weight: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The same by torch, as bits."""
+    """Return torch's result as bits."""
     quotient = torch.from_numpy(weight) / torch.from_numpy(scales)
     if name == "fp8":
         return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.int8).numpy()
@@ -50,7 +50,7 @@ def torch_encoded(name: str, weight: np.ndarray, scales: np.ndarray) -> np.ndarr
 
 
 def awkward(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
-    """Weights whose rows differ by orders of magnitude, some of them zero, tiny or huge."""
+    """Return weights whose rows differ by orders of magnitude, some of them zero, tiny or huge."""
     random = np.random.default_rng(seed)
     weight = random.standard_normal(shape).astype(np.float32)
     weight *= np.exp2(random.integers(-12, 4, shape[0]))[:, None].astype(np.float32)
@@ -74,7 +74,7 @@ def test_every_value_of_fp8_and_every_tie_between_two_is_rounded_as_torch_rounds
     ties = (grid[1:] + grid[:-1]) / 2
     near = [np.nextafter(ties, np.float32(side)) for side in (0, 1e9)]
     points = np.concatenate([grid, ties, *near]).astype(np.float32)
-    # 448 in the row makes its scale exactly 1.
+    # A value of 448 in the row makes its scale exactly 1.
     weight = np.concatenate([points, -points, [np.float32(448)]])[None].astype(np.float32)
     values, scales = encoded("fp8", weight)
     assert scales.tolist() == [[1.0]]
@@ -182,7 +182,7 @@ def test_what_can_carry_lora_is_quantized_and_no_other_linear_module_is_left_to_
 
 
 def is_ignored(name: str, ignore: list[str]) -> bool:
-    """As compressed-tensors, vLLM and vLLM-TPU all match: from the start, and here always by a pattern."""
+    """Match like compressed-tensors, vLLM and vLLM-TPU: from the name's start, and always by a pattern."""
     assert all(pattern.startswith("re:") for pattern in ignore)
     return any(re.match(pattern[3:], name) for pattern in ignore)
 

@@ -1,5 +1,7 @@
-"""A merged folder against an independent computation of it: right ones pass, and each kind of wrong one does
-not, with a message that says what is wrong."""
+"""Tests of merged folders against an independent computation.
+
+Correct folders pass. Each kind of wrong folder fails with a message about its error.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ Trained = TrainedAdapters | TrainedWeights
 
 
 def merged_tensors(base: HFCheckpoint, trained: Trained, dtype: str) -> dict[str, np.ndarray]:
-    """A merge in float32, cast once."""
+    """Merge in float32, and cast once."""
     out = {}
     changes = trained.changes(base)
     for name in base.tensors:
@@ -49,7 +51,7 @@ def merged_tensors(base: HFCheckpoint, trained: Trained, dtype: str) -> dict[str
 
 
 def write_folder(folder: Path, base: HFCheckpoint, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A merged folder of one file, with the record of its files."""
+    """Write a merged folder of one file, with the record of its files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), folder / SINGLE)
     (folder / "config.json").write_bytes(base.side_file("config.json"))
@@ -58,7 +60,7 @@ def write_folder(folder: Path, base: HFCheckpoint, tensors: Mapping[str, np.ndar
 
 
 def write_record(folder: Path) -> dict[str, Any]:
-    """Writes the merge.json of the files as they are."""
+    """Write the merge.json of the current files."""
     files = {
         path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in sorted(folder.iterdir())
@@ -87,7 +89,7 @@ class Case:
         return cls(base, trained, merged_tensors(base, trained, "bfloat16"))
 
     def check(self, folder: Path, tensors: Mapping[str, np.ndarray], **options: Any) -> Sampled:
-        """Checks a folder of tensors, whose record says what is in it."""
+        """Check a folder of tensors against its record."""
         write_folder(folder, self.base, tensors)
         return check_tensors(self.base, self.trained, folder, "bfloat16", **options)
 
@@ -206,7 +208,7 @@ def test_a_wrong_scale_is_found_and_told(case: Case, times: float, said: str, tm
 
 
 def test_the_scale_of_another_rank_is_found(case: Case, tmp_path: Path) -> None:
-    """The check reads rank and alpha anew, so that a wrong Projection.scale in the merge shows."""
+    """Find a wrong Projection.scale in the merge, because the check reads rank and alpha again."""
     adapters = tuple(
         replace(adapter, projections=tuple(replace(p, scale=2 * p.scale) for p in adapter.projections))
         for adapter in case.trained.adapters
@@ -293,7 +295,7 @@ def test_tensors_of_two_files_are_found_by_their_index(case: Case, tmp_path: Pat
 
 
 def encoded(weight: np.ndarray, kind: str, rows: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A weight in float8 or int8, and its scale: one, or one for each row."""
+    """Return a weight in float8 or int8, and its scales: one, or one for each row."""
     dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if kind == "fp8" else (np.int8, 127.0)
     wide = weight.astype(np.float32)
     scale = np.abs(wide).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / np.float32(largest)

@@ -1,4 +1,4 @@
-"""Full fine-tuning: twenty steps against transformers, resuming, and the way back to Hugging Face's names."""
+"""Tests of full fine-tuning: twenty steps against transformers, resuming, and Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODELS = {
     "starcoder2": functools.partial(decoders.make, "starcoder2"),
 }
 ONLY = {"gemma4-some": ("layers.1.mlp.(gate|up)_proj", "k_proj", "v_proj", "input_layernorm")}
-"""What is trained of a model, where that is not all: an array with its neighbor, and one of two layers."""
+"""The trained parts of a model, if not all: an array with its neighbor, and arrays of one of two layers."""
 MODELS["gemma4-some"] = MODELS["gemma4"]
 MARKED = [
     "gemma4",
@@ -55,11 +55,11 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3_5_moe-multimodal": (make_qwen3_5_multimodal, {"experts": True}),
     **{name: (functools.partial(decoders.make, name), {}) for name in decoders.CASES},
 }
-"""Models whose weights go through a checkpoint of Tunix's without being trained."""
+"""Models whose weights go through a Tunix checkpoint without training."""
 
 
 class Case:
-    """A run over all parameters in Tunix, and the same in transformers."""
+    """A run over all parameters in Tunix, and the same run in transformers."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[st
 def rows() -> dict[str, np.ndarray]:
     from recipec.runtime.merging.logits import token_rows
 
-    return token_rows(500, 8)  # beyond are the image and audio placeholders, which transformers replaces
+    return token_rows(500, 8)  # above are the image and audio placeholders, which transformers replaces
 
 
 def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = False) -> int:
@@ -163,7 +163,7 @@ def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = 
 def test_the_merged_folder_computes_what_was_trained(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The merged folder in transformers against Tunix's trained model, and `--verify` without torch."""
+    """Compare the merged folder in transformers with Tunix's model, and run `--verify` without torch."""
     from recipec.runtime.merging.logits import logits
     from recipec.runtime.model.mesh import start
     from recipec.runtime.settings import MeshSettings
@@ -194,7 +194,7 @@ def test_the_merged_folder_computes_what_was_trained(
 
 
 def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]:
-    """Writes a checkpoint like a base, with other random weights in its text model; returns those."""
+    """Write a checkpoint like a base with other random text weights, and return those weights."""
     import shutil
 
     from safetensors.numpy import save_file
@@ -219,7 +219,10 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
     "name", [decoders.marked(name) if name in decoders.CASES else name for name in FAMILIES]
 )
 def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
-    """Loaded into Tunix, saved by Tunix, and merged: every number under its old name, the rest untouched."""
+    """Load into Tunix, save from Tunix, and merge.
+
+    Every number has its old name, and the rest is unchanged.
+    """
     from recipec.runtime.checkpoints.resuming import describe
     from recipec.runtime.checkpoints.saving import Checkpoints
 
@@ -284,7 +287,7 @@ def test_full_fine_tuning_merges_in_bfloat16_and_has_no_peft_adapter(
 
 
 def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
-    """From the tenth step's checkpoint, parameters, moments and buffers included."""
+    """Resume at the tenth step's checkpoint, with parameters, moments and buffers."""
     import shutil
 
     folder = tmp_path / "run"
@@ -313,7 +316,10 @@ def test_moments_lie_as_their_parameters_do(case: Case) -> None:
 
 
 def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path) -> None:
-    """Gemma 4's layers that share keys and values have arrays of their own in Tunix, which nothing reads."""
+    """Do not train arrays that nothing reads.
+
+    In Tunix, Gemma 4's layers with shared keys and values have arrays of their own.
+    """
     from flax import nnx
 
     from recipec.runtime.model.loading import Frozen, abstract_model

@@ -1,4 +1,4 @@
-"""DPO of whole weights: its reference is kept next to them, through steps and a resumption."""
+"""Tests of DPO of all weights: its reference is stored next to them, through steps and a resumption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, RATE = 4, 1e-4
 def run(
     base: Path, folder: Path, batch: dict[str, np.ndarray], until: int, **model: Any
 ) -> dict[str, np.ndarray]:
-    """Trains to a step, or on to it from a checkpoint in the folder; returns the model's arrays."""
+    """Train to a step, or continue to it from the folder's checkpoint, and return the model's arrays."""
     import jax
     import optax
 
@@ -49,7 +49,7 @@ def run(
 
 
 def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
-    """PEFT's model with the adapters that ours starts with, and with whole modules."""
+    """Return PEFT's model with our initial adapters, and with fully trained modules."""
     import peft
     import torch
 
@@ -75,9 +75,9 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
 def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(
     whole: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Losses agree to 1e-5; they depend on the reference from the second step on.
+    """Compare losses to 1e-5. From the second step on, they depend on the reference.
 
-    PEFT takes the reference from the original modules that it keeps.
+    PEFT's reference is the original modules, which it keeps.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,5 +1,4 @@
-"""What is particular to Gemma 2 and to Gemma 4's smaller models: windows in packed rows, shared keys and
-values, experts, norms."""
+"""Tests of Gemma 2 and Gemma 4's smaller models: windows in packed rows, shared keys, experts and norms."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A checkpoint's folder by its kind."""
+    """Return a function that makes a checkpoint's folder once by its kind."""
 
     @cache
     def make(kind: str) -> Path:
@@ -51,11 +50,11 @@ def highest() -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_packed_row_is_as_its_samples_alone(kind: str, folder: Callable[[str], Path]) -> None:
-    """Rows are longer than the window, so that one made from positions would let samples see too little."""
+    """Use rows longer than the window: a window over positions would hide tokens of a sample."""
     mesh, built = training.build(folder(kind), MESH, remat="none")
     packed, rows = training.packed_batch(), training.ROWS
     names = ("tokens", "positions", "segment_ids")
-    # The packed rows, and after them each of their samples in a row of its own.
+    # The packed rows, followed by each of their samples in its own row.
     both = {name: np.concatenate([packed[name], np.zeros_like(packed[name]).repeat(2, 0)]) for name in names}
     places = []
     for sample in range(2 * rows):
@@ -71,7 +70,7 @@ def test_a_packed_row_is_as_its_samples_alone(kind: str, folder: Callable[[str],
 
 
 def expert_weights(experts: int, hidden: int, features: int) -> tuple[Any, dict[str, Any]]:
-    """transformers' router and experts with random weights, and these in Tunix's layout."""
+    """Return transformers' router and experts with random weights, and these weights in Tunix's layout."""
     import torch
     import transformers
     from transformers.models.gemma4 import modeling_gemma4
@@ -101,7 +100,10 @@ def expert_weights(experts: int, hidden: int, features: int) -> tuple[Any, dict[
 
 @pytest.mark.parametrize("axes", [None, SLICED], ids=["one device", "2x2x2"])
 def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, int] | None) -> None:
-    """The router reads another tensor than the experts. Full fine-tuning needs the weights' gradients."""
+    """Compare gradients too.
+
+    The router reads another tensor than the experts do, and full fine-tuning needs the weights' gradients.
+    """
     import jax
     import jax.numpy as jnp
     import torch
@@ -151,7 +153,7 @@ def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, i
 
 
 def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
-    """Sorted over the whole batch, as Tunix does it, every device would compute all rows."""
+    """Do not sort rows over the whole batch, as Tunix does: each device would compute all rows."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -173,7 +175,7 @@ def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
 
 
 def test_bfloat16_norms_are_those_of_transformers() -> None:
-    """To the bit: 1 + scale in bfloat16 would drop most of a small scale."""
+    """Compare bit for bit, because 1 + scale in bfloat16 would lose most of a small scale."""
     import jax.numpy as jnp
     import torch
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm

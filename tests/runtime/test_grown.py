@@ -1,4 +1,4 @@
-"""Vocabularies that grow: transformers' resized model, of a checkpoint with towers and of one with a head."""
+"""Tests of vocabularies that grow, against transformers' resized model, with towers and with a head."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ctrl-C with other threads: it may interrupt any of Python's locks and queues, and no thread waits forever.
+"""Tests of Ctrl-C with other threads: it may interrupt any of Python's locks and queues without a deadlock.
 
-Python looks for signals where a function begins and after each call, those of its own library too, and raises
-there what the handler raises. Here the signal comes at each of these points within threading, queue and
-concurrent.futures that the work runs through, one after the other.
+Python checks for signals at a function's start and after each call, in its own library too, and raises the
+handler's exception there. The tests send the signal at each of these points within threading, queue and
+concurrent.futures, one after the other.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tests.conftest import ROOT
 from tests.waiting import until
 
 SECONDS = 30.0
-"""After which something waits for ever."""
+"""The time after which a wait counts as endless."""
 CAUGHT_UP = 0.01
-"""Seconds after which a thread that has had an item waits for the next one."""
+"""Seconds after which a thread that got an item waits for the next one."""
 SHARED = (threading.__file__, queue.__file__, os.path.dirname(concurrent.futures.__file__))
 
 
 @contextmanager
 def ctrl_c_at(number: int) -> Iterator[list[str]]:
-    """Sends SIGINT to this thread at one point of its way through SHARED; gives all points on the way."""
+    """Send SIGINT to this thread at one point in SHARED, and yield the list of all points so far."""
     points: list[str] = []
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
@@ -221,7 +221,7 @@ def test_a_second_ctrl_c_ends_what_is_held_or_deferred_on_the_spot(work: str, fi
         assert process.stdout.readline() == "works\n"
 
         def again() -> bool:
-            process.send_signal(signal.SIGINT)  # of two that come at once the process sees one
+            process.send_signal(signal.SIGINT)  # of two simultaneous signals, the process sees one
             time.sleep(0.1)
             return process.poll() is not None
 

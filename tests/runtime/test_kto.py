@@ -1,4 +1,4 @@
-"""KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, evaluations, and a resumed run."""
+"""Tests of KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, evaluations, a resumed run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 STEPS, RATE, BETA = 20, 1e-3, 0.1
 WEIGHTS = {"desirable_weight": 0.8, "undesirable_weight": 1.3}
 ROWS, MICRO, LENGTH = 23, 4, 64
-"""An epoch's last micro-batch has three rows, of which the last is alone among its two."""
+"""An epoch's last micro-batch has three rows, of which the last one has no partner."""
 
 
 def rows() -> list[dict[str, Any]]:
-    """Answers of different lengths; the second micro-batch has none that is undesirable."""
+    """Make rows with answers of different lengths. The second micro-batch has no undesirable answer."""
     subjects = ("the river", "a baker", "her brother", "the old bridge", "a small boat")
     return [
         {
@@ -39,7 +39,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with a model and a file of rows, and the tokenizer."""
+    """Make a folder with a model and a file of rows, and its tokenizer."""
     from transformers import AutoTokenizer
 
     from recipec.compiler.rehearse.miniature import write_tokenizer
@@ -54,11 +54,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def trl_trainer(
     checkpoint: tuple[Path, Any], start: Any, together: int, folder: Path, loss_type: str
 ) -> tuple[Any, dict[str, Any]]:
-    """TRL's trainer, and its adapters with the values that ours start with.
+    """Return TRL's trainer, with adapters that have our initial values.
 
     Args:
-        together: rows that one process pairs with one another. As many processes as it takes compute a
-            micro-batch together: here one does, which has the same means.
+        together: the rows that one process pairs with one another. Several processes may compute a
+            micro-batch together; here one process does, with the same means.
     """
     import peft
     import torch
@@ -113,7 +113,7 @@ def trl_trainer(
 
 
 def by_trl(trainer: Any) -> tuple[dict[str, Any], float]:
-    """The losses and distances of the steps of a run, and the evaluation after the last."""
+    """Return the losses and distances of a run's steps, and the last evaluation."""
     found: dict[str, list[float]] = {"loss": [], "kl": []}
     original = trainer.training_step
 
@@ -130,7 +130,7 @@ def by_trl(trainer: Any) -> tuple[dict[str, Any], float]:
 
 
 class Run:
-    """A run of ours on a mesh."""
+    """A run of our trainer on a mesh."""
 
     def __init__(self, checkpoint: tuple[Path, Any], folder: Path, loss_type: str, **axes: int) -> None:
         from recipec.runtime.data.prepare import prepare
@@ -165,7 +165,7 @@ class Run:
         self.start = split(self.built)
 
     def go(self) -> None:
-        """Trains to the end, from the newest checkpoint where there is one."""
+        """Train to the end, starting from the newest checkpoint if there is one."""
         import optax
 
         from recipec.runtime.data.batches import TrainingData
@@ -204,7 +204,7 @@ class Run:
 def test_twenty_steps_are_those_of_trl(
     loss_type: str, axes: dict[str, int], checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    """With accumulation, rows of one kind alone, a last micro-batch that is not full, and an evaluation."""
+    """Cover accumulation, rows of only one kind, a partial last micro-batch, and an evaluation."""
     import jax
 
     with jax.default_matmul_precision("highest"):
@@ -237,7 +237,7 @@ def test_twenty_steps_are_those_of_trl(
 
 
 def goes_on(run: Run, checkpoint: tuple[Path, Any], axes: dict[str, int]) -> None:
-    """From the tenth step's checkpoint a run ends bit for bit as it did."""
+    """Resume at the tenth step's checkpoint, and compare the end bit for bit."""
     import jax
 
     shutil.rmtree(run.folder / str(STEPS))
@@ -249,7 +249,7 @@ def goes_on(run: Run, checkpoint: tuple[Path, Any], axes: dict[str, int]) -> Non
 
 
 def test_train_trl_has_the_same_loss(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
-    """The losses and gradients of micro-batches, one with a row that is paired with itself."""
+    """Compare losses and gradients of micro-batches, one with a row that is paired with itself."""
     import torch
 
     from recipec.runtime.backends.trl.objectives import objective_of
@@ -278,7 +278,7 @@ def test_train_trl_has_the_same_loss(checkpoint: tuple[Path, Any], tmp_path: Pat
 def test_any_number_of_processes_computes_a_micro_batch_together(
     checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pieces of two processes sum up to train.py's loss and metrics, in a step that is not full too."""
+    """Sum the pieces of two processes to train.py's loss and metrics, also in a partial step."""
     import jax
     import torch
 
@@ -295,7 +295,7 @@ def test_any_number_of_processes_computes_a_micro_batch_together(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
 
     def together(distance: Any) -> None:
-        """What each process has, and once all have been asked their sum."""
+        """Record each process's value, and return the sum after all have been asked."""
         told.append(distance.clone())
         if len(told) > 2:
             distance.copy_(told[0] + told[1])

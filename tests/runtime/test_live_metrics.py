@@ -1,4 +1,4 @@
-"""A run's numbers while it goes: metrics.jsonl, TensorBoard, Weights & Biases, and what it says of itself."""
+"""Tests of a run's numbers during training: metrics.jsonl, TensorBoard, Weights & Biases, and its state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4},
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    """The folder of a script, as far as logging is concerned."""
+    """Make a script's folder with the files that logging needs."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "recipe.lock.json").write_text(json.dumps(LOCK))
@@ -36,13 +36,13 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def numbers(step: int) -> dict[str, float]:
-    """Of a training step."""
+    """Return the numbers of a training step."""
     loss = math.nan if step == 5 else 2.0 / step
     return {"loss": loss, "grad_norm": math.inf if step == 5 else 0.1 * step, "tokens": 100 + step}
 
 
 def by_metrics(folder: Path, start: int, until: int, wandb: Any = None) -> None:
-    """As train.py and train_torchax.py log."""
+    """Log as train.py and train_torchax.py do."""
     metrics = Metrics(folder, start or None, True, [wandb] if wandb else [])
     _log(metrics.log, start, until)
     metrics.ends(0)
@@ -59,7 +59,7 @@ def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: i
 
 
 def by_other(folder: Path, start: int, until: int) -> None:
-    """As train_trl.py logs."""
+    """Log as train_trl.py does."""
     report = BackendReport(folder, start, until, 10, True, lambda: 1 << 20)
     if not start:
         report.evaluation(0, {"loss": 3.0})
@@ -153,7 +153,7 @@ def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> No
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb writes to this disk, with nobody's settings."""
+    """Let wandb write to this disk, without a user's settings."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
@@ -166,7 +166,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wandb_records_what_metrics_jsonl_has(
     artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Begun, killed after its step 6, and resumed after its step 4: one run, each step once."""
+    """Start, kill after step 6, and resume after step 4: one run, with each step once."""
     folder = tmp_path / "run"
 
     def run(start: int, until: int) -> None:
@@ -196,10 +196,10 @@ def test_wandb_records_what_metrics_jsonl_has(
 
 
 class Fake:
-    """A module wandb, with what is used of it.
+    """A fake wandb module with the parts that the runtime uses.
 
     Args:
-        fails: exceptions by where they are raised: "setup", "init", "log", "finish".
+        fails: exceptions by the call that raises them: "setup", "init", "log", "finish".
     """
 
     def __init__(self, key: bool = True, **fails: Exception) -> None:
@@ -259,7 +259,7 @@ class Fake:
 def log_with(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., list[str]]]:
-    """Logs two steps by a fake wandb; gives what is printed."""
+    """Return a function that logs two steps with a fake wandb, and returns the printed lines."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,4 +1,4 @@
-"""Checkpoints on a host's own disk between the shared ones: what a killed run continues from."""
+"""Tests of checkpoints on a host's local disk between the shared ones, and of resuming from them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ def slow(self, *arguments):
 
 trainer.Trainer._step = slow
 """
-"""Code of an artifact that saves every fourth step, and every other one locally; step 8 does not end."""
+"""Code of an artifact that saves every fourth step, and every second one locally. Step 8 does not end."""
 
 
 @pytest.mark.nightly
 def test_a_killed_run_goes_on_from_its_own_disk(
     place: Path, lives: Lives, whole: object, tmp_path: Path
 ) -> None:
-    """From the newest whole one; from the shared ones where the disk is new; a new run takes none of them."""
+    """Resume from the newest complete checkpoint, or from the shared ones on a new disk.
+
+    A new run ignores both.
+    """
     local = tmp_path / "disk"
     write_artifact(place / "saves-locally", prelude=PRELUDE.format(directory=str(local)))
     life = lives.begin(*script(place, "local", artifact="saves-locally"))
@@ -75,7 +78,7 @@ def test_a_killed_run_goes_on_from_its_own_disk(
     assert entries(folder) == entries(place / "whole" / "checkpoints")
     assert steps(own) == [7, 9], "what was torn is saved again; where a shared one is saved, none is"
 
-    # The key of another output is another: its disk is empty.
+    # Another output has another key, so that its disk is empty.
     other = train(lives, place, "moved", "--resume", "--steps", "5", artifact="saves-locally")
     assert other.status == 0 and "continuing after step 4 of 10" in other.stderr, other.stderr
 
@@ -153,7 +156,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
 
 @pytest.mark.nightly
 def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_path: Path) -> None:
-    """From the newest step that is whole on both, each from its own shards."""
+    """Resume from the newest step that is complete on both hosts, each from its own shards."""
     local = tmp_path / "disks"
     mesh = '\nMESH = replace(MESH, axes={"dcn": 2, "fsdp": 2, "tp": 1})\n'
     prelude = PRELUDE.format(directory=str(local)) + mesh

@@ -1,4 +1,4 @@
-"""LoRA in the model: which arrays, which computation, which gradients; and the program around it."""
+"""Tests of LoRA in the model: its arrays, computation and gradients, and the compiled program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma3"])
 def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.FixtureRequest) -> None:
-    """Paths, shapes and shardings against stock Qwix, which finds them by tracing the model."""
+    """Compare paths, shapes and shardings with Qwix, which finds them by tracing the model."""
     import jax
     import jax.numpy as jnp
     import qwix
@@ -94,7 +94,7 @@ def test_an_adapter_that_takes_no_part_is_noticed(gemma4: Path) -> None:
 
 
 def test_variables_carry_the_sharding_that_they_have(gemma4: Path) -> None:
-    """What the optimizer's state and a restored checkpoint follow, rules included."""
+    """Check the shardings, with rules, that the optimizer's state and a restored checkpoint follow."""
     from flax import nnx
     from jax.sharding import PartitionSpec
 
@@ -154,7 +154,7 @@ def test_activation_constraints_are_live_on_the_cpu(
     folder = request.getfixturevalue(family)
     mesh, built = training.build(folder, MESH, remat="none")
     text = jaxpr(built, mesh)
-    # Per layer q, k, v and the attention's output; Gemma 3 constrains the feed-forward block too.
+    # q, k, v and the attention's output of each layer. Gemma 3 constrains the feed-forward block too.
     assert text.count("sharding_constraint") >= 1 + 2 * 4
     assert "P('fsdp', None, 'tp'" in text
     monkeypatch.setattr(sharding, "constrain", lambda x, spec, eager=False: x)
@@ -182,7 +182,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
     assert {array.dtype for array in training.adapters(built).values()} == {np.dtype("float32")}
     low = training.logits(built, mesh, one)
     text = jaxpr(built, mesh)
-    # Every projection of the base multiplies bfloat16 by bfloat16; the adapters' products are float32.
+    # The base's projections multiply bfloat16 by bfloat16. The adapters' products are float32.
     hidden, rows, length = 64, training.ROWS, training.LENGTH
     assert f"bf16[{rows},{length},{hidden}]" in text
     residual = re.findall(rf"(bf16|f32)\[{rows},{length},128\] = dot_general", text)

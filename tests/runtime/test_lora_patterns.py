@@ -1,4 +1,4 @@
-"""rsLoRA, rank_pattern and alpha_pattern: what PEFT means by them, trained, merged and exported."""
+"""Tests of rsLoRA, rank_pattern and alpha_pattern against PEFT: trained, merged and exported."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_merged_model_and_exported_adapter_are_what_peft_trained(case: Case) -> 
     rows = token_rows(500, 8)
     expected = torch_logits(case.peft, rows)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # PEFT warns of missing and of unexpected keys
+        warnings.simplefilter("error")  # PEFT warns about missing and unexpected keys
         adapted = peft.PeftModel.from_pretrained(case.load("base"), case.folder / "merged-adapter")
     found = {"merged": torch_logits(case.load("merged"), rows), "adapter": torch_logits(adapted, rows)}
     differences = {name: float(np.abs(logits - expected).max()) for name, logits in found.items()}

@@ -1,4 +1,4 @@
-"""The chunked loss against a plain computation, and against logits that are all there at once."""
+"""Tests of the chunked loss against a plain computation, and against all logits at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 24
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three positions a chunk: six chunks of 16 positions, two of them padding."""
+    """Use three positions a chunk: six chunks for 16 positions, of which two are padding."""
     monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
 
 
@@ -46,7 +46,7 @@ def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
 
 
 def fake(hidden: Any, head: Any) -> SimpleNamespace:
-    """What the loss needs of a Forward."""
+    """Return the parts of a Forward that the loss needs."""
     return SimpleNamespace(hidden=lambda *_: hidden, head=lambda _: head, dealt=False)
 
 
@@ -57,14 +57,14 @@ def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> A
 
 
 def random(vocabulary: int = tiny.VOCAB, length: int = training.LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden states [B, T, D] and a head [V, D] whose logits spread by about 4."""
+    """Return hidden states [B, T, D] and a head [V, D] whose logits have a spread of about 4."""
     generator = np.random.default_rng(0)
     hidden = generator.standard_normal((training.ROWS, length, WIDTH)).astype(np.float32)
     return hidden, (0.8 * generator.standard_normal((vocabulary, WIDTH))).astype(np.float32)
 
 
 def full_loss(logits: Any, one: dict[str, Any]) -> Any:
-    """The loss from logits that are all there, differentiated by jax: no scan and no gradient by hand."""
+    """Compute the loss from all logits, differentiated by jax: without a scan or a handwritten gradient."""
     import jax
     import jax.numpy as jnp
 
@@ -79,7 +79,7 @@ def chunked_loss(head: Any, hidden: Any, one: dict[str, Any]) -> Any:
 
 
 def largest(found: Any, expected: Any) -> float:
-    """Largest difference of two arrays, relative to the largest value; absolute where all are 0."""
+    """Return the largest difference, relative to the largest value, or absolute if all values are 0."""
     scale = np.abs(np.asarray(expected)).max() or 1.0
     return float(np.abs(np.asarray(found) - np.asarray(expected)).max() / scale)
 
@@ -172,7 +172,7 @@ def test_a_chunk_keeps_within_its_memory_and_pads_little(mesh: Any) -> None:
             assert chunks.count == count
             assert chunks.size * rows * 262_144 // tp * 4 <= loss.LOGITS_BYTES
             assert 0 <= chunks.count * chunks.size - length < chunks.count
-        # A vocabulary that tp does not divide is whole on every device.
+        # If tp does not divide the vocabulary, each device holds all of it.
         assert loss.Chunks.of((8, 4096, 64), 262_143).size * rows * 262_143 * 4 <= loss.LOGITS_BYTES
 
 
@@ -213,7 +213,7 @@ def test_log_probabilities_of_tokens_and_their_gradients_are_the_reference_s() -
 
 
 def test_a_trained_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 256 chunks, sums in bfloat16 would lose what a single product keeps."""
+    """Use 256 chunks: sums in bfloat16 would lose what a single product keeps."""
     import jax
     import jax.numpy as jnp
 
@@ -235,7 +235,7 @@ def test_a_trained_heads_gradient_is_summed_in_float32(monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module", params=["gemma4", "gemma2", "llama-untied", "qwen3"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A model of each family on 4x2, its adapters not zero: mesh and what was built."""
+    """Build a model of each family on 4x2, with nonzero adapters, and yield its mesh with it."""
     import jax
 
     directory = tmp_path_factory.mktemp("model") / request.param
@@ -271,7 +271,7 @@ def test_the_head_gives_tunix_own_logits(built: Any) -> None:
     expected = training.logits(model, mesh, one)
     assert found.dtype == np.float32
     assert expected.std() > 0.5
-    # Where an axis splits the features, XLA may sum the two programs' products in another order.
+    # If an axis shards the features, XLA may sum the two programs' products in another order.
     assert largest(found, expected) < 1e-6
 
 

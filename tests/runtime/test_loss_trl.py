@@ -1,4 +1,4 @@
-"""Both normalizations of the loss against TRL's trainer, over one accumulation window."""
+"""Tests of both loss normalizations against TRL's trainer, over one accumulation window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("tokens", "positions", "segment_ids", "loss_mask")
 
 
 def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]]) -> float:
-    """What SFTTrainer reports for the micro-batches of one optimizer step: the sum of their parts."""
+    """Return SFTTrainer's loss of one optimizer step: the sum over its micro-batches."""
     import datasets
     import torch
     from trl import SFTConfig, SFTTrainer

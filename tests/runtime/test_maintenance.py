@@ -1,4 +1,4 @@
-"""Notices of Google Cloud's metadata server, from a stand-in for it."""
+"""Tests of maintenance notices from a fake of Google Cloud's metadata server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def slow(self, *arguments):
 
 trainer.Trainer._step = slow
 """
-"""Code of an artifact whose steps take their time, but for the first two and those of a resumed run."""
+"""Code of an artifact with slow steps, except for the first two and those of a resumed run."""
 
 PACED = """
 import time
@@ -57,7 +57,7 @@ trainer.Trainer._step = paced
 
 
 class Metadata:
-    """A metadata server: holds an answer back until its value changes, as Google's does."""
+    """A fake metadata server, which holds an answer back until its value changes, as Google's does."""
 
     def __init__(self) -> None:
         self.values = {"maintenance-event": "NONE", "preempted": "FALSE"}
@@ -77,7 +77,7 @@ class Metadata:
             daemon_threads = True
 
             def handle_error(self, request: object, address: object) -> None:
-                pass  # who asked has ended
+                pass  # the client has ended
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
@@ -141,7 +141,7 @@ def deferred() -> Iterator[Interrupts]:
 def test_a_notice_is_one_sigterm(
     metadata: Metadata, capfd: pytest.CaptureFixture[str], key: str, value: str, line: str
 ) -> None:
-    """Those that follow are none, and neither is the system's own signal a second one."""
+    """Ignore further notices, and do not count the system's own signal as a second one."""
     with deferred() as interrupts, maintenance.watching(interrupts, "tpu"):
         until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
         metadata.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
@@ -180,7 +180,7 @@ def test_a_notice_is_heard_after_the_server_was_away_for_a_while(metadata: Metad
 def test_a_machine_without_a_metadata_server_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A run prints one line and leaves no thread running. On a CPU it does not ask."""
+    """Print one line and leave no thread running. On a CPU, send no request."""
     host = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(maintenance, "PAUSE", 0.02)
     monkeypatch.setattr(maintenance, "DEFAULT", host)
@@ -203,7 +203,7 @@ def test_a_machine_without_a_metadata_server_is_said_once(
 def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
     place: Path, lives: Lives, metadata: Metadata, whole: object
 ) -> None:
-    """The machine's SIGTERM comes while it saves, as a machine that shuts down sends it."""
+    """Send the machine's SIGTERM during the save, as in a shutdown."""
     prelude = f"import os\nimport time\n\nos.environ['GCE_METADATA_HOST'] = {metadata.host!r}\n{HELD}"
     write_artifact(place / "noticed", every=100, prelude=prelude)
     life = lives.begin(*script(place, "noticed", artifact="noticed"))
@@ -226,7 +226,10 @@ def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
 
 @pytest.mark.nightly
 def test_a_run_that_is_taken_away_again_and_again_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
-    """SIGTERM at random steps; every other machine is gone a moment later, whether or not it has saved."""
+    """Send SIGTERM at random steps.
+
+    Every second machine disappears soon after, whether or not it has saved.
+    """
     last, choose = 40, random.Random(5)
     write_artifact(place / "spot", steps=last, every=100, prelude=PACED)
     assert train(lives, place, "spot-stays", artifact="spot").status == 0

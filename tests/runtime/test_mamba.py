@@ -1,5 +1,4 @@
-"""Mamba 2's scan against its plain recurrence, a packed row against its sequences, and the mixer against
-transformers' own."""
+"""Tests of Mamba 2's scan against its plain recurrence with packed rows, and of its mixer in transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ CASES = {
 
 
 def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
-    """One sequence [1, T, ...] with torch, token by token."""
+    """Compute one sequence [1, T, ...] in torch, token by token."""
     import torch
 
     repeat = x.shape[2] // b.shape[2]
@@ -39,7 +38,7 @@ def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
-    """Outputs and gradients, as the recurrence and torch's autograd have them in float64."""
+    """Compare outputs and gradients with the recurrence and torch's autograd in float64."""
     import jax
     import torch
 
@@ -85,7 +84,7 @@ def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None
     ],
 )
 def test_the_mixer_is_transformers_own(norm: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Packed sequences through the first layer's mixer, each by itself in transformers."""
+    """Compare packed sequences in the first layer's mixer with each sequence alone in transformers."""
     import jax
     import torch
 

@@ -1,4 +1,4 @@
-"""Merging: the arithmetic, the folder that comes out, and what happens when it cannot."""
+"""Tests of merging: its arithmetic, its output folder, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def message(action: Callable[[], object]) -> str:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
-    """Gemma 4, multimodal, in several files, with side files."""
+    """Make a multimodal Gemma 4 in several files, with side files."""
     folder = tmp_path_factory.mktemp("base")
     tiny.make_gemma4(folder, shards=3)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
@@ -48,7 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
 
 @pytest.fixture(scope="module")
 def trained(base: HFCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two checkpoints of it."""
+    """Make a run with two checkpoints."""
     folder = tmp_path_factory.mktemp("run")
     save_run(folder, base, lora_section(), steps=(2, 10))
     return folder
@@ -151,7 +151,7 @@ def test_a_dry_run_writes_nothing(
 def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
     base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
-    """Base, checkpoint and output where fsspec reads and writes: the same bytes as on a local disk."""
+    """Merge a base and a checkpoint at fsspec addresses: the output equals a local merge byte for byte."""
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -181,7 +181,7 @@ def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
     assert (base.directory / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
     assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"eos_token": "\u00e9"}
-    # As llama.cpp's converter reads it, which prefers tokenizer_config.json's.
+    # Read it as llama.cpp's converter does, which would prefer a template in tokenizer_config.json.
     assert gguf.SpecialVocab(tmp_path / "merged").chat_template[0]["template"] == "{{ 'trained' }}"
 
 

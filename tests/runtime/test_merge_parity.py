@@ -1,5 +1,8 @@
-"""What was trained in Tunix against what is served: the merged model in transformers, and the adapter in
-PEFT, by float32 logits. And `merge.py --verify`, which makes the same comparison without torch."""
+"""Tests of trained weights against served weights, by float32 logits.
+
+The merged model runs in transformers, and the adapter in PEFT. `merge.py --verify` makes the same comparison
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ from tests.runtime.runs import ALL, lora_section, save_run
 from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-"""A case is verified again and again."""
+"""The tests verify a case repeatedly."""
 
 LIMIT = 5e-5
-"""Of logits that reach 20 to 30."""
+"""The tolerance for logits of up to 20 or 30."""
 
 LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-multimodal-sharded": (
@@ -71,8 +74,10 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]], "quantize": "nf4"},
     ),
 }
-"""A model of each layout of arrays or names, its sizes, and the recipe's `lora` section; ranks and alphas are
-recorded as pairs."""
+"""A model of each layout of arrays or names, its sizes, and the recipe's `lora` section.
+
+Ranks and alphas are recorded as pairs.
+"""
 ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-one-global-head": (
         tiny.make_gemma4,
@@ -97,7 +102,7 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"targets": ["in_proj_qkv", "k_proj", "up_proj"], "rank_pattern": [["up_proj", 3]]},
     ),
 }
-"""Others that are laid out as one of those."""
+"""Other models with one of these layouts."""
 SECTIONS: dict[str, dict[str, Any]] = {
     "phi3": {
         "train_also": ["embed_tokens", "lm_head", r"layers\.1\.input_layernorm"],
@@ -131,7 +136,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
-"""Of families of the one decoder; the others adapt every projection alike."""
+"""Sections for families of the shared decoder. The others adapt every projection equally."""
 DECODERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     name: (partial(decoders.make, name), {}, {"targets": list(decoders.EVERY), **SECTIONS.get(name, {})})
     for name in decoders.CASES
@@ -140,7 +145,7 @@ CASES = LAYOUTS | ALIKE | DECODERS
 
 
 def nightly(name: str, *values: str) -> Any:
-    """A case that `make nightly` alone runs."""
+    """Make a parameter that only `make nightly` runs."""
     return pytest.param(name, *values, marks=pytest.mark.nightly)
 
 
@@ -163,7 +168,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """A case by its name, made once."""
+    """Return a function that makes a case once by its name."""
     return cache(lambda name: Case(tmp_path_factory.mktemp(name), *CASES[name]))
 
 
@@ -193,10 +198,10 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     from recipec.runtime.training.first_values import residual
 
     case = cases(name)
-    # Merged are the weights as they were, into which adapters of quantized ones were trained.
+    # Merging uses the original weights, even if the adapters were trained on quantized ones.
     lora = replace(case.trained.settings, quantize=None)
     rows = token_rows(case.base.architecture.vocab_size, 8)
-    rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
+    rows["tokens"] %= 500  # above are the image and audio placeholders, which transformers replaces
     model = load(case, case.folder / "merged")
     merged = torch_logits(model, rows)
 
@@ -205,7 +210,7 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
         load(case, case.folder / "base"), peft.PeftConfig.from_pretrained(str(adapter))
     )
     trained = case.trained.deltas()
-    # What is there once more for vLLM: keys that serve as values.
+    # Second copies for vLLM: keys that serve as values.
     copies = {f".{values}." for _, values in keys_as_values(case.base, trained)}
     saved = {
         f"{name.removesuffix('.weight')}.default.weight"
@@ -215,8 +220,8 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     assert len(saved) == (3 if case.trained.settings.kind == "dora" else 2) * len(trained)
     assert {name for name in wrapped.state_dict() if "lora_" in name} == saved, "the trained modules alone"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # PEFT warns of missing and of unexpected keys
-        # It looks for patterns of parameters among the modules, and then uses them all the same.
+        warnings.simplefilter("error")  # PEFT warns about missing and unexpected keys
+        # PEFT looks for patterns of parameters among the modules, and uses them anyway.
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         wrapped = peft.PeftModel.from_pretrained(load(case, case.folder / "base"), adapter)
     adapted = torch_logits(wrapped, rows)
@@ -230,7 +235,7 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
     if lora.rank == case.section["rank"]:
         built = build(case.base, settings, lora, mesh)
         set_adapters(built, case.trained, mesh)
-    else:  # of the base without what the adapters began with
+    else:  # on the base without the adapters' initial product
         as_run = lora_settings(case.section, case.base.architecture.num_layers)
         values, start = halved({n: (d.a, d.b) for n, d in trained.items()})
         built = build(residual(case.base, as_run, start), settings, as_run, mesh, (), values)
@@ -249,7 +254,7 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
 
 
 def assert_merged_as_by_peft(case: Case, merged: dict[str, Any], by_peft: dict[str, Any]) -> None:
-    """Each tensor is what PEFT makes of the base by adapter_config.json; the others are the base's."""
+    """Check that each tensor is PEFT's, by adapter_config.json, and that the others are the base's."""
     before = case.reference.state_dict()
     assert merged.keys() == by_peft.keys()
     differences = {name: float((merged[name] - by_peft[name]).abs().max()) for name in merged}
@@ -308,7 +313,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the comparison of tensors see nothing."""
+    """Disable the comparison of tensors."""
     from recipec.runtime.merging import verify
     from recipec.runtime.merging.sampling import Sampled
 

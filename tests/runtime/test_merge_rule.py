@@ -1,4 +1,4 @@
-"""The merge rule by itself: what A and B add to which tensor, and which modules peft is told of."""
+"""Tests of the merge rule: what A and B add to which tensor, and which modules PEFT is told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.runs import ALL, random_arrays
 
 
 def architecture(kind: str) -> tuple[Any, Any]:
-    """A family and an architecture whose sizes are all different where a mistake could hide."""
+    """Return a family and an architecture whose sizes differ wherever equal sizes could hide an error."""
     gemma3 = {
         "model_type": "gemma3_text",
         "vocab_size": 11,
@@ -44,7 +44,7 @@ def architecture(kind: str) -> tuple[Any, Any]:
 
 
 def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-    """[out, in] deltas, unscaled, written out for each kind of Tunix weight on its own."""
+    """Return unscaled deltas [out, in], written out for each kind of Tunix weight."""
     kind = adapter.target.weight.split(".")[-2]
     layer = f"layers.{adapter.target.layer}"
     if kind in ("q_einsum", "k_einsum"):
@@ -156,7 +156,7 @@ def test_peft_targets_mean_the_trained_modules_alone(
 @pytest.mark.parametrize("kind", DTYPES.values(), ids=DTYPES)
 def test_what_is_not_finite_is_told_from_every_value_that_is(kind: np.dtype) -> None:
     bits = np.arange(2**16, dtype=np.uint16).astype(f"u{min(kind.itemsize, 2)}")
-    shift = 8 * max(0, kind.itemsize - 2)  # the bits that tell are the highest 16
+    shift = 8 * max(0, kind.itemsize - 2)  # the highest 16 bits distinguish the values
     values = (bits.astype(f"u{kind.itemsize}") << shift).view(kind) if kind.kind != "b" else bits == 1
     floating = kind.kind in "fV"
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""LoRA+, NEFTune, label smoothing, z-loss and other starts of the adapters, compared with PEFT."""
+"""Tests of LoRA+, NEFTune, label smoothing, z-loss and other initial adapters, against PEFT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = {
 
 
 def held(alike: Alike) -> None:
-    """Hold a run to PEFT's: losses, gradients, and what training moved."""
+    """Compare a run with PEFT's: losses, gradients and changes of the weights."""
     print(alike)
     assert alike.losses <= 1e-5 * alike.of_loss
     assert alike.gradients <= 1e-4
@@ -37,7 +37,7 @@ def held(alike: Alike) -> None:
 
 @pytest.mark.parametrize("case", ["gemma1", "granite"])
 def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_path: Path) -> None:
-    """transformers scales Gemma's embeddings before the noise, and Granite's after it."""
+    """Cover both orders: transformers scales Gemma's embeddings before the noise, and Granite's after it."""
     import jax
 
     model = make(case, tmp_path / "base")
@@ -51,7 +51,7 @@ def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_pa
     ("case", "targets"), [("phi3", EVERY), ("gemma3", ("q_proj", "v_proj", "down_proj"))]
 )
 def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, ...], tmp_path: Path) -> None:
-    """Also of fused keys and values of which only one half has an adapter."""
+    """Cover fused keys and values of which only one half has an adapter."""
     import jax
 
     make_base = partial(tiny.make_gemma3, num_hidden_layers=2) if case == "gemma3" else partial(make, case)
@@ -74,7 +74,7 @@ def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, .
 def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
     case: str, axes: dict[str, int], methods: dict[str, Any], tmp_path: Path
 ) -> None:
-    """PEFT takes the adapters' first product out of the base itself."""
+    """Subtract the adapters' first product from the base, as PEFT does."""
     import jax
 
     make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
@@ -92,8 +92,11 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
 def test_twenty_steps_with_whole_modules_are_those_of_peft(
     case: str, whole: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The first begins with a PEFT adapter, of DoRA; the second model's head is its embedding (PEFT's with
-    ensure_weight_tying), to which rows are added that tp does not divide, and that tokens have."""
+    """Train whole modules.
+
+    The first case starts from a DoRA adapter of PEFT. The second model ties its head to its embedding
+    (ensure_weight_tying in PEFT), and gets rows that tp does not divide and that tokens use.
+    """
     import jax
 
     more: dict[str, Any] = {"vocab_size": 517}
@@ -112,7 +115,7 @@ def test_twenty_steps_with_whole_modules_are_those_of_peft(
 
 
 def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
-    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same; so do gradients."""
+    """Sum updates of 1e-5, far below bfloat16's steps, and gradients of that size."""
     import optax
 
     make("phi3", tmp_path / "base")
@@ -150,7 +153,7 @@ def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
 def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it freezes and begins with are those of its beginning to the bit; without them it says so."""
+    """Read the frozen and initial values of the run's start bit for bit, or report that they are missing."""
     from recipec.runtime.checkpoints.record import INITIAL
     from recipec.runtime.errors import UserError
     from recipec.runtime.training import first_values
@@ -174,7 +177,7 @@ def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
 
 
 def test_the_fast_svd_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the same random directions, of which it takes none beyond the rank."""
+    """Start from the same random directions, without more of them than the rank."""
     import torch
 
     from recipec.runtime.model.principal import svd_lowrank

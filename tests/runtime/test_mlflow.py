@@ -1,4 +1,4 @@
-"""A run's numbers in MLflow: by a stand-in of its client, with what is used of it."""
+"""Tests of a run's numbers in MLflow, with a fake client that has the parts that the runtime uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4, 
 
 
 class Client:
-    """mlflow's client of a server that is there as long as the class is."""
+    """mlflow's client of a server that exists as long as the class."""
 
     runs: ClassVar[dict[str, SimpleNamespace]] = {}
     fails = False
@@ -56,7 +56,7 @@ class Client:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
-    """The runs of a server, by their ids."""
+    """Return the runs of a server, by their ids."""
     mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
     mlflow.MlflowClient = Client  # type: ignore[attr-defined]
     entities.Metric = lambda *parts: parts  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
 
 
 def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: Any) -> Path:
-    """Logs the steps after `start`; returns the folder of the run."""
+    """Log the steps after `start`, and return the run's folder."""
     artifact, folder = tmp_path / "tiny", tmp_path / "run"
     artifact.mkdir(exist_ok=True)
     (artifact / "recipe.lock.json").write_text(json.dumps(LOCK))

@@ -1,5 +1,4 @@
-"""Experts in MXFP4: their values against transformers' own, to the bit; a checkpoint of them loaded, trained
-and merged; and damaged ones."""
+"""Tests of MXFP4 experts: equal to transformers' bit for bit, loaded, trained and merged; damaged files."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ AXES = {"fsdp": 2, "tp": 2}
 
 
 def test_every_byte_of_every_scale_is_what_transformers_makes_of_it() -> None:
-    """Infinities of the largest scales too."""
+    """Cover the infinities of the largest scales too."""
     import torch
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -54,7 +53,7 @@ def test_every_byte_of_every_scale_is_what_transformers_makes_of_it() -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A checkpoint, whose files' hashes are known, and transformers' model of it."""
+    """Make a checkpoint with known file hashes, and transformers' model of it."""
     folder = tmp_path_factory.mktemp("mxfp4") / "base"
     model = mxfp4.make(folder)
     sums = (f"{hashlib.sha256((folder / file).read_bytes()).hexdigest()}  {file}\n" for file in mxfp4.FILES)

@@ -1,4 +1,4 @@
-"""New tokens: as transformers adds them where rows are spare, in the places of reserved ones, and refused."""
+"""Tests of new tokens: added to spare rows as in transformers, in place of reserved ones, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "<|turn_a|>user: 12<tool>+</tool><|turn_b|>"
 
 
 def saved(folder: Path, rows: int, *reserved: str) -> Any:
-    """A checkpoint's tokenizer, with tokens in reserve and an embedding of so many rows."""
+    """Save a tokenizer with reserved tokens, and a config.json with this many embedding rows."""
     made = tokenizer()
     made.add_tokens(list(reserved), special_tokens=True)
     made.save_pretrained(folder)

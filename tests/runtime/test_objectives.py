@@ -1,4 +1,4 @@
-"""An objective is a row, and each row has what it needs."""
+"""Tests that each objective is a row of the table, and that each row is complete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_objective_of_the_language_has_its_losses() -> None:
 
 
 def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What checks, plans, scripts and cards make of a recipe follows from the row: here of ORPO's."""
+    """Add a row for an objective, and check what checks, plans, scripts and cards derive from it."""
     orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
     flops = bound.model_flops(orpo, 1.0)
     row = objectives.Objective(

@@ -1,4 +1,4 @@
-"""Each optimizer's chain, as train.py states it: sharded as on one device, resumed exactly, as in PyTorch."""
+"""Tests of each optimizer's chain in train.py: sharded as on one device, resumed exactly, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start() -> Any:
 
 
 def toy(mesh: Any, dtype: str = "float32") -> Any:
-    """A model of three parameters, sharded as its metadata says, with the fields of loading.Built."""
+    """Return a model of three sharded parameters, with the fields of loading.Built."""
     import jax
     from flax import nnx
     from tunix.utils import env_utils
@@ -82,11 +82,11 @@ def toy(mesh: Any, dtype: str = "float32") -> Any:
 
 
 PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()))
-"""How a model without experts is computed, as far as a trainer asks."""
+"""The part of a model without experts that a trainer reads."""
 
 
 def loss(model: Any, tokens: Any) -> Any:
-    """Of every parameter, and of a batch's tokens."""
+    """Return a loss of every parameter and of a batch's tokens."""
     import jax.numpy as jnp
 
     x = tokens.astype(jnp.float32)[:, : training.LENGTH] / 500.0
@@ -118,7 +118,7 @@ def run(folder: Path, rule: Any, until: int, accumulation: int = 2, dtype: str =
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
-    """A run of four steps with an optimizer, and its folder; made once."""
+    """Return a function that runs four steps with an optimizer once, with the run's folder."""
 
     @functools.cache
     def run_of(name: str) -> tuple[Any, Path]:
@@ -129,7 +129,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any
 
 
 def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
-    """A run that continues from another run's second step to its fourth."""
+    """Continue another run from its second step to its fourth."""
     shutil.copytree(folder, target)
     shutil.rmtree(target / "4")
     return run(target, rule, 4, *options)
@@ -185,14 +185,17 @@ def test_the_state_is_sharded_where_it_has_a_parameters_shape(
             seen[leaf] = seen.get(leaf, 0) + 1
         else:
             assert array.sharding.is_fully_replicated, path
-    # Beside the accumulated gradient: two moments, one, the running sum, or one where nothing is factored.
+    # The accumulated gradient, and the optimizer's arrays of the same shape. Factored state has other shapes.
     expected = {"adamw": 3, "lion": 2, "sgd": 2, "rmsprop": 3, "adafactor": 2}[name]
     factored = {"matrix"} if name == "adafactor" else set()
     assert seen == {leaf: expected - (leaf in factored) for leaf in SHAPES}
 
 
 def test_small_updates_of_bfloat16_weights_add_up() -> None:
-    """A hundred steps of 1/4000 of a weight: lost one by one, a fortieth in all on float32 copies."""
+    """Sum a hundred steps of 1/4000 of a weight.
+
+    In bfloat16 each step is lost. On float32 copies they add up to a fortieth.
+    """
     import jax.numpy as jnp
     import optax
 
@@ -229,7 +232,7 @@ def test_master_weights_of_float32_are_the_rule_itself(
 
 
 def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
-    """Which is sharded as they are, and saved with them."""
+    """Shard the master copy like the weights, and save it with them."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -252,7 +255,7 @@ def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
 
 
 def test_a_bfloat16_state_keeps_its_type(tmp_path: Path) -> None:
-    """Gradients are float32 whatever the weights are; without a master copy the moments are bfloat16."""
+    """Check that gradients are float32, and that the moments are bfloat16 without a master copy."""
     import jax.numpy as jnp
 
     one = run(tmp_path, chain("adamw"), 2, accumulation=1, dtype="bfloat16")
@@ -294,7 +297,7 @@ def torch_rule(name: str, weights: list[Any]) -> Any:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "rmsprop", "adafactor"])
 def test_the_rule_is_pytorchs(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
-    """At a rate that changes. Adafactor's is transformers', without its own learning rates."""
+    """Use a changing rate. Adafactor's reference is transformers', without its own learning rates."""
     import jax
     import optax
     import torch

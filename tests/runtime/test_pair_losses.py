@@ -1,4 +1,4 @@
-"""Each loss of a pair against TRL's code, in float32, with logits that no model made."""
+"""Tests of each pair loss against TRL's code, in float32, on made-up logits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOSSES = {
 }
 WORDS, LENGTH = 5, 9
 ROWS = [(1, 5), (1, 2), (3, 4), (3, 8), (2, 9), (2, 3)]
-"""Of three pairs, chosen and rejected in turn: how long the prompt is, and the whole text."""
+"""The lengths of the prompt and of the whole text of three pairs, alternately chosen and rejected."""
 
 
 @pytest.mark.parametrize(
     ("objective", "loss_type"), [(objective, loss) for objective, names in LOSSES.items() for loss in names]
 )
 def test_each_loss_is_trls(objective: str, loss_type: str) -> None:
-    """To 1e-5, with its gradient, of logits that no model made; a fourth pair fills our batch up."""
+    """Compare the loss and its gradient to 1e-5. A fourth pair fills up our batch."""
     import jax
     import torch
 
@@ -34,7 +34,7 @@ def test_each_loss_is_trls(objective: str, loss_type: str) -> None:
 
     more: dict[str, Any] = {"loss_type": loss_type}
     smoothed = "label_smoothing" in OBJECTIVES[objective].reads(loss_type)
-    if smoothed and (objective, loss_type) != ("dpo", "sigmoid"):  # which takes none in TRL
+    if smoothed and (objective, loss_type) != ("dpo", "sigmoid"):  # which has none in TRL
         more["label_smoothing"] = SMOOTHING
     sizes = {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1}
     settings = TrainSettings(objective=objective, beta=BETA, simpo_gamma=0.4, cpo_alpha=0.7, **more, **sizes)
@@ -66,7 +66,7 @@ def test_each_loss_is_trls(objective: str, loss_type: str) -> None:
 
 
 def by_trl(settings: Any, policy: Any, before: Any, batch: dict[str, Any]) -> tuple[float, Any, list[float]]:
-    """The loss of the first three pairs by TRL's code, its gradient to the logits, and the mean rewards."""
+    """Return TRL's loss of the first three pairs, its gradient by the logits, and the mean rewards."""
     import torch
 
     order = [0, 2, 4, 1, 3, 5]  # all chosen answers before the rejected ones

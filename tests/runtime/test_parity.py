@@ -1,7 +1,8 @@
-"""Numerics against transformers and PEFT, in float32, on the CPU.
+"""Tests of numerics against transformers and PEFT, in float32, on the CPU.
 
-`make test` has the logits of every kind of layer on one mesh, and trains a Gemma 4. `make e2e` trains the
-other families, `make nightly` takes the other mesh. test_decoder_training.py trains those of the one decoder.
+`make test` compares the logits of every kind of layer on one mesh, and trains a Gemma 4. `make e2e` trains
+the other families, and `make nightly` uses the other mesh. test_decoder_training.py trains the families of
+the shared decoder.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ ONE_MESH = {
     "qwen3": "8x1",
     "qwen3-untied-one-head": "4x2",
 }
-"""Kinds of one family whose layers are alike: on both meshes between them. A single key/value head differs
-where tp is 2. Of the others, training takes the other mesh."""
+"""Kinds of one family with equal layers, which together use both meshes.
+
+A single key/value head differs if tp is 2. Training uses the other mesh for the other kinds.
+"""
 
 SECOND_MESH = {
     "gemma4-multimodal-sharded": "8x1",
@@ -93,8 +96,10 @@ SECOND_MESH = {
     "qwen2-untied-scaled": "8x1",
     "qwen3": "8x1",
 }
-"""Of kinds that differ from another, or from one of test_decoder.py, in what each mesh computes alike: for
-`make nightly`."""
+"""Kinds whose difference from another kind, or from one of test_decoder.py, is the same on each mesh.
+
+`make nightly` runs them.
+"""
 
 
 def mesh_name(axes: dict[str, int]) -> str:
@@ -103,7 +108,7 @@ def mesh_name(axes: dict[str, int]) -> str:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """A tiny checkpoint's folder and transformers' model by its kind, made once."""
+    """Return a function that makes a tiny checkpoint's folder and transformers' model once by kind."""
     made: dict[str, tuple[Path, Any]] = {}
 
     def get(kind: str) -> tuple[Path, Any]:
@@ -163,7 +168,7 @@ def test_logits_are_those_of_transformers(
 def test_packed_samples_are_as_alone_in_transformers(
     checkpoint: Callable[[str], tuple[Path, Any]],
 ) -> None:
-    """Two samples in each row; positions restart under scaled frequencies."""
+    """Put two samples into each row, so that positions restart under scaled frequencies."""
     import torch
 
     folder, model = checkpoint("llama")
@@ -201,7 +206,7 @@ def test_twenty_training_steps_are_those_of_peft(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """20 steps of 2 micro-batches with rematerialization, from the same initial adapters."""
+    """Run 20 steps of 2 micro-batches with rematerialization, from the same initial adapters."""
     folder, _ = checkpoint(kind)
     policy, targets = "decoder", training.TARGETS
     if kind == "gemma4-experts":

@@ -1,4 +1,4 @@
-"""The losses of preferences against those of TRL's trainers with PEFT, in float32."""
+"""Tests of preference losses against TRL's trainers with PEFT, in float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESH = {"fsdp": 4, "tp": 2}
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-    """A folder, transformers' model and its tokenizer."""
+    """Make a folder, transformers' model and its tokenizer."""
     from transformers import AutoTokenizer
 
     from recipec.compiler.rehearse.miniature import write_tokenizer
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any
 
 @pytest.fixture(scope="module")
 def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
-    """Our model on a mesh, with adapters that are not zero."""
+    """Build our model on a mesh, with nonzero adapters."""
     import jax
 
     with jax.default_matmul_precision("highest"):
@@ -44,7 +44,7 @@ def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
 def trl_trainer(
     objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path, **settings: Any
 ) -> Any:
-    """TRL's trainer of the same model with the same adapters."""
+    """Return TRL's trainer of the same model with the same adapters."""
     import peft
     import torch
     import transformers
@@ -77,7 +77,7 @@ COMPILED: dict[Any, tuple[Any, Any]] = {}
 
 
 def compiled(built: Any, settings: Any) -> tuple[Any, Any]:
-    """The loss, metrics and gradient of a batch as a function, and the state that it takes."""
+    """Return a batch's loss, metrics and gradient as a function, and the state that it takes."""
     if settings not in COMPILED:
         COMPILED[settings] = differentiated(built, settings)
     return COMPILED[settings]
@@ -103,7 +103,7 @@ def differentiated(built: Any, settings: Any) -> tuple[Any, Any]:
 
 
 def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **settings: Any) -> Any:
-    """The loss, its metrics, and the gradient of each projection's A and B."""
+    """Return the loss, its metrics, and the gradients of each projection's A and B."""
     import jax
 
     from recipec.runtime.model.sharding import shard_rows
@@ -170,7 +170,7 @@ def test_loss_and_gradient_are_trls(
 
 
 def test_label_smoothing_takes_some_preferences_for_mistaken(built: tuple[Any, Any]) -> None:
-    """A preference that is mistaken with probability s costs 1 - s of its loss and s of its reverse's."""
+    """Check smoothing by s: a pair's loss counts 1 - s, and the reversed pair's loss counts s."""
     mesh, ours_built = built
     batch = batch_of_pairs()
     reverse = {name: np.array(value) for name, value in batch.items()}

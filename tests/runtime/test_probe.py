@@ -1,4 +1,4 @@
-"""probe.py of an artifact on virtual CPU devices: what it finds, what it tells, what it keeps to itself."""
+"""Tests of an artifact's probe.py on virtual CPU devices: its findings, its report, what stays private."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], t
 def test_a_disk_without_room_is_one_sentence(
     artifact: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of 8 KiB at the most
+    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of at most 8 KiB
     ran = subprocess.run(
         ["bash", "-c", limited],
         env={**environment, "TMPDIR": str(tmp_path)},

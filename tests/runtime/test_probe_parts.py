@@ -1,4 +1,4 @@
-"""The parts of a step's time, from traces as a TPU and a CPU write them."""
+"""Tests of the parts of a step's time, from traces of a TPU and of a CPU."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def test_what_operations_of_a_tpus_program_are() -> None:
 
 
 def plane(name: str, **lines: list[tuple[str, float, float]]) -> str:
-    """A plane of an XSpace: of each line the operations with their start and seconds, in microseconds."""
+    """Return a plane of an XSpace.
+
+    Args:
+        lines: each line's operations, with their start and duration in microseconds.
+    """
     names = sorted({event[0] for events in lines.values() for event in events})
     said = {one: next(line.strip() for line in TEXT.splitlines() if f"%{one} = " in line) for one in names}
     out = f'planes {{ name: "{name}"'
@@ -98,7 +102,7 @@ def test_a_tpus_trace_is_summed_by_what_its_operations_are() -> None:
     ops = [
         ("fusion.1", 0, 30),
         ("splash.1", 30, 20),
-        ("gather-done.1", 55, 10),  # after 5 of nothing
+        ("gather-done.1", 55, 10),  # after 5 microseconds of nothing
         ("while.1", 65, 32),
         ("fusion.9", 66, 15),
         ("fusion.9", 81, 15),

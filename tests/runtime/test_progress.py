@@ -1,4 +1,4 @@
-"""The line that says how far a long job is."""
+"""Tests of the progress line of a long job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipec.runtime.progress import Progress, duration
 
 
 class Clock:
-    """Stands for the time module: seconds pass when they are told to."""
+    """A fake of the time module, whose seconds a test advances."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(progress, "silent", False)  # as a command before, in this process, may have left it
+    monkeypatch.setattr(progress, "silent", False)  # an earlier command in this process may have changed it
     return clock
 
 

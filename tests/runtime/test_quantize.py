@@ -1,4 +1,4 @@
-"""QLoRA: what is stored, what is computed with it, and the memory that it saves."""
+"""Tests of QLoRA: what it stores, what it computes, and the memory that it saves."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ MODELS: dict[str, Callable[..., Any]] = {
 }
 EXPERTS = (".gating_einsum", ".linear", ".experts.gate_up", ".experts.down")
 EXPERT_ARRAYS = {"gemma4": 4, "qwen3_moe": 2}
-"""By family: two of each layer with experts."""
+"""By family: two arrays of each layer with experts."""
 QUERIES = ("q_proj", "qkv_proj")
 """LoRA's targets: one projection of each layer."""
 
 
 def targets(model: Path) -> tuple[str, ...]:
-    """Qwen 3's experts carry adapters too, Gemma 4's do not."""
+    """Return the adapters' targets, which include Qwen 3's experts but not Gemma 4's."""
     experts = json.loads((model / "config.json").read_text())["model_type"] == "qwen3_moe"
     return (*QUERIES, "experts") if experts else QUERIES
 
@@ -53,7 +53,7 @@ SPLIT = {"gate_up": (None, "fsdp", None, "tp"), "down": (None, "tp", "fsdp")}
 WHOLE = {"gate_up": (None,) * 4, "down": (None,) * 3}
 """Shardings of experts."""
 CODES = {"nf4": "u8", "int8": "s8"}
-"""What XLA has codes as on a CPU."""
+"""XLA's types of codes on a CPU."""
 NF4 = [
     -1.0,
     -0.6961928009986877,
@@ -85,7 +85,7 @@ NF4 = [
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gemma 4 with experts, another model of experts, one whose projections are fused, or one as most are."""
+    """Make Gemma 4 with experts, another model of experts, one with fused projections, or an ordinary one."""
     folder = tmp_path_factory.mktemp(request.param) / "model"
     MODELS[request.param](folder, **SIZES)
     return folder
@@ -93,7 +93,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def built(model: Path) -> Callable[[str | None], Any]:
-    """The model, its weights stored as "nf4", "int8" or, for None, in float32; made once."""
+    """Return a function that builds the model once with "nf4", "int8" or, for None, float32 weights."""
     return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=targets(model))[1])
 
 
@@ -123,7 +123,7 @@ def variables(built: Any) -> dict[str, Any]:
 
 
 def replaced(model: Path, quantized: Any) -> Any:
-    """The model with each quantized weight replaced by what it stands for, in the model's dtype."""
+    """Return the model with each quantized weight dequantized, in the model's dtype."""
     import jax
 
     plain = training.build(model, MESH, targets=targets(model))[1]
@@ -135,7 +135,7 @@ def replaced(model: Path, quantized: Any) -> Any:
 
 
 def reference_nf4(weight: np.ndarray) -> np.ndarray:
-    """What bitsandbytes makes of a weight [out, in]: blocks of 64 of the flattened tensor."""
+    """Return bitsandbytes' values of a weight [out, in], in blocks of 64 of the flattened tensor."""
     blocks = weight.reshape(-1, 64).astype(np.float64)
     scale = np.abs(blocks).max(1, keepdims=True)
     codes = np.abs((blocks / scale)[..., None] - np.array(NF4)).argmin(-1)
@@ -143,7 +143,7 @@ def reference_nf4(weight: np.ndarray) -> np.ndarray:
 
 
 def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callable[[str | None], Any]) -> None:
-    """Held against the Hugging Face tensors themselves, every linear layer and every expert of them."""
+    """Compare every linear layer and every expert with the Hugging Face tensors."""
     base = HFCheckpoint.open(model)
     stored = variables(built("nf4"))
     parameters = {p.path: p for p in built("nf4").parameters}
@@ -171,7 +171,7 @@ def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callabl
 def test_adapters_start_from_what_nf4_loses_or_it_stores_what_they_leave(
     init: str, model: Path, tmp_path: Path
 ) -> None:
-    """LoftQ's one iteration, and nf4 of the rest of a weight, by the paper's table and LAPACK."""
+    """Check LoftQ's one iteration and nf4 of the remainder, by the paper's table and LAPACK."""
     base = HFCheckpoint.open(model)
     run = training.build(model, MESH, kept=tmp_path, quantize="nf4", targets=QUERIES, init=init)[1]
     arrays, found = training.adapters(run), variables(run)
@@ -232,8 +232,11 @@ def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | 
     ids=["nf4", "int8", "nf4 whole"],
 )
 def test_quantized_experts_are_the_same_on_every_mesh(kind: str, features: int, specs: Any) -> None:
-    """Their sum and its gradient. A rule may keep arrays whole; their blocks are then not those of a device's
-    features, and these not split."""
+    """Compare the experts' sum and its gradient.
+
+    A rule may replicate arrays. Then their blocks are not within a device's features, and the blocks are not
+    sharded.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -279,8 +282,10 @@ def test_no_block_is_split_over_devices() -> None:
 
 
 def test_a_block_is_of_inputs_that_are_neighbors_in_hugging_faces_tensor() -> None:
-    """An output projection's inputs are heads times their size: small heads share a block, as bitsandbytes',
-    which knows no heads, has them."""
+    """Let small heads share a block, as in bitsandbytes, which does not know heads.
+
+    The inputs of an output projection are heads times their size.
+    """
     from recipec.runtime.model.quantize import layout
 
     def blocks(heads: int, size: int, tp: int = 1) -> tuple[int, ...]:
@@ -311,7 +316,7 @@ def rule() -> Any:
 
 
 def stepper(built: Any) -> Any:
-    """A compiled training step for models of this one's structure."""
+    """Return a compiled training step for models of this structure."""
     import jax
     import optax
     from flax import nnx
@@ -334,7 +339,7 @@ def stepper(built: Any) -> Any:
 
 
 def test_training_is_that_of_the_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
-    """Three steps from the same adapters: losses and adapters."""
+    """Compare losses and adapters after three steps from the same adapters."""
 
     def steps(step: Any, built: Any) -> tuple[list[float], dict[str, np.ndarray]]:
         from flax import nnx
@@ -363,7 +368,10 @@ def test_training_is_that_of_the_dequantized_base(model: Path, built: Callable[[
 
 
 def test_the_backward_pass_keeps_no_dequantized_weight(built: Callable[[str | None], Any]) -> None:
-    """Without rematerialization a plain model's weights are residuals; of quantized ones the codes are."""
+    """Keep codes as residuals.
+
+    Without rematerialization, the residuals of a plain model are its weights.
+    """
     kept = {kind: residuals(built(kind)) for kind in (None, "nf4")}
     weight = (SIZES["intermediate_size"], SIZES["hidden_size"])
     assert (weight, "float32") in kept[None]
@@ -379,7 +387,7 @@ def expert_shapes(built: Any) -> list[tuple[int, ...]]:
 
 
 def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of what the backward pass is handed by the forward pass, nothing rematerialized."""
+    """Return shapes and dtypes of the forward pass's residuals without rematerialization."""
     from flax import nnx
     from jax._src.ad_checkpoint import saved_residuals
 
@@ -401,7 +409,7 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
 
 @pytest.mark.e2e
 def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
-    """The base is quantized again; a checkpoint holds the adapters alone."""
+    """Quantize the base again, because a checkpoint holds only the adapters."""
     import optax
 
     model = tmp_path / "model"
@@ -424,12 +432,12 @@ def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
 
 
 def arguments_of(program: Any) -> int:
-    """Bytes of the arguments of a compiled function on a device."""
+    """Return the bytes of a compiled function's arguments on a device."""
     return program.memory_analysis().argument_size_in_bytes
 
 
 def gathers(program: Any) -> set[tuple[str, int]]:
-    """Type and numbers of what a compiled function gathers."""
+    """Return the types and element counts of a compiled function's all-gathers."""
     found = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather\(", program.as_text())
     return {(dtype, math.prod(map(int, sizes.split(",")))) for dtype, sizes in found}
 
@@ -440,8 +448,10 @@ def gathers(program: Any) -> set[tuple[str, int]]:
 def test_a_quantized_base_computes_the_dequantized_one_s_logits_in_less_memory(
     kind: str, expected: float, model: Path, built: Callable[[str | None], Any]
 ) -> None:
-    """Logits of the dequantized base, and a device's arguments in bytes, as the compiler counts them. Of
-    experts, the codes are what is gathered."""
+    """Compare logits with the dequantized base, and the bytes of a device's arguments.
+
+    The compiler reports the bytes. Experts are gathered as codes.
+    """
     import jax
     from flax import nnx
 
@@ -455,7 +465,7 @@ def test_a_quantized_base_computes_the_dequantized_one_s_logits_in_less_memory(
             return built.forward.logits(model, one["tokens"], one["positions"], one["segment_ids"])
 
         state, program = nnx.state(built.model), jax.jit(logits)
-        # The second compilation is from the cache; called, it would refuse how four bits lie.
+        # The second compilation is from the cache. Calling it would fail on the layout of four-bit numbers.
         return program, np.asarray(program(state)), program.lower(state).compile()
 
     with start(MESH):

@@ -1,4 +1,4 @@
-"""What is recomputed changes what a step takes, and not what it computes."""
+"""Tests that rematerialization changes a step's cost, and not its results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.runtime import training
 
 NAMES = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 TUNIX = ("block", "decoder")
-"""Policies that are Tunix's own; whole trainings under them are held against PEFT."""
+"""Tunix's own policies. Other tests compare whole trainings under them with PEFT."""
 
 
 @pytest.fixture(scope="module", params=["llama", pytest.param("gemma4", marks=pytest.mark.e2e)])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A model with dropout, B not zero; its mesh."""
+    """Build a model with dropout and a nonzero B, with its mesh."""
     import jax
 
     directory = tmp_path_factory.mktemp("model") / request.param
@@ -35,7 +35,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def fill(model: Any) -> None:
-    """Random values for the adapters' B, which starts at zero."""
+    """Set the adapters' B, which starts at zero, to random values."""
     import jax
     from flax import nnx
 
@@ -48,7 +48,7 @@ def fill(model: Any) -> None:
 
 
 def loss_of(built: Any, policy: str) -> Any:
-    """The loss under a policy, a function of the model's state and a batch, and the model's graph."""
+    """Return the loss under a policy as a function of the model's state and a batch, and the graph."""
     from flax import nnx
 
     from recipec.runtime.model.loading import rematerialize
@@ -65,7 +65,7 @@ def loss_of(built: Any, policy: str) -> Any:
 
 
 def step(mesh: Any, built: Any, policy: str) -> Any:
-    """Loss and LoRA gradients under a policy, traced, with its arguments."""
+    """Trace the loss and LoRA gradients under a policy, and return the arguments with it."""
     import jax
     from flax import nnx
 
@@ -83,7 +83,7 @@ def step(mesh: Any, built: Any, policy: str) -> Any:
 
 
 def kept(mesh: Any, built: Any, policy: str) -> list[tuple[int, ...]]:
-    """Shapes of what the forward pass leaves for the backward pass."""
+    """Return the shapes of the forward pass's residuals."""
     import jax
     from flax import nnx
 
@@ -104,7 +104,7 @@ def test_every_policy_computes_what_none_computes(built: Any) -> None:
     products = {}
     for policy in POLICIES:
         traced, arguments = step(*built, policy)
-        # A CPU has no other memory than the host's: what is sent there stays where it is.
+        # A CPU has only the host's memory, so that offloaded arrays stay where they are.
         assert ("MemorySpace.Host" in str(traced.jaxpr)) == (policy == "offload_dots")
         lowered = traced.lower()
         products[policy] = len(re.findall(r"stablehlo\.dot_general", lowered.as_text()))
@@ -115,9 +115,9 @@ def test_every_policy_computes_what_none_computes(built: Any) -> None:
         expected = expected or found
         for one, other in zip(found, expected, strict=True):
             assert np.abs(one - other).max() <= 1e-6 * np.abs(other).max(), policy
-    # Each keeps more than the one before it, and so recomputes less.
+    # Each policy keeps more than the one before it, and recomputes less.
     assert products["decoder"] > products["save_attention"] > products["save_dots"]
-    # Of the one layer, the scores of its attention: no product with a weight or with an adapter.
+    # The scores of the one layer's attention, and no product with a weight or an adapter.
     assert products["save_dots"] == products["none"] + 1
     assert products["offload_dots"] == products["save_dots"]
     assert products["decoder"] >= products["block"] > products["none"]

@@ -1,4 +1,4 @@
-"""A base checkpoint at an address is what the same folder is on this machine, without a copy of it."""
+"""Tests that a base checkpoint at an address equals the same local folder, without being copied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEMORY = fsspec.filesystem("memory")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gemma 4 in three files, with a side folder and what is no part of a checkpoint."""
+    """Make a Gemma 4 in three files, with a side folder and files that are no part of a checkpoint."""
     target = tmp_path_factory.mktemp("remote") / "model"
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     write_checkpoint(target, config, shards=3)
@@ -178,7 +178,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
 
 
 def shard(folder: Path) -> Path:
-    """The second of the weight files."""
+    """Return the second weight file."""
     return folder / "model-00002-of-00003.safetensors"
 
 

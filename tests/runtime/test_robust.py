@@ -1,4 +1,4 @@
-"""What a run survives, and what it says: kills, signals, a full disk, NaN."""
+"""Tests of what a run survives, and of its messages: kills, signals, a full disk and NaN."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ trainer.Trainer._step = poisoned
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
     kills: int, last: int, seed: int, place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
-    """SIGKILL while the run starts, within steps and within saves; each time it is resumed.
+    """Send SIGKILL during start-up, steps and saves, and resume each time.
 
-    Nothing that was saved before a kill is lost, and the last life ends with the very parameters, optimizer
-    state and metrics of a run that nobody disturbed.
+    A kill loses nothing that was saved before. The last process ends with exactly the parameters, optimizer
+    state and metrics of an undisturbed run.
     """
     name = f"killed-{last}"
     write_artifact(place / name, steps=last, every=1)
@@ -71,7 +71,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
     def within_a_save(before: set[tuple[str, int]]) -> bool:
         try:
             return bool(saving() - before)
-        except FileNotFoundError:  # it has got its final name in between
+        except FileNotFoundError:  # it has got its final name meanwhile
             return False
 
     newest, moments = 0, []
@@ -111,7 +111,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
 def test_a_signal_within_a_slow_step_saves_that_step(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], signum: int, status: int
 ) -> None:
-    """No checkpoint is due at that step: it is the signal's own."""
+    """Save at a step where no checkpoint is due, because of the signal."""
     name = signal.Signals(signum).name
     write_artifact(place / f"slow-{name}", every=100, prelude=SLOW.format(seconds=1.5))
     life = begin(lives, place, name, artifact=f"slow-{name}")
@@ -151,7 +151,7 @@ def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
 def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
-    """From the second save on the system refuses to write files of more than 8 KiB."""
+    """Refuse files of more than 8 KiB from the second save on."""
     write_artifact(place / "cramped", every=2, prelude=SLOW.format(seconds=0.5))
     life = begin(lives, place, "cramped", artifact="cramped")
     folder = place / "cramped" / "checkpoints"
@@ -170,7 +170,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
 
 
 def test_writes_that_fail_together_are_told_once() -> None:
-    """asyncio would print the traceback of a write that nobody waits for any more."""
+    """Hide asyncio's traceback of a write that nobody awaits any more."""
     program = (
         "import asyncio, sys\n"
         "from runtime.training import session\n"
@@ -191,7 +191,7 @@ def test_writes_that_fail_together_are_told_once() -> None:
 
 
 def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end, and at the next save at the latest; the checkpoint before it stays the newest."""
+    """Report the error at the end, or at the next save. The previous checkpoint stays the newest."""
     import jax.numpy as jnp
     import optax
     from flax import nnx

@@ -1,4 +1,4 @@
-"""Rotary embeddings of every kind against transformers' own, and configs that lie about them."""
+"""Tests of every kind of rotary embedding against transformers, and of contradictory configs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TEXT = {"Qwen3_5": "Qwen3_5Text"}
 
 
 def reference(family: str, config: dict[str, Any]) -> tuple[Any, Any]:
-    """transformers' rotary module and the module of Python that it is in."""
+    """Return transformers' rotary module, and its Python module."""
     module = importlib.import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
     name = TEXT.get(family, family)
     made = getattr(transformers, f"{name}Config")(**SIZES, **config)
@@ -88,14 +88,14 @@ def reference(family: str, config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def queries(module: Any, x: np.ndarray, cos: Any, sin: Any) -> np.ndarray:
-    """[B, T, N, H] turned by transformers."""
+    """Rotate [B, T, N, H] with transformers."""
     q = torch.from_numpy(x).transpose(1, 2)
     return module.apply_rotary_pos_emb(q, q, cos, sin)[0].transpose(1, 2).numpy()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_sines_cosines_and_rotation_are_those_of_transformers(case: str) -> None:
-    """Within the original context, in a batch that is longer at one place alone, and far beyond."""
+    """Compare within the original context, in a batch with one longer row, and far beyond."""
     family, given, options = CASES[case]
     config = SIZES | given
     rope = read_rope(config, family, **options)
@@ -115,14 +115,14 @@ def test_sines_cosines_and_rotation_are_those_of_transformers(case: str) -> None
         ours = [np.asarray(one) for one in found(positions)]
         turned = rope.turned(head_dim)
         assert cos.shape[-1] == turned and ours[0].shape == (2, 3, turned // 2)
-        # transformers has each twice: next to itself in Cohere, half a head away in all others.
+        # transformers stores each value twice: next to each other in Cohere, half a head apart in all others.
         pairs = slice(0, None, 2) if family == "Cohere2" else slice(0, turned // 2)
-        # A float32 holds an angle to 2**-24 of it, and its frequency likewise.
+        # A float32 holds an angle, and its frequency, with a relative error of 2**-24.
         angles = positions[..., None] * np.abs(theirs.inv_freq.numpy())
         noise = (1e-6 + angles * 2.0**-22) * rope.attention
         for mine, their in zip(ours, (sin, cos), strict=True):
             assert (np.abs(mine - their[..., pairs].numpy()) <= noise).all(), (case, rows)
-        # Of the same sines and cosines, so that only the rotation is compared.
+        # Use the same sines and cosines, so that only the rotation is compared.
         mine = np.asarray(rotated(x, sin[..., pairs].numpy(), cos[..., pairs].numpy()))
         np.testing.assert_allclose(mine, queries(module, x, cos, sin), atol=1e-6, rtol=1e-6)
         assert np.array_equal(mine[..., turned:], x[..., turned:])
@@ -135,7 +135,7 @@ def test_frequencies_are_rounded_as_transformers_rounds(case: str) -> None:
     theirs, _ = reference(family, given)
     head_dim = (SIZES | given).get("head_dim") or 48
     rope = read_rope(SIZES | given, family, **options)
-    # Before its first batch, a module of transformers holds the frequencies of a short one.
+    # Before its first batch, transformers' module holds the frequencies of a short one.
     pairs = [(rope.frequencies(head_dim), theirs.inv_freq)]
     if rope.kind == "longrope":
         theirs(torch.zeros(1), torch.tensor([[4_000]]))

@@ -1,4 +1,4 @@
-"""Checkpoints at addresses that Orbax does not read: one step is copied, the one that is meant."""
+"""Tests of checkpoints at addresses that Orbax does not read: only the requested step is copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMORY = fsspec.filesystem("memory")
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where copies are made, in this test alone."""
+    """Set the folder for temporary copies in this test."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -35,7 +35,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's folder: steps 2, 4 and 10 are whole, 12 was begun; 4 has the lowest loss."""
+    """Make a run's folder: steps 2, 4 and 10 are complete, and 12 is unfinished.
+
+    Step 4 has the lowest loss.
+    """
     folder = tmp_path / "run"
     for step in (2, 4, 10):
         tree = folder / str(step) / "model_params"

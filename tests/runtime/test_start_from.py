@@ -1,4 +1,4 @@
-"""DPO that starts from a PEFT adapter, compared with TRL; test_methods has other training."""
+"""Tests of DPO that starts from a PEFT adapter, against TRL. test_methods has other training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS, RATE = 4, 1e-2
 
 
 def run(base: Path, folder: Path, batch: dict[str, np.ndarray], **found: int) -> dict[str, np.ndarray]:
-    """DPO from the adapter beside the base, to the last step; returns what is trained."""
+    """Run DPO from the adapter next to the base to the last step, and return the trained arrays."""
     import jax
     import optax
 
@@ -54,7 +54,7 @@ def run(base: Path, folder: Path, batch: dict[str, np.ndarray], **found: int) ->
 def test_the_reference_of_dpo_is_the_adapter_as_in_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To 1e-5 of the loss; a resumed run is exact, and one from another adapter is refused."""
+    """Compare to 1e-5 of the loss. A resumed run is exact, and a run from another adapter is refused."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -97,5 +97,5 @@ def test_the_reference_of_dpo_is_the_adapter_as_in_trl(
     training.start_from(mesh, built, base, tmp_path / "run", step=2)
     assert "adapter has changed since the run began" in capsys.readouterr().err
     shutil.rmtree(adapter)
-    training.start_from(mesh, built, base, tmp_path / "run", step=2)  # needs none
+    training.start_from(mesh, built, base, tmp_path / "run", step=2)  # a continuation needs no adapter
     assert all(np.array_equal(fresh[path], array) for path, array in training.adapters(built).items())

@@ -1,4 +1,4 @@
-"""Early stopping and the best checkpoint, in one run, in an interrupted one, and after their end."""
+"""Tests of early stopping and the best checkpoint: in whole and interrupted runs, and after their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.runtime.stopped import STOPPING
 
 @pytest.mark.parametrize("min_delta", [0.0, 0.05, 0.3])
 def test_evaluations_are_counted_as_transformers_counts_them(min_delta: float) -> None:
-    """By its callback, which sees an evaluation before the Trainer looks whether it is the best."""
+    """Use transformers' callback, which sees an evaluation before the Trainer compares it with the best."""
     from transformers import EarlyStoppingCallback, Trainer
 
     choose = random.Random(0)
@@ -50,7 +50,7 @@ def test_evaluations_are_counted_as_transformers_counts_them(min_delta: float) -
 
 
 def test_a_run_stops_early_keeps_its_best_and_goes_on_no_further(place: Path, lives: Lives) -> None:
-    """One that is stopped in between, by --steps at an evaluation that does not count, comes to the same."""
+    """Compare with a run that --steps interrupts at an evaluation that does not count."""
     write_artifact(place / "stopping", prelude=STOPPING, every=100, keep=1)
     whole = train(lives, place, "early", artifact="stopping")
     assert whole.status == 0, whole.stderr

@@ -1,4 +1,4 @@
-"""What `--trace` writes: the run's own gradients and losses, and nothing that changes the run."""
+"""Tests of the output of `--trace`: the run's gradients and losses, without a change of the run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RATE, CLIP = 0.5, 0.1
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma3") / "model"
-    # As many key/value heads as heads: Q, K and V are one weight.
+    # With as many key/value heads as heads, Q, K and V are one weight.
     tiny.make_gemma3(folder, num_key_value_heads=8, num_hidden_layers=1)
     return folder
 
 
 def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace | None, Any]:
-    """Two steps of two micro-batches with clipped SGD: the trace, and the model as it was trained."""
+    """Run two steps of two micro-batches with clipped SGD, and return the trace and the trained model."""
     import jax
     import optax
 
@@ -53,7 +53,7 @@ def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace 
 
 
 def compiled_steps() -> set[str]:
-    """The training steps that jax has compiled and kept, by their keys."""
+    """Return the cache keys of the training steps that jax has compiled."""
     import jax
 
     return {path.name for path in Path(jax.config.jax_compilation_cache_dir).glob("jit__train-*-cache")}
@@ -88,7 +88,7 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     ]
     assert trace.about["dtype"] == "float32" and trace.about["first_step"] == 1
 
-    # Of the whole step: its norm is the one that the run itself has logged, and its first update is theirs.
+    # The gradients are the whole step's: they have the logged norm, and give the run's first update.
     norm = np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in trace.gradients.values()))
     assert norm == pytest.approx(logged[0]["grad_norm"], rel=1e-5) and norm > 2 * CLIP
     first = restore_tree(str(tmp_path / "plain" / "1" / "model_params"))
@@ -108,7 +108,7 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
 def test_the_documented_example_computes_a_traces_first_step(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows and the first adapters are all that transformers and PEFT need for its loss and gradients."""
+    """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
     from recipec.runtime.model.initial import initial_adapters
 
     made, _ = run(model, tmp_path / "run", True)

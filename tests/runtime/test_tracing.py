@@ -1,7 +1,7 @@
-"""Tracing a training step takes time that grows with its layers, and not with their square.
+"""Tests that the time to trace a training step grows linearly with its layers.
 
-The square came from jax describing where a traced value came from, which walks every operation so far: it
-does so for each question that a value has no answer to, such as its sharding.
+It grew quadratically when jax described where a traced value came from. That walks over all operations so
+far, for each unanswered question about a value, such as its sharding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES = {
 
 
 def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """How often jax walks back through a trace of model and step, and the trace's number of operations."""
+    """Count jax's walks through the trace of model and step, and the trace's operations."""
     import jax
     import jax.numpy as jnp
     import optax

@@ -1,4 +1,4 @@
-"""A whole train.py as a user runs it: finished, refused, stopped, resumed."""
+"""Tests of a whole train.py as users run it: finished, refused, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_another_artifact_is_refused(
 def test_other_data_is_refused(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
-    """One word of one row is another, and nothing else."""
+    """Change one word of one row."""
     for name in ("train", "eval"):
         shutil.copy(place / f"{name}.jsonl", tmp_path)
     lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)
@@ -76,7 +76,7 @@ def test_other_data_is_refused(
 def test_a_run_stopped_by_steps_goes_on_to_the_same_end(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
-    """--steps and --resume together come to what one run comes to, in the metrics as well."""
+    """Compare --steps and --resume with one run, including the metrics."""
     early = train(lives, place, "stopped", "--steps", "3")
     assert early.status == 0, early.stderr
     assert "done: steps=3 " in early.stdout and "stopped after step 3 of 10" in early.stderr

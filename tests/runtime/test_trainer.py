@@ -1,4 +1,4 @@
-"""The loop: resuming, saving, metrics, and what ends a run early."""
+"""Tests of the training loop: resuming, saving, metrics, and early ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chain(rate: Any) -> Any:
 
 
 def run(model: Path, folder: Path, until: int, evaluate: bool = True, **options: Any) -> tuple[Any, Any, Any]:
-    """One process's part of a run: the trainer, the model, the outcome."""
+    """Run one process's part of a run, and return the trainer, the model and the outcome."""
     import optax
 
     rate = optax.linear_schedule(1e-2, 1e-3, 8)
@@ -52,13 +52,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, Any]:
-    """A run of five steps that nothing interrupts: its folder, and what `run` gives."""
+    """Run five uninterrupted steps, and return the folder and the results of `run`."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *run(model, folder, 5)
 
 
 def test_resuming_is_exact(model: Path, whole: tuple[Path, Any, Any, Any], tmp_path: Path) -> None:
-    """Dropout, schedule, data and optimizer go on where they were; so do the metrics."""
+    """Continue dropout, schedule, data, optimizer and metrics."""
     folder, _, uninterrupted, outcome = whole
     assert outcome.step == 5
     first, _, _ = run(model, tmp_path, 3)

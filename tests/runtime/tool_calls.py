@@ -1,4 +1,4 @@
-"""A tool, and a conversation in which it is called."""
+"""A tool, and a conversation that calls it."""
 
 from __future__ import annotations
 

@@ -42,8 +42,10 @@ def make_gemma3_multimodal(directory: Path, layers: int = 6) -> Any:
 
 
 def make_qwen3_5_multimodal(directory: Path, experts: bool = False) -> Any:
-    """Write Qwen 3.5 in the layout of Qwen/Qwen3.5-9B: model.language_model.*, model.visual.*, and layers to
-    predict further tokens (mtp.*), which transformers does not load.
+    """Write Qwen 3.5 in the layout of Qwen/Qwen3.5-9B.
+
+    Its names are model.language_model.*, model.visual.*, and mtp.* for layers that predict further tokens,
+    which transformers does not load.
 
     Args:
         experts: use the layout of Qwen/Qwen3.5-35B-A3B, whose experts are stacked, except those of mtp.*.

@@ -66,11 +66,11 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any, Any]:
-    """Build a checkpoint's model on a mesh of virtual devices; return the mesh and the built model.
+    """Build a checkpoint's model on a mesh of virtual devices, and return the mesh and the model.
 
     Args:
-        options: dtype, remat, only, rules, seed and vocab_size of the model; full for one without LoRA; the
-            others are LoraSettings'. If adapters start from the base's weights, also the folder of their
+        options: dtype, remat, only, rules, seed and vocab_size of the model; full for a model without LoRA;
+            and LoraSettings' fields. If adapters start from the base's weights, also the folder of their
             initial values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings

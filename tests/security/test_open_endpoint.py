@@ -1,4 +1,4 @@
-"""An endpoint that others reach: who may ask it, what the machine gives it, and where its key stands."""
+"""Tests of a server that others can reach: its access, its rights on the machine, and its key's places."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_key_stands_in_no_command_and_in_no_file(tmp_path: Path, monkeypatch: 
 
 
 def test_a_pod_has_no_rights_of_its_machine(tmp_path: Path) -> None:
-    """Root within, whom the TPU's devices belong to, without any of root's capabilities."""
+    """Run as root within the pod, which owns the TPU's devices, but without root's capabilities."""
     spec = pod(artifact(tmp_path, "serve.model=gs://bucket/merged"))
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

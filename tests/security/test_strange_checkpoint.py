@@ -1,4 +1,4 @@
-"""A checkpoint from a stranger: its files are data, and what they claim is held against what they are."""
+"""Tests of a stranger's checkpoint: its files are only data, and its claims are checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 def header(fields: Any, data: bytes = b"1234", length: int | None = None, raw: bytes | None = None) -> bytes:
-    """A safetensors file, whatever its header says."""
+    """Return a safetensors file with any header."""
     body = json.dumps(fields).encode() if raw is None else raw
     return struct.pack("<Q", len(body) if length is None else length) + body + data
 
@@ -129,7 +129,7 @@ def test_an_index_names_files_of_its_folder_alone(file: Any, tmp_path: Path) -> 
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
-    """It would run as soon as it is unpickled."""
+    """Refuse a pickle, which would run code as soon as it is loaded."""
     (tmp_path / CONFIG).write_text(json.dumps(TINY))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
     with pytest.raises(UserError, match="another format"):
@@ -155,7 +155,7 @@ def test_no_file_of_numpys_is_unpickled(tmp_path: Path) -> None:
 
 
 def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a tokenizer's nor a model's, and nobody is asked whether it may."""
+    """Run no code of a tokenizer or a model, and do not ask whether to run it."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
     canary = tmp_path / "CANARY"
     (model := tmp_path / "model").mkdir()
@@ -182,7 +182,10 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
-    """Files next to the weights are copied next to the merged ones; the hub's cache is made of links."""
+    """Follow no link out of the checkpoint, because side files are copied.
+
+    The hub's cache consists of links.
+    """
     (tmp_path / "private").write_text("a password")
     hub = tmp_path / "hub" / "models--a--b"
     folder = hub / "snapshots" / "0123"
@@ -199,7 +202,7 @@ def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
 
 
 def layout(section: dict[str, Any]) -> list[Adapter]:
-    """The adapters that a record's lora section promises."""
+    """Return the adapters that a record's lora section declares."""
     settings = recorded_lora({"recipe": {"lora": section}}, base())
     assert settings is not None
     return adapter_reader._recorded_adapters(base(), settings)
@@ -237,7 +240,7 @@ def base() -> HFCheckpoint:
     ],
 )
 def test_a_record_is_data_and_may_hold_anything(changed: dict[str, Any]) -> None:
-    """A range of layers is not made before it is refused, either."""
+    """Refuse a huge range of layers before it is created."""
     with suppress(UserError):
         assert layout(RECORDED | changed) == []
 
@@ -261,7 +264,7 @@ def test_a_range_of_layers_is_cut_before_it_is_made() -> None:
 
 
 def tree(path: Path, arrays: dict[str, Any]) -> None:
-    """An Orbax tree."""
+    """Write an Orbax tree."""
     import jax
     import orbax.checkpoint as ocp
 

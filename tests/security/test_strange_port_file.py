@@ -1,4 +1,4 @@
-"""A config of another tool from a stranger: what is ported runs nothing of it."""
+"""Tests of a stranger's config of another tool: its port runs nothing of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_column_stays_text_in_the_transform(kind: str) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\r\n"])
 def test_a_comment_ends_at_no_value_that_it_quotes(end: str) -> None:
-    """Beside a line, above it, and in the recipe's head."""
+    """Write comments next to a line, above it, and in the recipe's head."""
     for comment in (f"a{end}name: evil", f"{'long ' * 40}{end}name: evil"):
         lines = {"recipe": Line(1), "name": Line("good", comment), "train.seed": Line(3, comment)}
         text = recipe_text(lines, [f"From a{end}name: evil"])

@@ -1,4 +1,4 @@
-"""A recipe from a stranger: what it names is neither read nor run beyond what docs/security.md says."""
+"""Tests of a stranger's recipe: only what docs/security.md lists of its files is read or run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SECRET = "the-neighbors-password"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a recipe, next to files that the command must not change."""
+    """Make a folder with a recipe, next to files that the command must not change."""
     (folder := tmp_path / "work").mkdir()
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "train.jsonl").write_text(ROW)
@@ -59,7 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Said:
-    """What a command came to, and all that it printed."""
+    """A command's exit status, and all of its output."""
 
     status: int
     text: str
@@ -74,7 +74,7 @@ def recipe(*arguments: str) -> Said:
 
 @pytest.mark.parametrize("name", ["../private/host.sh", ".hidden/base.yaml", "base.yaml", "/etc/passwd"])
 def test_no_line_of_another_file_is_shown(name: str, place: Path) -> None:
-    """Nor of one that a link of a harmless name leads to."""
+    """Show no line of a file either that a link with a harmless name leads to."""
     (place / ".hidden").mkdir()
     (place / ".hidden/base.yaml").write_text(f"{SECRET}: [\n")
     (place / "base.yaml").symlink_to("../private/host.sh")
@@ -93,7 +93,10 @@ def test_a_chain_of_files_has_an_end(place: Path) -> None:
 
 
 def test_faults_without_end_are_cut_off(place: Path) -> None:
-    """Each keeps its line, which is the whole file here: all of them would take hours."""
+    """Limit the diagnostics.
+
+    Each stores its line, which is the whole file here, so that all of them would take hours.
+    """
     (place / "recipe.yaml").write_text(f"name: [{'&a 1,' * 10_000}]\n")
     started = time.process_time()
     assert len(load(place / "recipe.yaml").diagnostics) == MOST_FAULTS + 1
@@ -171,7 +174,7 @@ def test_build_writes_through_no_link(place: Path) -> None:
     found = recipe("build", "recipe.yaml")
     assert found.status == 1 and "launch is a link to another folder" in found.text
     launch.unlink()
-    # A file that is a link is replaced, and not what it leads to.
+    # The command replaces a link, and not its target.
     (launch.parent / "train.py").unlink()
     (launch.parent / "train.py").symlink_to("../../../private/host.sh")
     assert recipe("build", "recipe.yaml").status == 0
@@ -205,7 +208,10 @@ def test_pack_takes_no_data_by_a_link(place: Path) -> None:
 
 
 def test_pack_believes_no_lock_about_places(place: Path) -> None:
-    """Of an artifact without its recipe nothing but its own lock says what its data is."""
+    """Take no path from a lock.
+
+    In an artifact without its recipe, only its own lock says where its data is.
+    """
     folder = built(place)
     lock = (folder / "recipe.lock.json").read_text()
     (folder / "recipe.lock.json").write_text(
@@ -236,7 +242,7 @@ def test_a_secret_in_a_list_is_not_shown(secret: str, format: str, place: Path) 
 
 
 ENDLESS = ("pipe", "device")
-"""A pipe that nobody writes to, and a link to a device that never ends."""
+"""A pipe that nobody writes to, and a link to an endless device."""
 
 
 def make_endless(kind: str, file: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A sweep against a stand-in server, measured by a stand-in for vLLM's client."""
+"""A sweep of a fake server, measured by a fake of vLLM's client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STUB = Path(__file__).with_name("stub_vllm.py")
 
 
 class Bench:
-    """A folder with a `vllm` on PATH, a server's address and results.
+    """A folder with a fake `vllm`, a server's address and results.
 
     Attributes:
-        bin: folder of the stand-in, to be put on PATH.
-        results: folder of the results.
-        words: flags of a sweep of 2 x 2 points.
-        folders: of the measurements that were asked for by `calls`.
+        bin: the fake's folder, to be put on PATH.
+        results: the results' folder.
+        words: the flags of a sweep of 2 x 2 points.
+        folders: the folders of the measurements that `calls` returned.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -46,14 +46,14 @@ class Bench:
         return f"{self.bin}:{os.environ['PATH']}"
 
     def plan(self, faults: Mapping[str, str]) -> None:
-        """What the client does at a point, by its name."""
+        """Set the client's behavior at points, by their names."""
         (self.bin / "plan.json").write_text(json.dumps(faults))
 
     def run(self, *more: str, runner: Processes | None = None) -> int:
         return bench.main([*self.words, *more], runner)
 
     def calls(self) -> list[dict[str, Any]]:
-        """The calls of the client since the last time that they were asked for."""
+        """Return the client's calls since the last time."""
         path = self.bin / "calls.jsonl"
         if not path.is_file():
             return []
@@ -63,7 +63,7 @@ class Bench:
         return calls
 
     def measured(self) -> list[str]:
-        """The points that those calls were for."""
+        """Return the points of these calls."""
         return [point_of(call["words"]) for call in self.calls()]
 
     def record(self, name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Bench:
         return summary
 
     def outcomes(self) -> dict[str, str]:
-        """What the summary says of each point."""
+        """Return each point's outcome from the summary."""
         return {
             f"input-{row['input_length']}-rate-{row['rate']}": row["outcome"]
             + (f": {row['reason']}" if row["reason"] else "")

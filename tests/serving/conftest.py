@@ -12,13 +12,13 @@ from tests.serving.fake_vllm import FakeVllm
 
 @pytest.fixture(autouse=True)
 def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have a key."""
+    """Remove the key that the tests' user may have."""
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
 @pytest.fixture
 def fake() -> Iterator[Callable[..., FakeVllm]]:
-    """Starts servers: fake(["tuned"], key="secret")."""
+    """Return a function that starts servers: fake(["tuned"], key="secret")."""
     with ExitStack() as stack:
 
         def start(*arguments: Any, **keywords: Any) -> FakeVllm:

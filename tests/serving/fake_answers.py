@@ -1,4 +1,4 @@
-"""The JSON of the stand-in for vLLM: whole answers and a stream's events, of chats and of completions."""
+"""The fake vLLM's JSON: whole answers and a stream's events, of chats and of completions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """The answers to one request, in the forms of its two paths."""
+    """The answers to one request, in the format of its path."""
 
     def __init__(self, fake: FakeVllm, model: str, body: Mapping[str, Any], path: str) -> None:
         self.fake, self.model, self.body = fake, model, body
@@ -42,7 +42,7 @@ class Answers:
             fake.tokens["generation"] += self.usage["completion_tokens"]
 
     def _prompts(self) -> tuple[list[list[int]], list[str]]:
-        """Token ids of every prompt, and its text."""
+        """Return the token ids of every prompt, and its text."""
         if self.chat:
             messages = self.body["messages"]
             return [self.language.encode_chat(messages)], [text_of(messages[-1]["content"])]
@@ -105,7 +105,7 @@ class Answers:
         return choice | {"routed_experts": None}
 
     def events(self) -> list[dict[str, Any]]:
-        """Every event of a stream: one for a token, and before them, in a chat, one for the role."""
+        """Return every event of a stream: one for each token, after one for a chat's role."""
         common = {
             "id": self.id,
             "object": "chat.completion.chunk" if self.chat else "text_completion",
@@ -138,7 +138,7 @@ class Answers:
         return out
 
     def _delta(self, index: int, number: int) -> dict[str, Any]:
-        """The choice of the event that brings one token."""
+        """Return the choice in the event of one token."""
         said, prompt = self.said[index], self.prompt_of[index]
         token, wobble = said.tokens[number], self.fake.faults.wobble
         spoken = token
@@ -165,7 +165,7 @@ class Answers:
         )
 
     def _logprobs(self, tokens: Sequence[int], start: int) -> dict[str, Any] | None:
-        """Of a completion, for the tokens from `start` on; None for the first of all."""
+        """Return a completion's log probabilities from the token `start` on; None for the very first."""
         count = self.body.get("logprobs")
         if count is None:
             return None

@@ -1,7 +1,7 @@
-"""A Docker engine that has no containers: the part of its HTTP API that `recipe serve` uses, on a socket.
+"""A fake Docker engine without containers: the part of its HTTP API that `recipe serve` uses, on a socket.
 
-The SDK and everything above it run as they are. A container is a script: what it writes, when its server
-answers, how it ends.
+The SDK and everything above it are real. A container is a script: its output, when its server answers, and
+how it ends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from urllib.parse import parse_qs, unquote, urlsplit
 STDOUT, STDERR = 1, 2
 
 CUT: dict[str, Any] = {"cut": True}
-"""In place of a line: the engine ends the connection."""
+"""In place of a line: the engine closes the connection."""
 
 
 @dataclass
 class Script:
-    """How the engine and its container behave.
+    """The behavior of the engine and its container.
 
     Attributes:
-        images: that the engine has.
-        pull: what a pull answers, line by line; None hangs.
-        build: what a build answers, line by line; None hangs.
-        start: the answer to a start: status and message; None starts it.
-        output: what the container writes first: stream and bytes.
-        ready: seconds until /health answers; None never.
-        exit: seconds after which it ends by itself, its status, and whether for memory; None runs on.
-        stop: seconds that it takes to end after SIGTERM; None until it is killed.
-        vanish: whether the engine closes all connections, and no longer listens, once it has started it.
-        create_seconds: that the engine takes to create the container.
+        images: the engine's images.
+        pull: the lines that answer a pull; None hangs.
+        build: the lines that answer a build; None hangs.
+        start: the status and message that answer a start; None starts it.
+        output: the container's first output: stream and bytes.
+        ready: seconds until /health answers; None for never.
+        exit: seconds until it ends by itself, its status, and whether memory ran out; None if it does not
+            end.
+        stop: seconds until it ends after SIGTERM; None if it must be killed.
+        vanish: whether the engine closes all connections and stops listening after the start.
+        create_seconds: the seconds that the engine takes to create the container.
     """
 
     images: tuple[str, ...] = ("base:1",)
@@ -55,7 +56,7 @@ class Script:
 
 @dataclass
 class Container:
-    """One that was created."""
+    """A created container."""
 
     id: str
     config: dict[str, Any]
@@ -71,7 +72,7 @@ class Container:
 
 @dataclass
 class Request:
-    """One that came."""
+    """A received request."""
 
     method: str
     path: str
@@ -81,7 +82,7 @@ class Request:
 
 
 class FakeDocker:
-    """An engine that listens on a socket within a folder, until its `with` block ends."""
+    """A fake engine that listens on a socket within a folder until its `with` block ends."""
 
     def __init__(self, folder: Path, script: Script | None = None) -> None:
         self.socket = folder / "docker.sock"
@@ -128,19 +129,19 @@ class FakeDocker:
         return None
 
     def sent(self, method: str, end: str) -> list[Request]:
-        """The requests whose path ends so."""
+        """Return the requests whose path has this end."""
         return [
             request for request in self.requests if request.method == method and request.path.endswith(end)
         ]
 
     def add(self, name: str, status: str = "running", **labels: str) -> Container:
-        """A container that was there before."""
+        """Add an existing container."""
         container = Container(f"id-{name}", {"Labels": labels}, name, status)
         self.containers[container.id] = container
         return container
 
     def run(self, container: Container) -> None:
-        """Plays the script of a started container."""
+        """Play the script of a started container."""
         container.status = "running"
         for stream, data in self.script.output:
             for connection in container.attached:
@@ -164,7 +165,7 @@ class FakeDocker:
                 self.end(container, code)
 
     def end(self, container: Container, code: int) -> None:
-        """Ends a container."""
+        """End a container."""
         if container.ended.is_set():
             return
         container.code, container.status = code, "exited"
@@ -178,7 +179,7 @@ class FakeDocker:
 
 
 def _answering(port: int) -> ThreadingHTTPServer:
-    """A server that answers everything with 200."""
+    """Start a server that answers every request with 200."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -322,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _stream(self, events: list[dict[str, Any]] | None) -> None:
-        """Objects of JSON one after another; None hangs after the first."""
+        """Send JSON objects one after another; None hangs after the first one."""
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")

@@ -1,4 +1,4 @@
-"""What goes wrong with the stand-in for vLLM, as switches."""
+"""Switches for the fake vLLM's faults."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 
 @dataclass
 class Faults:
-    """What goes wrong. All may be set while the server runs.
+    """The faults of a fake server. A test may set them while it runs.
 
     Attributes:
-        unready: how many questions of /health are answered by 503.
+        unready: the number of /health requests that are answered with 503.
         fail: a status by path, answered with vLLM's JSON for an error.
         html: paths that answer 200 with a page.
         html_errors: paths that answer 502 with a proxy's page.
-        redirect: where to, by path.
+        redirect: the new address, by path.
         nonsense: paths whose answer is bytes that are not HTTP.
         half: paths whose answer ends in its middle.
-        shape: paths that answer with JSON of another shape, given.
+        shape: other JSON, by path.
         cut_stream: events after which a stream's connection ends.
         fail_stream: events after which a stream reports an error, as vLLM does when its engine dies.
         no_done: streams end without [DONE].
-        lump: streams come in one piece, when all of the answer is there.
-        wobble: tokens after which a streamed answer is another than one that is not streamed.
-        no_usage: answers tell no usage.
-        accept_all: any model's name is taken.
-        ignore_key: the key is not asked for.
+        lump: a stream comes in one piece, after its answer is complete.
+        wobble: tokens after which a streamed answer differs from one that is not streamed.
+        no_usage: answers report no usage.
+        accept_all: any model's name is accepted.
+        ignore_key: no key is required.
         repeat_key: an error repeats the key that was sent.
         pause: seconds before any answer.
         pauses: seconds before an answer, by path.
-        token_seconds: between a stream's events.
-        die_after: requests for an answer, after which the server dies in the middle of the next.
-        stop_after: requests of any kind after which nothing listens any more.
+        token_seconds: seconds between a stream's events.
+        die_after: answered requests, after which the server dies in the middle of the next one.
+        stop_after: requests of any kind, after which the server stops listening.
     """
 
     unready: int = 0

@@ -1,4 +1,4 @@
-"""The tokenizer and the language model of the stand-in for vLLM: hashes, which answer alike everywhere."""
+"""The fake vLLM's tokenizer and language model, which use hashes and answer equally everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ranked = list[tuple[int, float]]
 
 BOS, END, TURN, TURN_END = 2, 1, 4, 5
 BYTES = 16
-"""Tokens from here on are bytes; from `WORDS` on they are words."""
+"""Tokens are bytes from here on, and words from `WORDS` on."""
 WORDS = 300
 VOCABULARY = """
 one two three four five six seven eight red green blue white black gray north south east west up down left
@@ -22,14 +22,14 @@ farmer poet judge""".split()  # noqa: SIM905 (a list would be 64 lines)
 
 
 class Language:
-    """A tokenizer and a language model. Give FakeVllm another with the same methods for other answers.
+    """A tokenizer and a language model. Pass FakeVllm another one with the same methods for other answers.
 
     Args:
-        seeds: what a model's answers are drawn from, by its name; names with one seed answer alike. A model
-            that is not named here has its name for a seed.
-        shifts: what is added to a model's log probability of the likeliest token, by its name.
-        script: an answer's text from the model, the prompt's text and the number of the sample; None leaves
-            it to chance. The prompt of a chat is its last message.
+        seeds: the seed of a model's answers, by its name. Models with the same seed answer equally. The
+            default seed is the model's name.
+        shifts: the shift of a model's log probability of the likeliest token, by its name.
+        script: a function of the model, the prompt's text and the sample's number that returns an answer's
+            text, or None for a random one. A chat's prompt is its last message.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Language:
         return [*tokens, TURN, *self.encode("assistant\n")[1:]]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Markers are left out, as with skip_special_tokens."""
+        """Decode tokens without special tokens, as with skip_special_tokens."""
         data = b""
         for token in tokens:
             if token >= WORDS:
@@ -63,7 +63,7 @@ class Language:
         return data.decode("utf-8", "replace")
 
     def predict(self, model: str, prefix: Sequence[int]) -> Ranked:
-        """What may come after `prefix`."""
+        """Return the candidates after `prefix`, ranked."""
         text = f"{self.seeds.get(model, model)}\0{' '.join(map(str, prefix))}"
         digest = hashlib.sha256(text.encode()).digest()
         words = dict.fromkeys(WORDS + byte % len(VOCABULARY) for byte in digest[:16])
@@ -78,7 +78,7 @@ class Language:
     def answer(
         self, model: str, prompt: Sequence[int], asked: str, request: Mapping[str, Any], sample: int
     ) -> Said:
-        """What is said to a request."""
+        """Answer a request."""
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 16
         scripted = self.script(model, asked, sample) if self.script else None
         if scripted is not None:
@@ -108,5 +108,5 @@ class Said:
 
 
 def text_of(content: Any) -> str:
-    """A message's text, from either of its forms."""
+    """Return a message's text, from either of its forms."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -1,10 +1,10 @@
-"""A stand-in for vLLM 0.32's server: its JSON, a language model of hashes, and faults as switches.
+"""A fake of vLLM 0.32's server: its JSON, a language model of hashes, and switches for faults.
 
     with FakeVllm(["tuned", "tuned-base"]) as server:
         server.faults.cut_stream = 3
         Client(server.url)...
 
-By itself: python -m tests.serving.fake_vllm --port 8000 tuned tuned-base
+On its own: python -m tests.serving.fake_vllm --port 8000 tuned tuned-base
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.serving.fake_language import Language
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that came. `body` is None without one."""
+    """A received request. `body` is None if it has none."""
 
     method: str
     path: str
@@ -37,17 +37,17 @@ class Asked:
 
 
 class FakeVllm:
-    """A server on a port of its own, until the `with` block ends.
+    """A server on its own port, until the `with` block ends.
 
     Args:
-        models: names served; the last is the base that the others are adapters of, where there are several.
-            They are listed in this order, where vLLM lists the base first.
-        key: that requests below /v1 must carry.
-        port: 0 takes a free one.
+        models: the served names. If there are several, the last one is the base of the others, which are
+            adapters. The server lists them in this order, where vLLM lists the base first.
+        key: the key that requests below /v1 must carry.
+        port: 0 chooses a free port.
 
     Attributes:
-        asked: the requests that came, in order.
-        faults: what goes wrong.
+        asked: the received requests, in order.
+        faults: the current faults.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class FakeVllm:
         self._thread.join()
 
     def die(self) -> None:
-        """Ends at once, with all of its connections, as a killed process does."""
+        """End at once with all connections, as a killed process does."""
         with self.lock:
             if self.dead:
                 return
             self.dead = True
         self._server.socket.close()
         self._server.cut_all()
-        # serve_forever is waited for where it runs in another thread than the caller's.
+        # serve_forever may run in another thread than the caller's, so that shutdown would block here.
         threading.Thread(target=self._server.shutdown, daemon=True).start()
 
     def bodies(self, path: str) -> list[Any]:
-        """What was asked of `path`."""
+        """Return the bodies of requests to `path`."""
         return [asked.body for asked in self.asked if asked.path == path]
 
 
@@ -130,11 +130,11 @@ class _Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that ended is nothing to report."""
+        """Report no error for a connection that ended."""
 
 
 class _Died(Exception):
-    """The server was told to die in the middle of this request."""
+    """The server must die in the middle of this request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.asked.append(Asked(method, self.path, body, authorization))
             last = faults.stop_after is not None and len(fake.asked) >= faults.stop_after
         if last:
-            # Nobody is let in any more; this one is still answered.
+            # Accept no new connection, but answer this one.
             fake._server.socket.close()
             self.close_connection = True
         if pause := faults.pauses.get(self.path, faults.pause):
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _fault(self, authorization: str | None) -> bool:
-        """Whether a fault has answered."""
+        """Answer with a fault, and return whether there was one."""
         faults, path = self.fake.faults, self.path
         if path in faults.nonsense:
             self.wfile.write(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
@@ -282,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _answer(self, body: Any) -> None:
-        """A completion or a chat completion, for one prompt or several, in `n` samples."""
+        """Answer a completion or a chat completion, for one or several prompts, in `n` samples."""
         fake = self.fake
         if not isinstance(body, dict):
             self._error(400, "The body is not an object.", "BadRequestError")

@@ -1,7 +1,7 @@
-"""A stand-in for `vllm bench serve`: writes a result of that form at once, or fails as it is told.
+"""A fake `vllm bench serve`: it writes a result at once, or fails as planned.
 
-Beside it lies plan.json: {"input-512-rate-4": "exit", ...}; what is not named there goes well. Each call is a
-line of calls.jsonl: its arguments, and the keys of its environment.
+Its folder holds plan.json: {"input-512-rate-4": "exit", ...}. Points without an entry succeed. Each call adds
+a line to calls.jsonl, with its arguments and the keys of its environment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
 
 
 def whole(length: int, answer: int, prompts: int, rate: str) -> dict[str, object]:
-    """A result; times grow with the length and the rate."""
+    """Return a result whose times grow with the length and the rate."""
     load = 8.0 if rate == "inf" else float(rate)
     result: dict[str, object] = {
         "backend": "vllm",

@@ -1,4 +1,4 @@
-"""A benchmark's summary: whose figures they are, the table, and the published figures next to it."""
+"""Tests of a benchmark's summary: the measured machine, the table, and the published figures next to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(length: int, rate: str, failure: str | None = None, **changes: Any) -
 
 
 def summary(place: MeasuredOn = V6E, **changes: Any) -> dict[str, Any]:
-    """Of six points, of which one failed and one was not measured."""
+    """Summarize six points, of which one failed and one was not measured."""
     reason = "3 of 100 requests failed: Cannot connect to host | refused"
     records = [(LoadPoint(n, rate), record(n, rate)) for n in (512, 4096) for rate in ("1", "4", "inf")]
     records[1] = (records[1][0], record(512, "4", failure=reason))
@@ -72,7 +72,7 @@ def test_tokens_cost_the_price_over_the_measured_rate() -> None:
 
 
 def test_a_failed_point_is_in_no_figure() -> None:
-    """Not in the peak, not in the cost, not in a range."""
+    """Leave failed points out of the peak, the cost and the ranges."""
     records = [
         (LoadPoint(512, "1"), record(512, "1")),
         (LoadPoint(512, "inf"), record(512, "inf", completed=97)),
@@ -100,7 +100,7 @@ def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
     assert "which shows 8 v6e chips" in look("http://localhost:1", tpus).described
     assert look("http://[::1]:8000", pci(tmp_path / "none", disk, network)).chips == {}
     assert look(URL, tmp_path / "missing").chips == {}
-    # Nothing can be seen of another machine, whatever this one has.
+    # Another machine's chips are unknown, whatever this machine has.
     far = look("http://10.0.0.7:8000", tpus)
     assert far.chips is None and far.described == "the machine that answered at http://10.0.0.7:8000"
     assert far.identity != look(URL, tpus).identity != look(URL, tmp_path / "missing").identity

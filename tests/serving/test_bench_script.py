@@ -1,4 +1,4 @@
-"""serve/bench.sh and `recipe serve bench`: one sweep, with a recipe's values."""
+"""Tests of serve/bench.sh and `recipe serve bench`: both run one sweep, with a recipe's values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def program_of(folder: Path, *sets: str) -> Program:
 
 
 def served_from(program: Program, model: str | None) -> Program:
-    """The program with other weights, which the checks may well refuse: templates quote all the same."""
+    """Change the served weights, even if the checks would refuse them: templates must quote them anyway."""
     if model is None:
         return program
     assert program.recipe.serve is not None
@@ -72,7 +72,7 @@ ODD: dict[str, tuple[list[str], str | None]] = {
 
 @pytest.mark.parametrize(("sets", "model"), ODD.values(), ids=ODD)
 def test_the_script_reads_what_the_recipe_says(sets: list[str], model: str | None, tmp_path: Path) -> None:
-    """bash expands it to the words that `recipe serve bench` uses, and shellcheck has nothing to say."""
+    """Compare bash's words with those of `recipe serve bench`, and run shellcheck."""
     program = served_from(program_of(tmp_path, *sets), model)
     text = emit_bench(program)[SCRIPT]
     (tmp_path / "serve").mkdir()
@@ -134,7 +134,7 @@ def test_published_figures_stand_beside_the_same_server_alone(tmp_path: Path) ->
         "--published lowest_tpot_ms=13.5 highest_tpot_ms=24"
     )
     found = published.serving()
-    # The published price a million output tokens is that of the published peak, to a cent.
+    # The published price per million output tokens follows from the published peak, to a cent.
     for length in ("512", "4096"):
         figures = found.by_input_length[length]
         usd = found.usd_per_hour / 3600 / figures["peak_output_tokens_per_s"] * 1e6
@@ -171,7 +171,7 @@ def measured(
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    """The folder of an artifact, beside the runtime."""
+    """Write an artifact's folder, next to the runtime."""
     from recipec.compiler.emitters.emit import emit
 
     program = program_of(tmp_path)
@@ -191,7 +191,7 @@ def test_the_script_measures_the_recipes_points(artifact: Path, measured: Bench)
     assert done.returncode == 0, done.stderr
     calls = measured.calls()
     names = ["input-512-rate-0.5", "input-512-rate-inf", "input-4096-rate-0.5", "input-4096-rate-inf"]
-    # 4,096 tokens and 3 are more than the stand-in takes.
+    # 4,096 + 3 tokens exceed the fake's limit.
     assert [point_of(call["words"]) for call in calls] == names[:2]
     words = calls[0]["words"]
     assert words[words.index("--tokenizer") + 1] == f"{artifact}/serve/../merged"
@@ -199,13 +199,13 @@ def test_the_script_measures_the_recipes_points(artifact: Path, measured: Bench)
     assert {path.stem for path in results.glob("input-*.json")} == set(names[:2])
     record = json.loads((results / f"{names[0]}.json").read_text())
     assert record["settings"]["recipe"]["max_num_seqs"] == 64 and record["settings"]["output_length"] == 3
-    # A CPU stands in for the accelerator: neither its price nor what others measured on one is told.
+    # A CPU replaces the accelerator: the report omits the accelerator's price and published figures.
     text = (results / "summary.md").read_text()
     assert "It is not the recipe's v6e-8" in text and "US$ 21.52" not in text and "arXiv" not in text
 
 
 def command(*words: object) -> tuple[int, str]:
-    """`recipe serve bench`, and what went wrong."""
+    """Run `recipe serve bench`, and return its status and error."""
     from recipec.compiler.cli.serve import app
     from recipec.compiler.errors import ArtifactError
 
@@ -234,7 +234,7 @@ def test_the_command_measures_a_server_at_another_address(
 
 
 class Api:
-    """The engine's API, as far as looking for a container goes."""
+    """The part of the engine's API that finds a container."""
 
     def inspect_container(self, name: str) -> dict[str, Any]:
         return {"Id": "c0", "Name": f"/{name}", "State": {"Status": "running"}, "Config": {"Labels": {}}}
@@ -242,7 +242,7 @@ class Api:
 
 @pytest.fixture
 def docker(tmp_path: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`docker exec` into a container whose processes are this machine's; docker.log has its arguments."""
+    """Fake `docker exec` with this machine's processes, and log its arguments in docker.log."""
     program = tmp_path / "docker" / "docker"
     program.parent.mkdir()
     program.write_text(
@@ -265,7 +265,7 @@ def test_the_command_measures_in_the_container(
 
     connected = engine.Engine(Api(), lambda text: text)  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
-    # The server is where the recipe has it.
+    # The server is at the recipe's address.
     monkeypatch.setattr("recipec.compiler.serving.bench.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
@@ -274,7 +274,7 @@ def test_the_command_measures_in_the_container(
     status, said = command(artifact, "--machine", "v6e-8")
     assert status == 0, said
     calls = measured.calls()
-    # 4,096 tokens in are left out: the stand-in takes so many in all.
+    # The point with 4,096 input tokens is left out, because the fake accepts only that many in total.
     assert len(calls) == 2 and {call["OPENAI_API_KEY"] for call in calls} == {"of-the-container"}
     assert calls[0]["words"][calls[0]["words"].index("--tokenizer") + 1] == "/model"
     assert "of-the-container" not in (tmp_path / "docker.log").read_text()

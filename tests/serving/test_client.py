@@ -1,4 +1,4 @@
-"""The client: answers, and one sentence for each way of not getting one."""
+"""Tests of the client: its answers, and one sentence for each way to fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHAT = {
 
 
 def failing(client: Client, call: Callable[[Client], Any]) -> tuple[str, str | None, str, int | None]:
-    """What a call's ServerError says, with the server's address as URL."""
+    """Return the fields of a call's ServerError, with URL for the server's address."""
     with pytest.raises(ServerError) as caught:
         call(client)
     error = caught.value
@@ -251,7 +251,7 @@ def test_the_key_goes_along(fake: Start, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_key_is_not_printed(fake: Start) -> None:
-    """Some servers repeat in an error what they were sent."""
+    """Hide the key, which some servers repeat in an error."""
     client = Client(fake(faults=Faults(fail={"/v1/models": 500}, repeat_key=True)).url, "sesame")
     message = failing(client, Client.cards)[0]
     assert message.endswith("EngineCore encountered an issue to Bearer ***.")
@@ -265,7 +265,7 @@ def test_keys_that_no_header_carries_are_refused_and_not_shown(key: str) -> None
 
 
 def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key and the prompts are for the server alone."""
+    """Send the key and the prompts only to the server, and not to a proxy."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     assert Client(fake().url).cards().keys() == {"tuned"}

@@ -1,4 +1,4 @@
-"""The client of servers that answer with any bytes: what they mean is read, and nothing else happens."""
+"""Tests of the client on servers that answer with any bytes: it returns an answer or an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipec.runtime.serving.client import Client, ServerError, pick
 
 @pytest.fixture
 def raw() -> Iterator[Callable[[bytes], str]]:
-    """A server that gives the same bytes to whoever connects."""
+    """Return a function that starts a server, which sends the same bytes to every client."""
     sockets = []
 
     def start(data: bytes) -> str:
@@ -39,7 +39,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 
 
 def test_a_stream_with_comments_and_other_fields_is_read(raw: Callable[[bytes], str]) -> None:
-    """Kept alive by comments (vLLM's --sse-keep-alive-interval), with lines that end as on Windows."""
+    """Read a stream with keep-alive comments (vLLM's --sse-keep-alive-interval) and Windows line ends."""
     url = raw(EVENTS + b': keep-alive\n\nevent: x\r\ndata: {"a": 1}\r\n\r\ndata:{"a": 2}\n\ndata: [DONE]\n\n')
     assert list(Client(url).stream("/v1/completions", {})) == [{"a": 1}, {"a": 2}]
 

@@ -1,4 +1,4 @@
-"""eval.sh's program against a stand-in for vLLM: both sides, restarts, faults, and what the tables say."""
+"""Tests of eval.sh's program against a fake vLLM: both models, restarts, faults and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUMS = [{"prompt": f"What is {n} plus {n}?", "expected": rf"\b{2 * n}\b"} for n 
 
 
 def sums(model: str, prompt: str, sample: int) -> str | None:
-    """The tuned model adds; its base counts on, and is right about 1 + 1 alone."""
+    """Add in the tuned model, and add 1 in the base, which is only right about 1 + 1."""
     found = re.search(r"What is (\d+) plus", prompt)
     if found is None:
         return None
@@ -60,7 +60,7 @@ def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def run(server: FakeVllm, prompts: Path, *more: str, results: str = "results") -> int:
-    """Evaluate as eval.sh does; the results are next to the prompts."""
+    """Evaluate as eval.sh does. The results are next to the prompts."""
     folder = prompts.parent / results
     words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--results", str(folder)]
     return guarded(lambda: evaluate.main([*words, *more]))
@@ -71,7 +71,7 @@ def summary(prompts: Path, results: str = "results") -> dict[str, Any]:
 
 
 def asked(server: FakeVllm) -> list[Any]:
-    """The requests for answers, without the probes."""
+    """Return the requests for answers, without the probes."""
     bodies = server.bodies("/v1/chat/completions") + server.bodies("/v1/completions")
     return [body for body in bodies if body["max_tokens"] > 1]
 
@@ -95,7 +95,7 @@ def test_both_models_of_one_server_are_evaluated(
 
 def test_samples_are_asked_one_by_one_and_told_as_pass_at_k(fake: Start, prompts: Path) -> None:
     def often(model: str, prompt: str, sample: int) -> str:
-        # By when it was asked: right every second time.
+        # Every second answer is right.
         with server.lock:
             count[prompt] = count.get(prompt, 0) + 1
             return sums("sums", prompt, 0) or "" if count[prompt] % 2 else "I do not know."
@@ -108,7 +108,7 @@ def test_samples_are_asked_one_by_one_and_told_as_pass_at_k(fake: Start, prompts
     assert all("seed" not in body and body["temperature"] == 0.8 for body in bodies)
     rates = summary(prompts)["prompts"]["pass_at"]
     assert [*rates] == ["1", "2", "4"]
-    # One of the probe's own questions shifts the first prompt's turn, not its count of two in four.
+    # A probe's question shifts the first prompt's turn, but not its count of two in four.
     assert rates["1"]["tuned"]["value"] == 0.5
     assert rates["2"]["tuned"]["value"] == pytest.approx(5 / 6)
     assert rates["4"]["tuned"]["value"] == 1.0
@@ -125,7 +125,7 @@ def test_a_restart_asks_what_is_missing_alone(fake: Start, prompts: Path) -> Non
     assert run(server, prompts) == 0
     answers = prompts.parent / "results/tuned/answers.jsonl"
     lines = answers.read_bytes().splitlines(keepends=True)
-    # The last line was cut off in mid-write, and one is gone.
+    # The last line is cut in the middle, and another line is missing.
     answers.write_bytes(b"".join(lines[:-2]) + lines[-1][:20])
     again = fake(["sums"], language=Language(script=sums))
     assert run(again, prompts) == 0
@@ -218,7 +218,7 @@ def test_a_failed_request_is_told_and_not_counted_as_wrong(
     written(prompts, [*SUMS, {"prompt": "What is 9 plus 9?", "expected": "18"}])
     assert run(server, prompts) == 1
     assert "1 of 9 answers are missing" in capsys.readouterr().err
-    # It failed three times, and is asked again by the next run.
+    # It failed three times, and the next run retries it.
     del server.faults.fail["/v1/chat/completions"]
     assert run(server, prompts) == 0
     assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["prompts"] == 9
@@ -324,7 +324,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(
 def test_answers_of_another_model_are_not_gone_on_with(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same name, trained again: its log probabilities tell."""
+    """Detect by its log probabilities a model that was trained again under the same name."""
     assert run(fake(["sums"], language=Language({"sums": "first"})), prompts) == 0
     assert run(fake(["sums"], language=Language({"sums": "second"})), prompts) == 1
     said = capsys.readouterr().err

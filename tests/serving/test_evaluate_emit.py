@@ -1,4 +1,4 @@
-"""serve/eval.sh, requirements-eval.txt, the file of prompts, and the checks of the evaluate section."""
+"""Tests of serve/eval.sh, requirements-eval.txt, the prompts' file, and the evaluate section's checks."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def files_of(folder: Path, *sets: str) -> dict[str, str]:
 
 
 def found(folder: Path, *sets: str, prompts: str | None = GOOD) -> list[str]:
-    """The findings of the evaluate section, as code and message."""
+    """Return the evaluate section's diagnostics, as code and message."""
     diagnostics = lowered(folder, *sets, prompts=prompts).diagnostics
     return [f"{d.code} {d.message}" for d in diagnostics if "E0650" <= f"E{d.code[1:]}" <= "E0659"]
 
 
 def words_of(folder: Path, script: str, *more: str) -> list[str]:
-    """The arguments that eval.sh starts its program with: python3 is a script that prints them."""
+    """Return the arguments that eval.sh passes to its program, with a python3 that prints them."""
     for name in ("bin", "generated/sample/serve"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "bin/python3").write_text('#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$@"\n')
@@ -143,7 +143,7 @@ def test_shellcheck_has_nothing_to_say(sets: Sequence[str], tmp_path: Path) -> N
 
 
 def test_the_emitted_script_runs(fake: Callable[..., FakeVllm], tmp_path: Path, root: Path) -> None:
-    """As in a pack: beside runtime/, by whatever python3 the machine has."""
+    """Run it as in a pack: next to runtime/, with the machine's python3."""
     artifact = tmp_path / "generated/sample"
     (artifact / "serve").mkdir(parents=True)
     shutil.copytree(root / "runtime", tmp_path / "generated/runtime")

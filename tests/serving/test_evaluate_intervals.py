@@ -1,4 +1,4 @@
-"""The arithmetic of pass rates, against enumeration, scipy and simulation."""
+"""Tests of the arithmetic of pass rates, against enumeration, scipy and simulation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_one_sample_a_prompt_has_wilsons_interval(passed: int, count: int) -> No
 
 
 def test_the_interval_of_clustered_samples_covers_the_truth() -> None:
-    """Prompts of different difficulty: binomial counts that ignore the clusters would cover too seldom."""
+    """Use prompts of different difficulty: an interval that ignores clusters would cover too rarely."""
     random = np.random.default_rng(0)
     prompts, samples, rounds = 40, 10, 2000
     covered = naive = 0

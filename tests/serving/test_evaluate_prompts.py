@@ -1,4 +1,4 @@
-"""Files of prompts and what judges their answers: faults by their line, letters as they are written."""
+"""Tests of files of prompts and of their judges: errors name the line, and characters stay unchanged."""
 
 from __future__ import annotations
 

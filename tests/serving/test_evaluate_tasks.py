@@ -1,4 +1,4 @@
-"""lm-eval's command line, its results and its faults; a script stands in for lm-eval itself.
+"""Tests of lm-eval's command line, results and faults, with a script in place of lm-eval.
 
 `make nightly` runs the real one.
 """
@@ -92,14 +92,14 @@ def test_tasks_are_run_on_both_sides(
     assert run(server, lm_eval, "--tasks", "sums", "--limit", "8") == 0
     exact, perplexity = summary(lm_eval)["tasks"]
     assert (exact["base"]["value"], exact["tuned"]["value"]) == (3 / 8, 6 / 8)
-    assert exact["tuned"]["low"] == pytest.approx(0.4093, abs=1e-4)  # Wilson's, of 6 in 8
+    assert exact["tuned"]["low"] == pytest.approx(0.4093, abs=1e-4)  # Wilson's interval of 6 in 8
     assert exact["difference"] | {"low": 0, "high": 0} == {
         **{"value": 3 / 8, "low": 0, "high": 0, "better": 3, "worse": 0, "p_value": 0.25, "paired": True}
     }
     assert perplexity["better"] == "lower" and perplexity["tuned"]["low"] is None
     out = capsys.readouterr().out
     assert "| sums | perplexity, lower is better | 9.5 | 9.5 | - |" in out
-    # The key reaches lm-eval by its environment alone.
+    # lm-eval gets the key only from its environment.
     for words, key, path in calls(lm_eval.parent):
         assert key == "a-secret" and path is None and not any("a-secret" in word for word in words)
         assert words[words.index("--limit") + 1] == "8"

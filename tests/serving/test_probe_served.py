@@ -1,4 +1,4 @@
-"""probe.py and a server: the merged miniature's own answers, and those of what serves it."""
+"""Tests of probe.py with a server: the merged miniature's answers against the server's."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_the_answers_that_are_kept_are_those_of_transformers(tmp_path: Path) -> 
         lead = (best[:, -1] - best[:, -2]) / np.sqrt(np.mean(logits**2, axis=1))
         assert one["leads"] == pytest.approx(lead, abs=1e-3)
     assert [len(one["prompt"]) for one in kept["answers"]] == list(served.LENGTHS)
-    # What the server starts with: a word for each token.
+    # The folder that the server loads has a word for each token.
     assert AutoTokenizer.from_pretrained(tmp_path).decode([7, 255]) == "t7 t255"
 
 
 @pytest.fixture
 def kept(fake: Callable[..., FakeVllm]) -> tuple[FakeVllm, dict[str, Any]]:
-    """A stand-in server, and its own answers as the miniature's."""
+    """Start a fake server, and use its answers as the miniature's."""
     server = fake(["tuned"])
     model = served.ServedModel(served.Client(server.url), "tuned", chat=False)
     answers = []
@@ -103,7 +103,7 @@ def test_a_server_is_held_against_what_was_kept(
     told = json.loads((tmp_path / "probe.json").read_text(encoding="utf-8"))
     assert told["server"]["same"] == 4 and told["time"] == {"parts": {}} and told["problems"] == []
     assert "greedy answers         4                   4 the same" in capsys.readouterr().out
-    # Any other model is timed alone.
+    # Other models are only timed.
     assert main(tmp_path, ["--server", server.url]) == 0
     assert "not compared" in capsys.readouterr().out
     answers["answers"][0]["tokens"][0] += 1

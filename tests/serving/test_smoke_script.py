@@ -1,4 +1,4 @@
-"""smoke.sh as it is emitted: it runs in an artifact, and a recipe's words reach smoke as they are."""
+"""Tests of the emitted smoke.sh: it runs in an artifact, and passes a recipe's texts unchanged."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ADAPTER = ["serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"]
 
 
 def script_of(folder: Path, *sets: str) -> str:
-    """smoke.sh of a recipe in `folder`."""
+    """Return the smoke.sh of a recipe in `folder`."""
     (text,) = emit_smoke(program_of(folder, sets, RECIPE)).values()
     return text
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs smoke.sh in an artifact beside its runtime, from another folder; python3 is this interpreter."""
+    """Run smoke.sh in an artifact next to its runtime, from another folder, with this Python."""
     serving = tmp_path / "my work" / "runtime" / "serving"
     shutil.copytree(ROOT / "runtime" / "serving", serving, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "errors.py", "progress.py"):
@@ -92,7 +92,7 @@ def test_it_reads_what_was_merged(
     done = run(text)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "serve/../my weights/merge.json is missing: how the weights were made is unknown\n" in done.stdout
-    # The variable that the server takes its weights' folder from.
+    # The server reads the weights' folder from this variable.
     assert "/dev/shm/merged/merge.json is missing" in run(text, MODEL_DIR="/dev/shm/merged").stdout
     assert "elsewhere/merge.json is missing" in run(text, "--weights", "elsewhere").stdout
 
@@ -133,7 +133,7 @@ WORDS = [
 def test_words_reach_smoke_as_they_are(
     run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """With a python3 that tells what it was given."""
+    """Replace python3 by a script that prints its arguments."""
     (tmp_path / "bin" / "python3").unlink()
     (tmp_path / "bin" / "python3").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     (tmp_path / "bin" / "python3").chmod(0o755)
@@ -166,7 +166,7 @@ def test_prompts_of_the_evaluation_are_taken_along(tmp_path: Path) -> None:
 
 
 def test_a_model_of_plain_text_is_given_text(tmp_path: Path) -> None:
-    """It may have no chat template."""
+    """Send plain text, because the model may have no chat template."""
     (tmp_path / "questions.jsonl").write_text('{"prompt": "Once upon", "expected": "time"}')
     text = script_of(tmp_path, "data.format=text", "evaluate.prompts=questions.jsonl")
     assert "\n    --text\n" in text and '--prompt="Once upon"\n' in text

@@ -1,4 +1,4 @@
-"""runtime/serving runs on a TPU VM as it is: Python 3.10, and nothing installed."""
+"""Tests that runtime/serving runs on a bare TPU VM: with Python 3.10, and without packages."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LATER = {
     "math": {"cbrt", "exp2", "sumprod"},
     "operator": {"call"},
 }
-"""What the standard library has since 3.11, by module; "*" for modules that are new."""
+"""Additions to the standard library since 3.11, by module; "*" for new modules."""
 
 BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
 
 
 def modules() -> dict[str, ast.Module]:
-    """The modules of runtime/serving and all of runtime/ that they import, by path."""
+    """Return the modules of runtime/serving and their imports in runtime/, by path."""
     found: dict[str, ast.Module] = {}
     waiting = [*SERVING.glob("*.py"), ROOT / "runtime" / "__init__.py"]
     while waiting:
@@ -81,9 +81,9 @@ def test_the_modules_that_need_only_the_standard_library_are_found() -> None:
 
 
 def test_the_grammar_is_that_of_3_10() -> None:
-    """Python 3.11's parser reads `except*` and the like for 3.10 too; so do these.
+    """Look for syntax that Python 3.11's parser accepts even for 3.10, such as `except*`.
 
-    A string's quotes within an f-string of the same kind are 3.12's, and this is 3.11.
+    Equal quotes within an f-string are new in 3.12, and this is 3.11.
     """
     for name, tree in modules().items():
         compile(tree, name, "exec")
@@ -119,14 +119,14 @@ def test_nothing_is_used_that_came_after_3_10() -> None:
 
 
 def test_python_3_10_imports_every_module() -> None:
-    """Beside the checks above, which are always made."""
+    """Import with a real Python 3.10, in addition to the checks above."""
     try:
         python = interpreter("3.10")
     except RuntimeError as missing:
         pytest.skip(f"{missing}; 3.10 is held by the syntax tree alone")
     names = [f"runtime.serving.{path.stem}" for path in SERVING.glob("*.py") if path.stem != "__init__"]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    # -I: no packages of the user's, none of the site's with -S, and nothing written beside the sources.
+    # -I ignores the user's packages, and -S the site's. -B writes nothing next to the sources.
     command = [python, "-ISBc", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

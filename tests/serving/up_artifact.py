@@ -1,4 +1,4 @@
-"""An artifact with weights beside it, and `recipe serve` run on it, in this process or in another."""
+"""An artifact next to its weights, and `recipe serve` on it, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 PORT = free_port()
-"""Of the server: one for all tests of a process, which run one after the other."""
+"""The server's port for all tests of a process, which run one after another."""
 
 HANGS = 180.0
-"""Seconds after which a command is taken to hang: an engine that builds on a busy machine needs a while."""
+"""Seconds after which a command counts as hanging: an engine that builds on a busy machine is slow."""
 
 SENTINEL = "sk-SENTINEL-0123456789"
-"""A secret that must not be seen."""
+"""A secret that must not appear."""
 
 
 def build(folder: Path, *sets: str, name: str = "sample") -> Path:
-    """What an artifact has of a server, built into folder/generated, with its merged weights."""
+    """Build an artifact's server files into folder/generated, with merged weights."""
     artifact.write(folder / "generated", {name: _files(name, sets)})
     made = folder / "generated" / name
     write_model(made / "merged")
@@ -52,7 +52,7 @@ def _files(name: str, sets: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def write_model(folder: Path, shards: int = 1) -> None:
-    """The least that looks like a whole model."""
+    """Write the smallest folder that passes as a complete model."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
@@ -72,13 +72,13 @@ def write_adapter(folder: Path) -> None:
 
 
 def write_safetensors(path: Path, tensor: str) -> None:
-    """A file of one tensor of two numbers."""
+    """Write a file with one tensor of two numbers."""
     header = json.dumps({tensor: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
 
 
 def refusal(folder: Path, options: Options | None = None, **environ: str) -> str:
-    """What `up` is refused with, as the command line shows it."""
+    """Return `up`'s refusal, as the command line prints it."""
     said: list[str] = []
     try:
         up(open_artifact(folder), options or Options(), said.append, environ)
@@ -88,7 +88,7 @@ def refusal(folder: Path, options: Options | None = None, **environ: str) -> str
 
 
 class Command:
-    """`recipe serve ...` as a process, whose output is read as it comes.
+    """`recipe serve ...` as a process, whose output is read as it arrives.
 
     Args:
         engine: DOCKER_HOST.
@@ -111,14 +111,14 @@ class Command:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))  # as they come: extend takes one at a time
+        self.lines.extend(iter(self.process.stdout.readline, ""))  # as they arrive: extend adds one at a time
 
     @property
     def text(self) -> str:
         return "".join(self.lines)
 
     def until(self, words: str, seconds: float = HANGS) -> None:
-        """Waits until it has written something."""
+        """Wait until the output contains some words."""
         deadline = time.monotonic() + seconds
         while words not in self.text:
             assert self.process.poll() is None and time.monotonic() < deadline, (
@@ -130,7 +130,7 @@ class Command:
         self.process.send_signal(signum)
 
     def ended(self, seconds: float = HANGS) -> int:
-        """Its exit status; all of its output has been read."""
+        """Wait for the exit status and all output."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The registry of codes, its page, and that every code is put to the test."""
+"""Tests of the registry of codes and its page, and that every code has a test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITHOUT_GOLDEN = {
     "W1118": "of a port's compiled steps",
     "W1119": "of a port to standard output, which leaves no recipe.yaml",
 }
-"""Codes that no stderr.txt holds, and why. Another test of each looks at what is said."""
+"""Codes that no stderr.txt holds, and why. Other tests check their messages."""
 
 
 def used(*files: Path) -> set[str]:

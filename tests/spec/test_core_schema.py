@@ -1,4 +1,4 @@
-"""Values by YAML 1.2's core schema."""
+"""Tests of values in YAML 1.2's core schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recipec.spec.core_schema import flow, scalar
         ("False", False),
         (".inf", math.inf),
         ("-.Inf", -math.inf),
-        # Text in YAML 1.2, whatever YAML 1.1 made of it.
+        # Text in YAML 1.2, although YAML 1.1 read these as other types.
         ("yes", "yes"),
         ("off", "off"),
         ("1_000", "1_000"),

@@ -1,4 +1,4 @@
-"""How diagnostics are shown."""
+"""Tests of how diagnostics are shown."""
 
 from __future__ import annotations
 

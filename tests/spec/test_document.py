@@ -1,4 +1,4 @@
-"""YAML with positions."""
+"""Tests of YAML with positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ empty:
 
 
 def places(text: str) -> dict[str, tuple[int, int, str]]:
-    """Of every node: line, column and the piece of source that it covers."""
+    """Return the line, column and source text of every node."""
     root = read(text, "x.yaml").root
     assert root is not None
     out = {}

@@ -1,4 +1,4 @@
-"""The JSON Schema of the language."""
+"""Tests of the language's JSON Schema."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_recipe_that_extends_another_may_leave_keys_out(validator: Any) -> Non
 
 
 def fields(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Every key of the language with its schema, by section and name."""
+    """Return every key of the language with its schema, by section and name."""
     kinds = [("", schema)]
     for name, kind in schema["$defs"].items():
         kinds += [(name, branch) for branch in (kind, *kind.get("anyOf", []))]

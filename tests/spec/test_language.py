@@ -1,4 +1,4 @@
-"""The models: defaults, strictness, and what every key says about itself."""
+"""Tests of the models: their defaults, their strictness, and each key's description."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fields(kind: type[Section] = Recipe, where: str = "") -> Iterator[tuple[str,
 
 
 def leaves(annotation: Any) -> set[Any]:
-    """The plain types within an annotation."""
+    """Return the plain types within an annotation."""
     if typing.get_origin(annotation) in (None, typing.Literal):
         return {annotation}
     return {leaf for inner in typing.get_args(annotation) for leaf in leaves(inner)}
@@ -152,7 +152,7 @@ CLASHES = {"mesh.topology": "accelerator"}
 
 
 def placed(path: str, value: Any) -> dict[str, Any]:
-    """A small recipe with a value at a path."""
+    """Return a small recipe with a value at a path."""
     given: dict[str, Any] = json.loads(json.dumps(SMALLEST))
     *above, last = path.split(".")
     node: Any = given

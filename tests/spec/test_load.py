@@ -1,4 +1,4 @@
-"""From a file to a recipe: `extends`, `--set`, origins, secrets, and files that cannot be read."""
+"""Tests from a file to a recipe: `extends`, `--set`, origins, secrets, and unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of other tools: what each becomes is in the language, and what a help shows can be pasted."""
+"""Tests of other tools' words: their targets exist in the language, and a help's fragments can be pasted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WITHOUT_HELP: dict[str, str] = {}
 
 
 def given(path: str, value: Any) -> dict[str, Any]:
-    """Return the smallest recipe with a value at a path, next to the values that a mapping already has."""
+    """Return the smallest recipe with a value at a path, next to a mapping's existing values."""
     recipe: dict[str, Any] = json.loads(json.dumps(SMALLEST))
     *above, last = path.split(".")
     node = recipe
@@ -44,7 +44,7 @@ def given(path: str, value: Any) -> dict[str, Any]:
 
 
 def pasted(help: str, section: str) -> list[dict[str, Any]]:
-    """The recipes that the fragments of a help make, written into a section or as sections of their own."""
+    """Return the recipes from a help's fragments, pasted into a section or as their own sections."""
     made = []
     for text in re.findall(r"`(\w+: [^`]+)`", help):
         for key, value in YAML(typ="safe").load(f"{{{text}}}").items():
@@ -55,7 +55,7 @@ def pasted(help: str, section: str) -> list[dict[str, Any]]:
 
 
 def only(recipe: dict[str, Any]) -> str | None:
-    """The help of the one diagnostic of a recipe."""
+    """Return the help of a recipe's only diagnostic."""
     (diagnostic,) = validate(recipe).diagnostics
     return diagnostic.help
 

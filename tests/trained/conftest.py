@@ -1,4 +1,4 @@
-"""A tiny model and a PEFT adapter for it, each made once."""
+"""Fixtures with a tiny model and a PEFT adapter for it, each made once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import tiny
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Gemma 3 whose answers depend on all that was said before."""
+    """Make a Gemma 3 whose answers depend on the whole conversation."""
     import torch
 
     folder = tmp_path_factory.mktemp("trained") / "merged"
@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                parameter.add_(7)  # else the embedding, which says the last token again, outweighs the layers
+                parameter.add_(7)  # otherwise the embedding repeats the last token
     made.save_pretrained(folder)
     write_tokenizer(folder, "gemma3")
     return folder
@@ -29,12 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter(model: Path) -> Path:
-    """Beside the model, which it names."""
+    """Write an adapter next to the model, which it names."""
     return adapted(model, model.parent / "adapter", seed=1)
 
 
 def adapted(model: Path, folder: Path, seed: int, **config: object) -> Path:
-    """Writes a PEFT adapter of random A and B, as PEFT's save_pretrained does."""
+    """Write a PEFT adapter of random A and B, as PEFT's save_pretrained does."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""`recipe chat`: its answers are transformers' own, and what cannot be talked to is said."""
+"""Tests of `recipe chat`: its answers are transformers' own, and other folders give an error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ GREEDY = ("--temperature", "0", "--max-tokens", "12")
 
 
 def expected(model: Path, turns: Sequence[str], adapter: Path | None = None) -> list[str]:
-    """What transformers answers to each turn: one token after the other, by the largest logit of the whole
-    text; as a terminal is shown it."""
+    """Return transformers' greedy answer to each turn, as a terminal shows it.
+
+    Each token has the largest logit of the whole text.
+    """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,7 +56,7 @@ def test_answers_are_the_likeliest_tokens_of_the_template(model: Path) -> None:
     first, second = expected(model, ["Where is it?", "And why?"])
     assert first != second
     assert talked(str(model), *GREEDY, "--prompt", "Where is it?") == f"{first}\n"
-    # Lines of a pipe are the turns of a conversation, until it is begun anew.
+    # Each line of a pipe is a turn of one conversation, until /reset starts a new one.
     typed = "Where is it?\nAnd why?\n/reset\nAnd why?\n/exit\nno more\n"
     (alone,) = expected(model, ["And why?"])
     assert alone != second
@@ -74,7 +76,7 @@ def test_an_adapter_is_talked_to_on_its_base(model: Path, adapter: Path, tmp_pat
 
 
 def test_an_adapters_own_template_is_taken(model: Path, adapter: Path, tmp_path: Path) -> None:
-    """merge.py's adapter has the record of its recipe alone."""
+    """Read the record of merge.py's adapter, which has only the recipe."""
     shutil.copytree(adapter, tmp_path / "merged-adapter")
     lock = {"recipe": {"data": {"chat_template": "data/own.jinja"}}}
     (tmp_path / "merged-adapter" / "recipe.lock.json").write_text(json.dumps(lock))

@@ -1,4 +1,4 @@
-"""`recipe adapters merge`: the numbers of PEFT's add_weighted_adapter, in a form that PEFT and runs read."""
+"""Tests of `recipe adapters merge`: the numbers of PEFT's add_weighted_adapter, readable by PEFT and runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHODS = ("linear", "ties", "dare_linear", "dare_ties")
 
 @pytest.fixture(scope="module")
 def other(model: Path) -> Path:
-    """Of another alpha, on one module that the first has too and one that it has not."""
+    """Make an adapter with another alpha, on one module that the first adapter has and one that it lacks."""
     targets = ["q_proj", "v_proj"]
     return adapted(model, model.parent / "other", 2, target_modules=targets, lora_alpha=6, use_rslora=True)
 
@@ -55,7 +55,7 @@ def test_the_numbers_are_pefts(
     from transformers import AutoModelForCausalLM
 
     def mask(tensor: Any) -> Any:
-        """In place of draws, which come in another order there."""
+        """Replace random draws, which have another order in PEFT."""
         kept = torch.arange(tensor.numel()).reshape(tensor.shape) % 3 != 0
         return kept.to(tensor.dtype)
 
@@ -115,7 +115,7 @@ def test_dare_is_drawn_by_its_seed(adapter: Path, other: Path, tmp_path: Path) -
 
 
 def test_keys_that_serve_as_values_stay_the_same(model: Path, tmp_path: Path) -> None:
-    """merge.py writes k_proj's A and B under v_proj's name too."""
+    """Write k_proj's A and B under v_proj's name too, as merge.py does."""
     from safetensors.torch import save_file
 
     folders = []

@@ -1,4 +1,4 @@
-"""`recipe push`: what arrives on a hub of this machine, what is said before, and what is refused."""
+"""Tests of `recipe push`: the files on a fake hub, the messages before, and the refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def merged(tmp_path: Path) -> Path:
-    """A folder as merge.py leaves it, with files of others in it."""
+    """Make a folder as merge.py does, with foreign files in it."""
     folder = tmp_path / "merged"
     folder.mkdir()
     for name, content in {**FILES, "notes.txt": b"mine", ".env": b"secret"}.items():

@@ -1,4 +1,4 @@
-"""A run's folder, and how it is looked at."""
+"""Fixture with a run's folder."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.watch.watching import write_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run of 400 steps after its step 120, with a checkpoint of step 100."""
+    """Write a run of 400 steps after its step 120, with a checkpoint of step 100."""
     return write_run(tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""`recipe watch` on folders as they stand: what the command prints about a run, and its exit status."""
+"""Tests of `recipe watch` on fixed folders: its output about a run, and its exit status."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def losses(run: WatchedRun) -> dict[int, float]:
 
 @pytest.fixture
 def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, half a minute after its last line."""
+    """Return the folder half a minute after its last line."""
     for name, seconds in (("100", 75), ("metrics.jsonl", 30)):
         os.utime(folder / name, (NOW - seconds, NOW - seconds))
     monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: NOW))
@@ -84,7 +84,7 @@ def test_json_has_what_the_line_says(later: Path) -> None:
 def test_the_screen_is_drawn_as_it_was_at_every_size(
     later: Path, tmp_path: Path, update: bool, name: str, width: int, height: int, encoding: str
 ) -> None:
-    """As it is drawn at several sizes, with another run that has failed."""
+    """Draw several sizes, with another run that has failed."""
     other = write_run(tmp_path / "other", 60, {**LOCK, "name": "second-run-of-a-longer-name"})
     state(other, "failed", reason="step 60: the loss is nan, in micro-batch 59")
     if name != "page":
@@ -144,7 +144,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [65, 970, 100_000])
 @pytest.mark.parametrize("file", ["metrics.jsonl", "recipe.lock.json", "state.json"])
 def test_what_is_nested_without_end_is_passed_over(folder: Path, file: str, depth: int) -> None:
-    """970 levels can be read and not be printed, at Python's usual limit."""
+    """Nest 970 levels, which Python's default limit allows to read, but not to print."""
     nested = "[" * depth + "]" * depth
     if file == "metrics.jsonl":
         append(folder, f'{nested}\n{{"step": 121, "loss": {nested}}}\n')
@@ -237,7 +237,7 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole(folder: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_run_that_is_resumed_cuts_its_lines(folder: Path, replaced: bool) -> None:
-    """By another file in its place, as train.py does, or within the file, as a bucket's copy."""
+    """Replace the file, as train.py does, or change it in place, as the copy of a bucket's file does."""
     run = looked_at(folder)
     anew = lines(1, 100) + "".join(json.dumps(entry(step, loss=5.0)) + "\n" for step in range(101, 130))
     if replaced:
@@ -289,7 +289,7 @@ def test_letters_that_a_terminal_would_act_on_are_replaced(folder: Path) -> None
 
 
 def test_several_runs_and_their_folder_are_watched_together(tmp_path: Path) -> None:
-    """An artifact's folder has the runs of its backends in it."""
+    """Watch an artifact's folder, which holds its backends' runs."""
     for name, steps in (("checkpoints", 120), ("checkpoints-torchax", 50)):
         state(write_run(tmp_path / "artifact" / name, steps), "done")
     (tmp_path / "artifact" / "serve").mkdir()
@@ -304,7 +304,7 @@ def test_several_runs_and_their_folder_are_watched_together(tmp_path: Path) -> N
 
 
 def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that appears later, grows, is resumed and is done; a line for each thing that is new."""
+    """Watch a folder that appears later, grows, is resumed and ends, with one line for each event."""
     folder = tmp_path / "later"
 
     def resumed() -> None:

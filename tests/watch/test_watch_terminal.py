@@ -1,4 +1,4 @@
-"""`recipe watch` on a real terminal: drawn, fitted to its size, left at the end or by Ctrl-C."""
+"""Tests of `recipe watch` on a real terminal: drawn at its size, and left at the end or by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Terminal:
-    """A process on a terminal of its own, and what is to be seen there."""
+    """A process on its own terminal, with the terminal's screen."""
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int, columns: int, rows: int) -> None:
         self.process, self._descriptor = process, descriptor
@@ -35,7 +35,7 @@ class Terminal:
         self.raw = b""
 
     def read(self, seconds: float) -> bool:
-        """Takes what is written within a time; False when the process has closed the terminal."""
+        """Read the output within a time, and return False if the process has closed the terminal."""
         ready, _, _ = select.select([self._descriptor], [], [], seconds)
         if not ready:
             return True
@@ -63,7 +63,7 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     def end(self) -> int:
-        """Reads until the process has ended; its status."""
+        """Read until the process has ended, and return its status."""
         deadline = time.monotonic() + 60
         while self.read(0.2) and self.process.poll() is None:
             assert time.monotonic() < deadline, self.text
@@ -76,7 +76,7 @@ class Terminal:
 def terminal(
     *arguments: str | Path, columns: int = 80, rows: int = 24, **environment: str
 ) -> Iterator[Terminal]:
-    """Starts `recipe watch` on a terminal."""
+    """Start `recipe watch` on a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     clean = {
@@ -132,7 +132,7 @@ def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_leaving_it_restores_the_terminal_and_touches_no_file(tmp_path: Path, signum: signal.Signals) -> None:
-    """The terminal is as it was, nothing is said but how the run stood, and the run's files are untouched."""
+    """Check that the terminal is restored, that only the run's state is printed, and that no file changed."""
     folder = write_run(tmp_path / "checkpoints", 120)
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
     with terminal(folder, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as seen:

@@ -1,4 +1,4 @@
-"""Folders of runs as train.py leaves them, for the tests of `recipe watch`."""
+"""Folders of runs in train.py's format, for the tests of `recipe watch`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCK = {
 
 
 def entry(step: int, **changes: Any) -> dict[str, Any]:
-    """A training line; the loss falls."""
+    """Return a training line. The loss falls."""
     return {
         "step": step,
         "loss": 1 + 2 * math.exp(-step / 80),
@@ -36,7 +36,7 @@ def entry(step: int, **changes: Any) -> dict[str, Any]:
 
 
 def lines(first: int, last: int, every: int = 50) -> str:
-    """Lines of metrics.jsonl for the steps [first, last], with their evaluations."""
+    """Return lines of metrics.jsonl for the steps [first, last], with their evaluations."""
     out = [] if first > 1 else [{"step": 0, "eval_loss": 3.1}]
     for step in range(first, last + 1):
         out.append(entry(step))
@@ -46,7 +46,7 @@ def lines(first: int, last: int, every: int = 50) -> str:
 
 
 def state(folder: Path, state: str = "training", **changes: Any) -> None:
-    """Writes state.json, by this process."""
+    """Write state.json of this process."""
     record = {
         "state": state,
         "reason": None,

@@ -1,4 +1,4 @@
-"""A base and a run that are merged once undisturbed, and merges that are started as a script starts them."""
+"""Fixtures with a base and a run that are merged once undisturbed, and with merges started like scripts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(autouse=True)
 def durable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Power does not fail here, and waiting for the disk takes most of the time."""
+    """Skip fsync, because power does not fail here and waiting for the disk takes most of the time."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
 def run(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a merge as a script does."""
+    """Return a function that runs a merge as a script does."""
 
     def run(output: Path | str, *argv: str, base: Path | str | None = None, **settings: Any) -> Outcome:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Disks that fill up, turn read-only, or vanish with the process: real ones where they can be mounted."""
+"""Disks that fill up, become read-only, or vanish with the process. They are real if they can be mounted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """A fake death of the process."""
 
 
 class Disk:
-    """Stands between a merge and its files: its operations are counted, and fail from one on.
+    """A disk that counts the operations of a merge on its files, and that fails from one operation on.
 
     Args:
-        at: the operation, from 0 on.
-        how: "killed": neither this operation nor a later one is done, whatever tidies up; half of what is
-            being written is. "interrupted": this one alone fails, with KeyboardInterrupt. "full": from this
-            one on whatever takes room fails.
+        at: the operation, counted from 0.
+        how: "killed": no operation from this one on happens, not even a cleanup; half of a write happens.
+            "interrupted": only this operation fails, with KeyboardInterrupt. "full": from this operation on,
+            whatever needs space fails.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None = None, how: str = "killed") -> None:
@@ -50,7 +50,7 @@ class Disk:
         monkeypatch.setattr(Path, "open", open_file)
         monkeypatch.setattr(Path, "replace", replace_file)
         monkeypatch.setattr(Path, "unlink", unlink_file)
-        if how != "killed":  # which finds the same before it as after it
+        if how != "killed":  # a kill before it and a kill after it leave the same files
             monkeypatch.setattr(os, "fsync", lambda descriptor: self.step(room=True))
 
     def step(self, room: bool = False) -> None:
@@ -66,7 +66,7 @@ class Disk:
 
 
 class _Counted(io.FileIO):
-    """A file whose writes are operations; of the one that fails, half is written."""
+    """A file whose writes are counted operations. The failing write writes half of its bytes."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         super().__init__(path, "wb")
@@ -83,7 +83,7 @@ class _Counted(io.FileIO):
 
 @contextlib.contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[bool]:
-    """A small file system of its own in a folder; False where this process may mount none."""
+    """Mount a small file system in a folder, and yield False if this process may not mount any."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
     try:

@@ -1,4 +1,4 @@
-"""A small base, a run of it, and merges of the two as a script starts them."""
+"""A small base, a run of it, and merges of both, started like scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARDS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """A base, a run with two checkpoints of it, and what an undisturbed merge writes."""
+    """A base, a run of it with two checkpoints, and the output of an undisturbed merge."""
 
     base: Path
     run: Path
@@ -34,7 +34,7 @@ class Place:
     adapter: dict[str, bytes]
 
     def expect(self, folder: Path) -> None:
-        """Checks both folders of a merge, byte for byte."""
+        """Compare both folders of a merge byte for byte."""
         assert contents(folder) == self.merged
         assert contents(folder.with_name(f"{folder.name}-adapter")) == self.adapter
 
@@ -46,7 +46,7 @@ class Outcome:
     err: str
 
     def refused(self, *words: str) -> None:
-        """Checks that it failed with one error and a help that say this."""
+        """Check that the merge failed with one error and a help that contain these words."""
         assert self.status == 1, self
         assert self.err.startswith("error: ") and "\n  = help: " in self.err and "Traceback" not in self.err
         for word in words:
@@ -62,19 +62,19 @@ def start(base: Path | str, trained: Path, output: Path | str, *argv: str, **set
 
 
 def times(folder: Path) -> dict[str, tuple[int, int]]:
-    """What tells whether a file was written anew."""
+    """Return values that change if a file is written again."""
     entries = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
     return {name: (entry.st_ino, entry.st_mtime_ns) for name, entry in entries.items()}
 
 
 def noted(folder: Path) -> set[str]:
-    """The files that an unfinished folder's journal calls whole."""
+    """Return the files that an unfinished folder's journal lists as complete."""
     journal = folder / JOURNAL
     return set(json.loads(journal.read_bytes())["files"]) if journal.exists() else set()
 
 
 def interrupt(target: Path, run: Run, after: str, **settings: Any) -> Outcome:
-    """Interrupts a merge by Ctrl-C's signal, once a file has its name and is noted."""
+    """Interrupt a merge with Ctrl-C's signal as soon as a file has its final name and is in the journal."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
         create = LocalFolder.create

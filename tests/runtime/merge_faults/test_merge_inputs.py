@@ -1,4 +1,4 @@
-"""Merges of what is damaged: bases and runs are refused by name, and nothing is written of them."""
+"""Tests of merges of damaged bases and runs: each is refused by name, and nothing of it is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runtime.merge_faults.merges import Place, Run, copy, interrupt, noted
 
 
 def cached(base: Path, root: Path) -> Path:
-    """A base as Hugging Face's cache keeps it; the folder of its revision."""
+    """Copy a base into Hugging Face's cache layout, and return its revision's folder."""
     snapshot = root / "snapshots" / "0f"
     snapshot.mkdir(parents=True)
     (root / "blobs").mkdir()
@@ -61,8 +61,8 @@ def test_a_flipped_bit_in_a_base_whose_hashes_are_known_is_refused_by_its_file(
 def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_it(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the tidying up is killed, nothing that was made of the damaged file counts as whole."""
-    monkeypatch.setattr(record, "SAMPLE_BYTES", 0)  # the damage is nowhere where the bases are told apart
+    """Kill the cleanup at each step: nothing that was made from the damaged file counts as complete."""
+    monkeypatch.setattr(record, "SAMPLE_BYTES", 0)  # the bases' sampled bytes do not show the damage
     base = summed(place.base, tmp_path / "base")
     assert run(tmp_path / "whole", base=base).status == 0
     file = base / "model-00001-of-00003.safetensors"
@@ -71,7 +71,7 @@ def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_i
         target = tmp_path / f"merged-{at}"
         flip(file, -5)
         with pytest.MonkeyPatch.context() as patched:
-            # The merge that began knew of no hashes.
+            # The first merge knew no hashes.
             patched.setattr(jobs, "known_hashes", lambda folder: {})
             interrupt(target, run, after=CONFIG, base=base)
         with pytest.MonkeyPatch.context() as patched:
@@ -80,7 +80,7 @@ def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_i
                 run(target, base=base).refused("is not the file that its hash names")
                 assert contents(target) == {}
                 break
-        if noted(target):  # it was killed before the damage was found
+        if noted(target):  # killed before it found the damage
             run(target, base=base).refused("is not the file that its hash names")
             assert contents(target) == {}
         else:
@@ -96,7 +96,7 @@ def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_i
 def test_a_merge_goes_on_once_its_base_can_be_read_again(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written before a network failed is kept."""
+    """Keep what was written before a network error."""
     target, read = tmp_path / "merged", HFCheckpoint.bytes_of
 
     def fail(self: HFCheckpoint, *rest: Any) -> memoryview:
@@ -141,7 +141,7 @@ def change_index(base: Path, change: Callable[[dict[str, str]], dict[str, str]])
 
 
 def configured(**changes: Any) -> Callable[[Path], None]:
-    """Another base of other sizes."""
+    """Return a function that writes a base of other sizes."""
 
     def change(base: Path) -> None:
         shutil.rmtree(base)
@@ -225,7 +225,7 @@ def test_a_bound_may_be_infinite_and_what_is_of_another_type_is_told_of(
 
 
 def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, tmp_path: Path) -> None:
-    """Wherever it is: a message, or a header that means the same."""
+    """Flip each bit: the result is an error, or a header with the same meaning."""
     base = copy(place.base, tmp_path / "base")
     path = base / "model-00001-of-00003.safetensors"
     content, choose = path.read_bytes(), random.Random(0)

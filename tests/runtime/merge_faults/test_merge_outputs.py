@@ -1,4 +1,4 @@
-"""Where a merge may not write: what lies there stays as it is, and the message says what to do instead."""
+"""Tests of output folders that a merge may not write to: their files stay, and the message says why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runtime.merge_faults.merges import Place, Run, interrupt, times
 def test_an_output_that_is_read_only_is_left_and_goes_on_once_it_can_be_written(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
-    """A new folder, one in which a merge was begun, and one that holds it whole."""
+    """Try a new folder, one with an unfinished merge, and one with a finished merge."""
     disk = tmp_path / "disk"
     with mounted(disk, "size=4m") as real, pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
@@ -70,7 +70,7 @@ def refuse_writes(patched: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("output", ["file", "file/below", "merged"])
 def test_a_file_where_a_folder_should_be_stays(output: str, run: Run, tmp_path: Path) -> None:
-    """The last one is where the adapter would lie: refused before the weights are written."""
+    """In the last case, refuse a file in the adapter's place before the weights are written."""
     for name in ("file", "merged-adapter"):
         (tmp_path / name).write_text("mine")
     run(tmp_path / output).refused("is a file, not a folder", "another folder with --output")
@@ -95,7 +95,7 @@ def test_a_folder_that_another_process_writes_is_refused(place: Place, run: Run,
 def test_a_folder_with_another_merge_is_refused_with_what_differs(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
-    """Begun or finished: refused, naming what differs; nothing in it changes."""
+    """Refuse unfinished and finished merges, name the difference, and change nothing."""
     other_base = write_base(tmp_path / "base", seed=1)
     interrupt(tmp_path / "begun", run, after="model-00001-of-00003.safetensors")
     assert run(tmp_path / "whole").status == 0
@@ -120,7 +120,7 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
     "name", ["notes.txt", "below/notes.txt", ".notes.txt.partial", "chat_template.jinja"]
 )
 def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp_path: Path) -> None:
-    """In the folder of the weights or of the adapter; alone, or next to an unfinished merge."""
+    """Put files next to the weights or the adapter, alone or next to an unfinished merge."""
     for number, folder in enumerate(("merged", "merged-adapter")):
         for begun in (False, True):
             target = tmp_path / f"{number}-{begun}" / "merged"
@@ -157,7 +157,7 @@ def test_a_finished_merge_is_left_alone(place: Place, run: Run, tmp_path: Path) 
 def test_a_finished_merge_that_was_changed_is_not_called_finished(
     name: str, place: Place, run: Run, tmp_path: Path
 ) -> None:
-    """It is not called finished: what is missing or of another size is named."""
+    """Name the missing file, or the file of another size."""
     target = tmp_path / "merged"
     assert run(target).status == 0
     size = (target / name).stat().st_size
@@ -171,7 +171,7 @@ def test_a_finished_merge_that_was_changed_is_not_called_finished(
 
 
 def test_an_adapter_that_was_removed_is_written_again(place: Place, run: Run, tmp_path: Path) -> None:
-    """As it is for a recipe that wants one later on."""
+    """Write it again, as for a recipe that requests an adapter later."""
     assert run(tmp_path / "merged", adapter=False).status == 0
     before = times(tmp_path / "merged")
     assert run(tmp_path / "merged").status == 0
@@ -190,7 +190,7 @@ def test_a_journal_that_is_none_is_refused_and_left(run: Run, tmp_path: Path) ->
 def test_an_address_that_fails_on_the_way_is_gone_on_with(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any file: what has a name is whole, what is stale goes, and the same command ends as undisturbed."""
+    """Fail at any file: named files are complete, old ones are removed, and a retry ends as undisturbed."""
     import fsspec
 
     memory = fsspec.filesystem("memory")

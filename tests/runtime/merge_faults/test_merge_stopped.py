@@ -1,5 +1,8 @@
-"""Merges that are killed, interrupted or out of room: nothing that was there is lost, the message says what
-to do, and the same command, once that is done, comes to the bytes of an undisturbed merge."""
+"""Tests of merges that are killed, interrupted or out of space.
+
+No existing file is lost, the message says what to do, and the same command then gives the bytes of an
+undisturbed merge.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.runtime.merge_faults.merges import MODEL, Place, Run, interrupt, note
 
 @pytest.fixture(scope="module")
 def job(place: Place) -> Callable[[Path, MergeSettings], merge.MergeJob]:
-    """A merge of `place` into any folder; what it takes to begin one is done once."""
+    """Return a function that merges `place` into any folder, and that prepares a merge once."""
     made: dict[MergeSettings, merge.MergeJob] = {}
 
     def job(target: Path, settings: MergeSettings) -> merge.MergeJob:
@@ -39,7 +42,7 @@ def job(place: Place) -> Callable[[Path, MergeSettings], merge.MergeJob]:
 
 
 def loads(folder: Path) -> bool:
-    """Whether anyone would take a folder for a checkpoint."""
+    """Return whether the folder opens as a checkpoint."""
     try:
         HFCheckpoint.open(folder)
     except UserError:
@@ -48,7 +51,7 @@ def loads(folder: Path) -> bool:
 
 
 def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """The files that the journal of each folder was last seen to call whole, by the folder's name."""
+    """Return the files that each folder's journal last listed as complete, by the folder's name."""
     saved: dict[str, set[str]] = {}
     save = Journal.save
 
@@ -78,7 +81,7 @@ def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
     job: Callable[[Path, MergeSettings], merge.MergeJob],
     tmp_path: Path,
 ) -> None:
-    """At every one of a merge's operations on files: the second run ends with an undisturbed one's bytes."""
+    """Stop at each of a merge's file operations: the second run gives an undisturbed merge's bytes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
         disk = Disk(patched, None, how)
@@ -86,7 +89,7 @@ def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
     whole, adapter = contents(tmp_path / "whole"), contents(tmp_path / "whole-adapter")
     ends = {"killed": Killed, "interrupted": KeyboardInterrupt, "full": UserError}
     resumed = 0
-    for at in range(0, disk.done - (how == "full"), every):  # the last one, a removal, needs no room
+    for at in range(0, disk.done - (how == "full"), every):  # the last operation, a removal, needs no space
         target = tmp_path / f"{how}-{at}"
         stopped = job(target, settings)
         with pytest.MonkeyPatch.context() as patched:
@@ -120,7 +123,7 @@ def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
 def test_a_full_disk_is_told_and_the_merge_goes_on_once_there_is_room(
     room: int, place: Place, run: Run, tmp_path: Path
 ) -> None:
-    """A file system that does not say how much room it has, and has room for a part of it, in KiB."""
+    """Use a file system that does not report its free space, and that has `room` KiB for a part."""
     target = tmp_path / "disk" / "merged"
     with mounted(tmp_path / "disk", f"size={room}k") as real, pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
@@ -171,8 +174,11 @@ def test_ctrl_c_keeps_what_is_whole_and_the_same_command_goes_on(
 def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk tells of a write that failed once, to whoever asks first: here to the thread that brings the
-    file's parts to it."""
+    """Fail a write late.
+
+    A disk reports a failed write once, to the first caller that asks: here to the thread that syncs the
+    file's parts.
+    """
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -180,7 +186,7 @@ def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer, "FLUSH_BYTES", 2048)
         patched.setattr(os, "fdatasync", fail)
-        patched.setattr(writer._Behind, "put", lambda self, item: self._items.put(item))  # nobody asks before
+        patched.setattr(writer._Behind, "put", lambda self, item: self._items.put(item))  # no earlier caller
         run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are complete")
     assert noted(tmp_path / "merged") == set()
     assert run(tmp_path / "merged").status == 0

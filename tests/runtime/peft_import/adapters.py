@@ -1,4 +1,4 @@
-"""A small base with adapters that are exported, and changes of what was exported."""
+"""A small base with exported adapters, and changes of the export."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests import tiny
 from tests.runtime.runs import lora_section, save_run, write_adapter, write_lock
 
 LIMIT = 5e-5
-"""Of logits that reach 20 to 30."""
+"""The tolerance for logits of up to 20 or 30."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 TEXT = r"model\.language_model\.layers\.\d+\."
 
 
 def randomize(wrapped: Any) -> None:
-    """Gives a PEFT model's A and B values of which none is zero."""
+    """Set a PEFT model's A and B to nonzero values."""
     import torch
 
-    torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
+    torch.set_num_threads(1)  # on models this small, more threads mostly wait for each other
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
@@ -51,7 +51,7 @@ def assert_same(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarr
 
 
 class Small:
-    """A Gemma 3 of two layers, whose K and V are fused; random adapters in our form, and their export."""
+    """A Gemma 3 of two layers with fused K and V, random adapters in our format, and their export."""
 
     def __init__(self, folder: Path) -> None:
         tiny.make_gemma3(folder / "base", num_hidden_layers=2)
@@ -71,7 +71,7 @@ class Small:
         write_adapter(folder, self.base, model, trained)
 
     def fail(self, adapter: Path | str, folder: Path, section: Mapping[str, Any] | None = None) -> str:
-        """The message of an import that is refused, and that it left nothing behind."""
+        """Return the message of a refused import, which must leave no files."""
         artifact = self.artifact
         if section is not None:
             artifact = folder / "artifact"
@@ -98,7 +98,7 @@ def set_config(**values: Any) -> Callable[[Path], Any]:
 
 
 def rename(old: str, new: str) -> Callable[[Path], Any]:
-    """Renames tensors."""
+    """Return a function that renames tensors."""
     return lambda folder: write_tensors(
         folder, {name.replace(old, new): array for name, array in arrays_of(folder).items()}
     )

@@ -1,4 +1,4 @@
-"""An exported adapter that modules of tests only read, and a copy of it for one test."""
+"""Fixtures with an exported adapter that tests only read, and a copy of it for one test."""
 
 from __future__ import annotations
 

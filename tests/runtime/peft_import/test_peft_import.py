@@ -1,4 +1,4 @@
-"""Adapters that real peft saved, as step 0 of a run: exactly what they were."""
+"""Tests of adapters that the real PEFT saved, imported exactly as step 0 of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runtime.runs import lora_section, write_adapter, write_lock
 TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    # A tower of vision, whose projections bear the same names; a global layer without v_proj; K and V fused.
+    # A vision tower whose projections have the same names; a global layer without v_proj; fused K and V.
     "gemma4": (
         tiny.make_gemma4,
         TWO,
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "alpha_pattern": {"v_proj": 9},
         },
     ),
-    # Q, K and V fused; K is not trained, and its part of the array stays zero.
+    # Fused Q, K and V. K is not trained, so that its part of the array stays zero.
     "gemma3": (
         tiny.make_gemma3,
         {"num_key_value_heads": 8, "num_hidden_layers": 2},
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "llama": (tiny.make_llama, {}, {"target_modules": ["down_proj", "k_proj"], "layers_to_transform": [1]}),
-    # Parameters: experts, whose tensors lie one by one in the base, and the router.
+    # Parameters: experts, which are separate tensors in the base, and the router.
     "qwen3_moe": (
         partial(decoders.make, "qwen3_moe"),
         {"num_hidden_layers": 2, "mlp_only_layers": [0]},
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "rank_pattern": {r"experts\.down_proj": 2},
         },
     ),
-    # Projections that are fused in Hugging Face's tensors too, and have one A.
+    # Projections that are fused in Hugging Face's tensors too, and share one A.
     "phi3": (
         partial(decoders.make, "phi3"),
         {"num_hidden_layers": 1},
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 class Case:
-    """A base, an adapter that peft made and saved, the artifact that fits it, and the run of the import."""
+    """A base, an adapter that PEFT saved, a matching artifact, and the imported run."""
 
     def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
         import peft
@@ -160,7 +160,7 @@ def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: 
 
 @pytest.mark.parametrize(
     "case",
-    # Experts: in test_merge_parity, since transformers' model has their tensors as no checkpoint does.
+    # test_merge_parity covers experts, because transformers' expert tensors are unlike a checkpoint's.
     [
         pytest.param(name, marks=() if name == "gemma4" else pytest.mark.e2e)
         for name in CASES
@@ -177,7 +177,7 @@ def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
     from recipec.runtime.settings import MeshSettings
 
     rows = token_rows(case.base.architecture.vocab_size, 8)
-    rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
+    rows["tokens"] %= 500  # above are the image and audio placeholders, which transformers replaces
     mesh = start(MeshSettings("cpu", 8, {"fsdp": 4, "tp": 2}))
     built = build(case.base, case.model, case.trained.settings, mesh)
     set_adapters(built, case.trained, mesh)
@@ -218,8 +218,10 @@ def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
 def test_training_goes_on_from_an_imported_adapter(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """train.py --resume: its first loss is peft's; the step that it saves is one as any other, and comes back
-    bit for bit when it is exported and imported."""
+    """Run train.py --resume: its first loss is PEFT's.
+
+    The saved step is an ordinary one. Exported and imported again, it is equal bit for bit.
+    """
     import sys
     import warnings
 
@@ -300,5 +302,5 @@ def test_training_goes_on_from_an_imported_adapter(
     assert names[0] == names[1], "also the files of the tree, and how they describe it"
     keys = [json.loads((tree / "_METADATA").read_text()) for tree in trees]
     for entry in (entry for one in keys for entry in one["tree_metadata"].values()):
-        del entry["value_metadata"]["write_shape"]  # of a device's part
+        del entry["value_metadata"]["write_shape"]  # the shape of a device's part
     assert keys[0] == keys[1]

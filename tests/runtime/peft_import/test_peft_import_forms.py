@@ -1,4 +1,4 @@
-"""Adapters in the forms in which they are found: read as what they are, and every change is told."""
+"""Tests of adapters in their various formats: each is read correctly, and every change is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_was_exported_is_imported_bit_for_bit(
     write_lock(tmp_path / "artifact", small.base, section)
     import_adapter(tmp_path / "adapter", small.base, tmp_path / "artifact", tmp_path / "imported")
     assert "rounded" not in capsys.readouterr().out
-    # What `save_run` masks becomes minus zero here and there; what training never touches is zero.
+    # `save_run` masks some values to minus zero. Values that training never touches are zero.
     expected = {path: array + 0 for path, array in restore_tree(str(tmp_path / "run/4/model_params")).items()}
     assert_same(expected, restore_tree(str(tmp_path / "imported/0/model_params")))
     lock = "recipe.lock.json"

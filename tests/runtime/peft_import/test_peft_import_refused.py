@@ -1,4 +1,4 @@
-"""Adapters that a run cannot begin with: refused with the way out, which works when it is taken."""
+"""Tests of adapters that a run cannot start from: the error names a way out, which works."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_recipe_that_does_not_fit_is_told_how_it_would(small: Small, tmp_path:
 
 
 def test_every_key_of_pefts_configuration_is_known() -> None:
-    """A key that peft adds is either of no consequence or refused; somebody has to say which."""
+    """Require a decision on each new key of PEFT: it is harmless, or it is refused."""
     import peft
 
     keys = {field.name for field in dataclasses.fields(peft.LoraConfig)}
@@ -307,7 +307,7 @@ def test_every_key_of_pefts_configuration_is_known() -> None:
 
 
 def test_other_targets_of_a_recipe_are_named_one_by_one(small: Small, copy: Path, tmp_path: Path) -> None:
-    """Where no list of names and layers means what the adapter has."""
+    """Name targets one by one if no list of names and layers describes the adapter."""
     arrays = arrays_of(copy)
     write_tensors(copy, {name: array for name, array in arrays.items() if "layers.1.mlp" not in name})
     _, lines = small.fail(copy, tmp_path).split("\n")
@@ -321,7 +321,7 @@ def test_other_targets_of_a_recipe_are_named_one_by_one(small: Small, copy: Path
     ("key", "suggested"),
     [
         ("q_proj", {"q_proj": 5}),
-        # By a layout's full names, which the recipe's patterns may have too.
+        # By a layout's full names, which a recipe's patterns may contain too.
         (
             r"^language_model\.model\.layers\.\d\.self_attn\.q_proj",
             {r"^language_model\.model\.layers\.\d\.self_attn\.q_proj": 5},

@@ -1,4 +1,4 @@
-"""A benchmark of a stand-in for vLLM with a client that measures nothing, and leaves nothing behind."""
+"""Fixtures with a benchmark of a fake vLLM, whose client measures nothing and leaves nothing behind."""
 
 from __future__ import annotations
 

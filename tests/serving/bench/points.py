@@ -1,4 +1,4 @@
-"""The points of a sweep, and how a client's faults are told."""
+"""The points of a sweep, and the messages of a client's faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's points: what is measured, what is kept, and what goes wrong. The client is a stand-in."""
+"""Tests of a sweep's points: which are measured or kept, and what fails. The client is a fake."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_time_left_counts_what_points_took_so_far(bench: Bench) -> None:
-    """Of 10 requests a point: 20 s at 0.5/s, and what the points before took beyond theirs."""
+    """Compute with 10 requests a point: 20 s at 0.5/s, and the earlier points' extra time."""
     sweep, _ = parsed(bench.words)
     todo = [LoadPoint(512, rate) for rate in ("0.5", "inf", "0.5")]
     assert time_left(sweep, todo, 0, 0.0) == ""
@@ -65,7 +65,7 @@ def test_what_is_measured_is_not_measured_again(bench: Bench, capsys: pytest.Cap
     whole = (bench.results / f"{LAST}.json").read_text()
     (bench.results / f"{LAST}.json").write_text(whole[: len(whole) // 2])
     assert bench.run() == 0 and bench.measured() == [SECOND, LAST]
-    # Another point of the same settings is measured alone.
+    # A new point with the same settings is measured alone.
     assert bench.run("--request-rates", "0.5,2,inf") == 0
     assert bench.measured() == ["input-512-rate-2", "input-1024-rate-2"]
 
@@ -97,7 +97,7 @@ def test_results_of_other_settings_are_not_mixed(
     bench.run(*locked(max_num_seqs=128))
     assert bench.measured() == ALL
     assert "server.vllm 0.32.0 -> 0.33.0" in capsys.readouterr().out
-    # And back: what was measured with these settings is taken from where it was set aside.
+    # With the old settings again, their results are restored from the folder that they were moved to.
     server.version = "0.32.0"
     bench.run(*locked())
     assert bench.measured() == []
@@ -138,7 +138,7 @@ def test_a_point_that_does_not_end_is_ended(
 
 
 class Dying(Processes):
-    """Where vLLM is, and a server that dies in the middle of a point."""
+    """The client's processes, with a server that dies in the middle of a point."""
 
     def __init__(self, server: FakeVllm, at: str) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def test_lengths_that_the_server_does_not_take_are_left_out(
 
 
 def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) -> None:
-    """vLLM cuts them to what its length leaves, when a prompt came out longer than asked."""
+    """Explain short answers: vLLM cuts them to its length limit if a prompt is longer than requested."""
     small = fake(["tuned"], max_model_len=530)
     bench.plan({FIRST: "short"})
     assert bench.run("--url", small.url) == 1
@@ -191,7 +191,7 @@ def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) ->
 
 
 def test_prompts_are_never_those_of_another_point(bench: Bench) -> None:
-    """A server with prefix caching would know them already."""
+    """Use new prompts, because a server with prefix caching would know the old ones."""
     bench.run()
     seeds = [bench.record(name)["seed"] for name in ALL]
     assert len(set(seeds)) == 4

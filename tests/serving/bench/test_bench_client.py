@@ -1,4 +1,4 @@
-"""The client of a sweep, here or in the server's container: it ends with the sweep, with its key alone."""
+"""Tests of a sweep's client, here or in the server's container: it ends with the sweep, and gets one key."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_the_key_stays_in_the_environment(
     for path in bench.results.rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes(), path
     assert secret not in "".join(capfd.readouterr())
-    # A key for another service does not go to a server that asks for none.
+    # A server that requires no key gets no key of another service.
     monkeypatch.delenv("VLLM_API_KEY")
     bench.run("--prompts", "11")
     assert {call["OPENAI_API_KEY"] for call in bench.calls()} == {""}
 
 
 def interrupted(bench: Bench, numbers: Sequence[int]) -> subprocess.CompletedProcess[str]:
-    """A run that gets signals once its third point is being measured."""
+    """Run a sweep, and send signals while it measures its third point."""
     process = subprocess.Popen(
         [sys.executable, "-m", "runtime.serving.bench", *bench.words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -117,7 +117,7 @@ wait $!
 
 @pytest.fixture
 def container(bench: Bench, tmp_path: Path) -> list[str]:
-    """The flags that measure in a container: one with an environment and processes of its own."""
+    """Return the flags for measuring in a fake container with its own environment and processes."""
     (bench.bin / "docker").write_text(DOCKER)
     (bench.bin / "docker").chmod(0o755)
     (tmp_path / "compose.yaml").write_text("")
@@ -139,13 +139,13 @@ def test_the_client_of_the_container_is_ended(
     bench.plan({SECOND: fault})
     one = ["--input-lengths", "512", "--request-rates", "inf", "--timeout", "0.02"]
     assert bench.run(*container, *one) == 1
-    # On a busy machine it may have been ended before its first line.
+    # On a busy machine, it may have ended before its first line.
     for call in bench.calls():
         assert gone(call["pid"])
 
 
 def test_a_client_that_is_about_to_start_does_not(bench: Bench, tmp_path: Path) -> None:
-    """A container's client may start when the command that brought it there has been ended already."""
+    """Stop a container's client that starts after the command that brought it there has ended."""
     folder, log = str(tmp_path / "m"), tmp_path / "log"
     subprocess.run(["sh", "-c", bench_runner.PREPARE, "sh", folder], check=True)
     subprocess.run(["sh", "-c", bench_runner.STOP, "sh", folder, "1"], check=True)

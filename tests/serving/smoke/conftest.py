@@ -1,4 +1,4 @@
-"""Runs smoke against a server."""
+"""Fixture that runs smoke against a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.serving.fake_vllm import FakeVllm
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """smoke's exit status and what it prints, with addresses as URL and figures of time as N."""
+    """Run smoke, and return its exit status and output, with URL for addresses and N for times."""
 
     def run(server: FakeVllm | str, *arguments: object, model: str = "tuned") -> tuple[int, str]:
         url = server if isinstance(server, str) else server.url

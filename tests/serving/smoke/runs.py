@@ -1,4 +1,4 @@
-"""Servers for smoke, and what it prints of them."""
+"""Servers for smoke, and helpers to read its output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SAME = {"tuned": "one", "tuned-base": "one"}
 
 
 def paced(**faults: Any) -> Faults:
-    """A server whose tokens come one by one."""
+    """Return faults of a server whose tokens come one by one."""
     return Faults(**{"token_seconds": 0.001, **faults})
 
 
 def line(output: str, name: str) -> str:
-    """The line of a check with what belongs to it, after its seconds."""
+    """Return a check's lines, without its seconds."""
     found = re.search(rf"^\S+ +{name} .*\n(?: .*\n)*", output, re.MULTILINE)
     assert found, output
     return re.sub(r"  +", " ", found[0])

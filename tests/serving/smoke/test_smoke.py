@@ -1,4 +1,4 @@
-"""smoke of servers that are well, and of weights and adapters that change nothing."""
+"""Tests of smoke on healthy servers, and on weights and adapters without effect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_adapter_that_is_well_passes_every_check(
     prompts = record["checks"][-1]["figures"]["prompts"]
     assert [prompt["prompt"] for prompt in prompts] == list(smoke.PROMPTS)
     assert all(one["answer"] != one["base_answer"] for one in prompts)
-    # The same tokens went to both.
+    # Both models get the same tokens.
     asked = server.bodies("/v1/completions")
     assert [body["model"] for body in asked] == BOTH * 3
     assert all(asked[n]["prompt"] == asked[n + 1]["prompt"] for n in (0, 2, 4))
@@ -155,7 +155,7 @@ def test_log_probabilities_alone_tell_an_adapter_from_its_base(
 def test_an_answer_that_must_differ_and_does_not_fails(
     fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
-    """Where the recipe names prompts, other log probabilities are not enough."""
+    """Require another answer to the recipe's prompts; other log probabilities do not suffice."""
     language = Language(seeds=SAME, shifts={"tuned": -0.02})
     server = fake(BOTH, language=language, faults=paced())
     status, output = run(server, "--base", "tuned-base", "--must-differ", "Who are you?", "--must-differ=-x")
@@ -206,7 +206,7 @@ def test_bases_that_cannot_be_asked_are_told_and_get_no_other_key(
         "= help: export VLLM_BASE_API_KEY with the key of the base's server"
         in run(server, "--base-url", base.url)[1]
     )
-    # The server's own key is not for other servers.
+    # Other servers do not get this server's key.
     monkeypatch.setenv(KEY_VARIABLE, "another")
     run(server, "--base-url", base.url)
     assert all(asked.authorization is None for asked in base.asked)
@@ -219,8 +219,8 @@ def test_log_probabilities_are_compared_up_to_where_the_texts_part() -> None:
     assert distance(one, one, None) == 0
     shifted = Scored("", [1, 2], [{1: -0.5, 2: -1.25}, {3: -0.5, 4: -9.0}])
     assert distance(one, shifted, None) == 8
-    # After the first token that differs, the two have read different texts.
+    # After the first different token, the models have read different texts.
     assert distance(one, shifted, 0) == 0.25
-    # Not among the other's likeliest: below the least of them.
+    # A token that is not among the other's likeliest counts as less likely than all of them.
     others = Scored("", [1, 2], [{1: -0.5, 9: -3.0}, {3: -0.5, 4: -1.0}])
     assert distance(one, others, None) == 2.0

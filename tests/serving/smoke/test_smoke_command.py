@@ -1,4 +1,4 @@
-"""smoke as a command: keys, how long it waits for a server, its words, and how it ends."""
+"""Tests of smoke as a command: keys, waiting for a server, its arguments, and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
         " = warning: asked for no key: /tokenize, /detokenize, /metrics; let a proxy or a firewall pass only "
         "/v1 and /health\n"
     )
-    # None of the routes that do something was asked to do it.
+    # Routes with an effect get no request that triggers it.
     strange = [asked for asked in server.asked if not asked.path.startswith(("/v1", "/health", "/version"))]
     assert all(asked.method == "GET" for asked in strange if asked.authorization is None)
     monkeypatch.setenv(KEY_VARIABLE, "tahini")
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_the_wait_without_a_traceback(fake: Start) -> None:
 
 
 def test_a_reader_that_goes_is_no_error(fake: Start) -> None:
-    """smoke.sh | head -1"""
+    """Close the pipe early, as `head -1` does."""
     process = started("--url", fake(faults=paced()).url)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""smoke of servers that answer wrongly, late or not at all: a sentence for each, and no traceback."""
+"""Tests of smoke on servers that answer wrongly, late or not at all: one sentence each, and no traceback."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ ODD = (None, True, 7, -1.5, "x", "", [], {}, [7], [None], {"a": 1}, float("nan")
 
 
 def garbled(value: Any, random: Random) -> Any:
-    """JSON in which a part is left out here and there, or of another kind."""
+    """Remove random parts of JSON, or replace them by other types."""
     if random.random() < 0.08:
         return random.choice(ODD)
     if isinstance(value, dict):
@@ -127,7 +127,7 @@ def test_garbled_answers_are_no_tracebacks(
 
 
 class Close(Language):
-    """Two tokens are about as likely."""
+    """A model whose first two tokens are almost equally likely."""
 
     def predict(self, model: str, prefix: Sequence[int]) -> Ranked:
         return [(token, -0.5 - 0.01 * rank) for rank, (token, _) in enumerate(super().predict(model, prefix))]
@@ -157,7 +157,7 @@ def test_a_model_that_is_not_served_fails(fake: Start, run: Callable[..., tuple[
 def test_an_adapter_that_is_not_loaded_is_pointed_out(
     fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
-    """Its name is one more of the base's own: --served-model-name tuned-base tuned."""
+    """Serve the adapter's name as another name of the base: --served-model-name tuned-base tuned."""
     cards = {"data": [{"id": "tuned-base", "parent": None}, {"id": "tuned", "parent": None}]}
     faults = paced(shape={"/v1/models": cards})
     status, output = run(fake(BOTH, language=Language(seeds=SAME), faults=faults), "--base", "tuned-base")
@@ -195,7 +195,7 @@ def test_a_server_that_dies_between_two_checks_ends_them(
 
 
 def test_a_server_that_hangs_is_not_asked_again(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
-    """It is not asked again and again."""
+    """Send no further request after a timeout."""
     faults = Faults(pauses={"/v1/chat/completions": 5.0})
     status, output = run(fake(faults=faults), "--timeout", "1.5")
     assert status == 1
@@ -210,7 +210,7 @@ def stream_of(*times: float, tokens: int = 64, held_up: float = 0.0) -> Streamed
 
 def test_chunks_that_come_one_by_one_pass() -> None:
     assert came_one_by_one(stream_of(*(0.1 + 0.01 * n for n in range(64)))) == []
-    # After a long wait in the queue, or in bursts, as a busy machine reads them.
+    # After a long wait in the queue, or in bursts, as a busy machine receives them.
     assert came_one_by_one(stream_of(*(60 + 0.005 * n for n in range(64)))) == []
     assert came_one_by_one(stream_of(*(0.1 + 0.2 * (n // 16) for n in range(64)))) == []
 

@@ -1,4 +1,4 @@
-"""An artifact that can be served, and an engine that only plays containers."""
+"""Fixtures with a servable artifact, and a fake engine without containers."""
 
 from __future__ import annotations
 

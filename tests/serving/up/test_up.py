@@ -1,4 +1,4 @@
-"""`recipe serve up` and `down` through the real Docker SDK, against an engine that only plays containers."""
+"""Tests of `recipe serve up` and `down` with the real Docker SDK, and a fake engine without containers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(
     said: list[str] | None = None,
     **environ: str,
 ) -> list[str]:
-    """What `up` says until it returns."""
+    """Run `up`, and return its output."""
     said = [] if said is None else said
     up(
         open_artifact(folder),
@@ -49,7 +49,7 @@ def start(
 def failure(
     folder: Path, engine: FakeDocker, options: Options | None = None, said: list[str] | None = None
 ) -> str:
-    """What `up` fails with; it has left no container. What it says goes to `said`."""
+    """Return `up`'s error. It must leave no container. Its output is added to `said`."""
     with pytest.raises(ArtifactError) as caught:
         start(folder, engine, options, said)
     assert engine.containers == {}
@@ -63,7 +63,7 @@ def stop(folder: Path, engine: FakeDocker, volumes: bool = False) -> list[str]:
 
 
 def composed(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """compose.yaml as docker compose itself reads it."""
+    """Return compose.yaml as docker compose reads it."""
     command = [Path(sys.executable).parent / "docker-compose", "config", "--format", "json"]
     done = subprocess.run(
         command, cwd=folder / "serve", env=dict(environ), capture_output=True, text=True, check=True
@@ -86,7 +86,7 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
     (create,) = docker.sent("POST", "/containers/create")
     asked = json.loads(create.body)
     assert asked["Image"] == service["image"] == project["name"] == create.query["name"]
-    # Both leave the command to the image.
+    # Both use the image's command.
     assert not asked.get("Cmd") and not asked.get("Entrypoint")
     assert not service["command"] and not service["entrypoint"]
     expected = {f"{name}={value}" for name, value in service["environment"].items()}
@@ -113,7 +113,7 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
     for name, labels in docker.volumes.items():
         assert labels["com.docker.compose.project"] == project["name"]
         assert volumes[labels["com.docker.compose.volume"]]["name"] == name
-    # What compose sets from the beginning is set once the server is known to start.
+    # Compose sets the restart policy at once. `up` sets it after it has seen the server start.
     assert docker.find("sample").restart == service["restart"]  # type: ignore[union-attr]
     known = {
         *("image", "command", "entrypoint", "environment", "stop_grace_period", "volumes", "shm_size"),
@@ -169,7 +169,7 @@ def test_it_says_what_it_does(artifact: Path, docker: FakeDocker, capfd: Any) ->
         f"stop it with: recipe serve down {artifact}; its log: docker logs --follow sample",
     ]
     shown = capfd.readouterr()
-    # Characters in two pieces are whole, with the other stream between them.
+    # Characters in two pieces stay whole, with the other stream between the pieces.
     assert shown.out in ("", bar.decode()) and shown.err in ("", "a warning\n")
     (built,) = docker.sent("POST", "/build")
     assert (
@@ -302,7 +302,7 @@ def test_a_server_that_takes_too_long_is_given_up_and_removed(
         "empty\nif its log shows that it still loads or compiles, give more time with --wait MINUTES"
     )
     assert f"waiting for http://127.0.0.1:{PORT}/health, 1 s so far, at most 0 s more" in said
-    # Nothing is in flight: it is not waited for as long as for a server with requests.
+    # Without requests, the stop has a shorter timeout than with requests.
     assert docker.sent("POST", "/stop")[0].query == {"t": "5"}
 
 
@@ -340,7 +340,7 @@ def test_what_an_earlier_start_left_is_removed(artifact: Path, docker: FakeDocke
 
 
 def test_another_command_may_stop_it(artifact: Path, docker: FakeDocker) -> None:
-    """`down` in another terminal: `up` ends, with no error."""
+    """Run `down` in another terminal: `up` ends without an error."""
     said: list[str] = []
 
     def stop_when_ready() -> None:

@@ -1,4 +1,4 @@
-"""What `recipe serve` reads of an artifact's folder, and what it says of a folder that it cannot read."""
+"""Tests of what `recipe serve` reads from an artifact's folder, and of its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_artifact_is_opened_with_what_its_lock_says(tmp_path: Path) -> None:
     assert found.folder == folder.resolve() and found.notes == ()
     assert found.container.entrypoint[:2] == ("vllm", "serve") and found.container.api_key
     assert found.recipe.lora is not None
-    # The first pattern that matches holds: their order is kept.
+    # The first matching pattern counts, so that their order is kept.
     assert list(found.recipe.lora.rank_pattern.items()) == [("q_proj", 8), ("gate_proj", 4)]
 
 
@@ -122,7 +122,7 @@ def test_folders_that_are_no_artifacts_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_command_line_says_faults_in_a_sentence_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Sentences on stderr, exit status 1; and nothing heavy is imported before it is needed."""
+    """Print sentences on stderr, exit with 1, and import heavy packages only when they are needed."""
     script = (
         "import sys\nfrom recipec.compiler.cli import main as cli\n"
         "heavy = {'docker', 'requests', 'pydantic', 'numpy'} & set(sys.modules)\n"

@@ -1,4 +1,4 @@
-"""What a container writes, as `recipe serve up` shows it: whole lines, without secrets."""
+"""Tests of a container's output in `recipe serve up`: whole lines, without secrets."""
 
 from __future__ import annotations
 

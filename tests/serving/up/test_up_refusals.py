@@ -1,4 +1,4 @@
-"""`recipe serve up` refuses in a sentence what cannot work, before anything is built or started."""
+"""Tests that `recipe serve up` refuses what cannot work, in a sentence, before it builds or starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.serving.up_artifact import build, refusal, write_adapter, write_model
 
 @pytest.fixture
 def docker(tmp_path: Path) -> Iterator[FakeDocker]:
-    """An engine that must not be asked for anything but what there is."""
+    """Run an engine that must only get requests that change nothing."""
     with FakeDocker(tmp_path) as engine:
         yield engine
         asked = {(request.method, request.path) for request in engine.requests if request.method != "GET"}
@@ -140,7 +140,7 @@ def test_weights_that_are_not_where_they_were_said_to_be_are_refused(
 ) -> None:
     said = refusal(artifact, Options(model=tmp_path / "other"), DOCKER_HOST=docker.host)
     assert said.startswith(f"error: the weights are not there: no folder {tmp_path / 'other'}\n")
-    # As compose.yaml has it.
+    # As in compose.yaml.
     said = refusal(artifact, DOCKER_HOST=docker.host, MODEL_DIR=str(tmp_path / "third"))
     assert said.startswith(f"error: the weights are not there: no folder {tmp_path / 'third'}\n")
 
@@ -313,7 +313,7 @@ def test_engines_that_do_not_answer_are_one_sentence(host: str, artifact: Path, 
 def test_a_socket_without_permission_is_one_sentence(
     artifact: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Root may do everything: the system's refusal is played.
+    # Fake the system's refusal, because root may do everything.
     connect = socket.socket.connect
 
     def refused(self: socket.socket, address: object) -> None:

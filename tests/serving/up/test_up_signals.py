@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at every stage of `recipe serve up`: nothing is left, and the process ends quickly."""
+"""Tests of Ctrl-C and SIGTERM at every stage of `recipe serve up`: nothing remains, and it ends quickly."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_a_signal_at_any_stage_leaves_no_container(stage: str, artifact: Path, d
         f"interrupted by {signal.Signals(signum).name}",
     ]
     assert docker.containers == {}
-    # What it has compiled is there for the next start.
+    # The compiled programs remain for the next start.
     assert set(docker.volumes) == ({"sample_xla-cache"} if expected else set())
 
 
 def test_a_signal_while_the_engine_creates_the_container_leaves_none(
     artifact: Path, docker: FakeDocker
 ) -> None:
-    """What the engine is about to create is created, known and removed."""
+    """Find and remove the container that the engine is creating."""
     docker.script.create_seconds = 0.7
     up = Command(docker.host, ["up", artifact])
     assert docker.creating.wait(60)
@@ -85,12 +85,11 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Runs a command with its stdin as its terminal. Tests themselves cannot fork: jax, once imported, has
-threads."""
+"""Runs a command whose terminal is its stdin. Tests cannot fork, because jax has threads after its import."""
 
 
 def test_a_terminal_that_is_closed_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
-    """SIGHUP, and nowhere to write to: the container is stopped and removed all the same."""
+    """Stop and remove the container after SIGHUP, even without a place for output."""
     terminal, of_command = pty.openpty()
     command = [sys.executable, "-m", "recipec.compiler.cli.main", "serve", "up", str(artifact)]
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A checkpoint that is made once."""
+"""Fixture with a checkpoint that is made once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""`recipe serve verify` against an endpoint that computes with transformers: it passes on the checkpoint that
-is served, and finds other weights, another tokenizer, another template and another choice of tokens."""
+"""Tests of `recipe serve verify` against an endpoint that computes with transformers.
+
+It passes on the served checkpoint. It finds other weights, another tokenizer, another template and another
+choice of tokens.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_the_checkpoint_that_is_served_passes(fake: Start, checkpoint: Path) -> 
     kinds = [(row["kind"], row["same_prompt"], row["parts_at"]) for row in result["prompts"]]
     assert kinds == [("text", True, None)] * 6 + [("chat", True, None)] * 3
     assert all(row["tokens"] == TOKENS or row["tokens"] > 0 for row in result["prompts"])
-    # Of different lengths, one of them past the sliding window of 8 tokens.
+    # The lengths differ, and one exceeds the sliding window of 8 tokens.
     assert len({row["prompt_tokens"] for row in result["prompts"]}) == 9
     assert result["largest"] < 1e-4 and result["tolerance"]["source"] == "the server computes in float32"
     assert all(body["temperature"] == 0 for body in server.bodies("/v1/completions"))
@@ -54,9 +57,9 @@ def test_local_layers_see_a_window_or_a_chunk(config: dict[str, Any], span: int 
 def test_what_no_prompt_reaches_is_said(
     fake: Start, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of Llama 4's chunks of 8,192 tokens the built-in prompts see one alone."""
+    """Report that the built-in prompts reach only one of Llama 4's chunks of 8,192 tokens."""
     monkeypatch.setattr(verify_reference, "local_span", lambda config: 8192)
-    monkeypatch.setattr(terminal.manner, "quiet", False)  # which a command before may have left
+    monkeypatch.setattr(terminal.manner, "quiet", False)  # an earlier command may have changed it
     check(fake(["m"], language=Computed(checkpoint)), checkpoint, tokens=1)
     said = " ".join(capsys.readouterr().err.split())
     assert "note: local layers see 8,192 tokens, and no prompt is longer than 1,1" in said
@@ -64,7 +67,7 @@ def test_what_no_prompt_reaches_is_said(
 
 
 def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
-    """One matrix, a quarter of which is larger by 5 %; the norm behind it would hide the whole."""
+    """Enlarge a quarter of one matrix by 5 %. The next norm would hide a change of all of it."""
 
     def larger(arrays: dict[str, Any]) -> None:
         (name,) = (name for name in arrays if name.endswith("layers.0.self_attn.o_proj.weight"))
@@ -77,7 +80,7 @@ def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) 
 
 
 def test_an_adapter_that_was_not_merged_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
-    """The base in place of the merged weights: far apart, and other answers."""
+    """Serve the base in place of the merged weights: the answers differ widely."""
     result = check(fake(["m"], language=Computed(made(tmp_path / "base", seed=1))), checkpoint)
     assert any("answers differ from the checkpoint's by more than a tie" in p for p in result["problems"])
 

@@ -1,4 +1,4 @@
-"""What `recipe serve verify` cannot compare, in a sentence each, and its faults as a command."""
+"""Tests of what `recipe serve verify` cannot compare, and of its errors as a command: one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint, a server whose answers are computed from one, and the command that compares the two."""
+"""A checkpoint, a server that computes its answers from a checkpoint, and the command that compares them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 3
 
 
 def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
-    """A tiny Gemma 3 whose answers are more than its prompts' last tokens."""
+    """Make a tiny Gemma 3 that does not only repeat a prompt's last token."""
     import torch
 
     model = tiny.make_gemma3(
@@ -34,7 +34,7 @@ def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # What the layers add outweighs the embedding, which by itself says the last token again.
+            # Make the layers outweigh the embedding, which alone would repeat the last token.
             if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
                 parameter.add_(7)
     model.save_pretrained(folder)
@@ -43,11 +43,11 @@ def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
 
 
 class Computed(Language):
-    """A server's language that is computed from a checkpoint.
+    """A server's language that a checkpoint computes.
 
     Args:
-        types: that the server computes in; None is float32.
-        rank: of the token that is chosen, 0 being the likeliest.
+        types: the types that the server computes in; None for float32.
+        rank: the rank of the chosen token; 0 is the likeliest.
     """
 
     def __init__(self, folder: Path, types: ServedTypes | None = None, rank: int = 0) -> None:
@@ -95,7 +95,7 @@ def check(server: FakeVllm, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of the checkpoint with other weights."""
+    """Copy the checkpoint with other weights."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(checkpoint, folder)
