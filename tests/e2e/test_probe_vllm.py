@@ -85,6 +85,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(probed: Probed) -> N
     for secret in ("confidential", "secret-model", "/", os.uname().nodename):
         assert secret not in probed.text
 
+
 def test_the_real_server_gives_the_miniatures_answers(probed: Probed, url: str) -> None:
     """All four answers are equal in float32. A damaged answer is reported with its position."""
     ran = run(probed.artifact, probed.environment, "--merged", str(probed.mini), "--server", url)

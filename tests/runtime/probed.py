@@ -60,9 +60,7 @@ def environment_of(artifact: Path) -> Mapping[str, str]:
     return {**made, "XLA_FLAGS": f"{made['XLA_FLAGS']} {IN_ONE_PIECE}"}
 
 
-def run(
-    artifact: Path, environment: Mapping[str, str], *arguments: str
-) -> subprocess.CompletedProcess[str]:
+def run(artifact: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the artifact's probe.py."""
     return subprocess.run(
         [sys.executable, str(artifact / "probe.py"), *arguments],

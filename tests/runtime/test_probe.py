@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from recipec.runtime.settings import (
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime.probed import CONFIG, build, environment_of, run
 from tests.runtime.runs import lora_section
+
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
