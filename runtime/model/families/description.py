@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,7 +97,7 @@ class Mamba:
         state: features of b and c.
         taps: tokens that its convolution sees, the token itself included.
         biases: what has a bias: "in" and "out" for the projections, "conv" for the convolution.
-        shortest, longest: limits of a step.
+        shortest, longest: limits of a step; None for no limit.
         norm_parts: how many parts of the output are normalized, each by itself; 0 for no norm.
         gate_last: whether the gate multiplies after that norm.
         input_scale: factor of its input.
@@ -114,7 +113,7 @@ class Mamba:
     taps: int
     biases: tuple[str, ...] = ()
     shortest: float = 0.0
-    longest: float = math.inf
+    longest: float | None = None
     norm_parts: int = 0
     gate_last: bool = False
     input_scale: float = 1.0

@@ -23,20 +23,20 @@ def divided(config: Mapping[str, Any], heads: str, groups: str) -> tuple[int, in
     return n, k
 
 
-def limits(config: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the shortest and the longest step: `time_step_limit`, by default from 0 to infinity.
+def limits(config: Mapping[str, Any]) -> tuple[float, float | None]:
+    """Return the shortest and the longest step: `time_step_limit`, by default 0 and None, which is no limit.
 
     transformers' torch code uses `time_step_min` in some models instead. Its kernels and vLLM do not.
     """
     given = config.get(LIMITS)
     if given is None:
-        return 0.0, math.inf
+        return 0.0, None
     pair = [_float(value) for value in given] if isinstance(given, list | tuple) else []
     if len(pair) != 2 or not 0 <= pair[0] < pair[1]:
         raise UnsupportedCheckpoint(
             f"config.json: {LIMITS} is {given!r}, not a shortest and a longest step", LIMITS
         )
-    return pair[0], pair[1]
+    return pair[0], None if math.isinf(pair[1]) else pair[1]
 
 
 def _float(value: Any) -> float:
