@@ -687,7 +687,7 @@ learned scaling_softmax: recipec does not scale attention by the length of the c
 learned use_pose: recipec does not skip positions to lengthen the context
 learned fix_untrained_tokens: recipec leaves untrained embeddings unchanged
 learned added_tokens_overrides: recipec does not rename the tokenizer's tokens
-learned reinit_weights: recipec starts from the checkpoint's weights, not from random ones
+anew reinit_weights
 learned overrides_of_model_config model_config: recipec uses config.json unchanged
 learned trainer_cls: recipec trains with its own trainer, and does not do what another class does
 learned qat: recipec does not round weights during training

@@ -44,7 +44,7 @@ generation chat_template_kwargs tool_call_parser
 lost tokenizer_kwargs={}: recipec uses the tokenizer unchanged
 lost processor_kwargs={}: recipec has no processor: its models read text
 lost model_kwargs={}: recipec uses config.json unchanged
-learned load_pretrained_weights=true: recipec starts from the checkpoint's weights; oumi starts from new ones
+anew load_pretrained_weights=true
 learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
     from others
 learned freeze_layers=[]: recipec trains all layers, or puts adapters on all of them
