@@ -126,7 +126,7 @@ def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download
 ) -> None:
     with pytest.raises(UnsupportedCheckpoint) as caught:
         catalog.find(model_id, tmp_path)
-    assert str(caught.value) == f"it has no model of {family}" and caught.value.key == "model_type"
+    assert str(caught.value) == f"recipec has no model for {family}" and caught.value.key == "model_type"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,8 @@ def _model(keys: Keys) -> Named | None:
     if made.known:
         keys.say("chat_template", made.sets, made.note)
     elif template not in (None, "auto"):
+        if template not in templates.written_by(NAME):
+            made = replace(made, note="oumi itself has none of this name")
         message = templates.unknown("oumi's chat template", template, made)
         keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
     keys.same("chat_template", note="the tokenizer's own template")
