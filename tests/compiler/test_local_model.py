@@ -114,6 +114,7 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
         ("zai-org/GLM-4.5V", "GLM 4 with images"),
         ("tiiuae/falcon-rw-7b", "Falcon RW"),
         ("mistralai/Mamba-Codestral-7B-v0.1", "Mamba"),
+        ("XiaomiMiMo/MiMo-7B-RL", "MiMo"),
         ("allenai/OLMo-7B", "OLMo 1 with its own code"),
         ("ibm-granite/granite-4.0-h-tiny", "Granite 4.0"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
