@@ -56,7 +56,8 @@ exact load_base_model: from_pretrained always loads the published weights
 """)
 OF_CONFIG = table("""
 kernels attn_implementation _attn_implementation attn_implementation_new
-derived trust_remote_code _target_
+derived trust_remote_code
+exact _target_: the class that reads config.json
 files cache_dir
 speed use_cache output_hidden_states
 """)
