@@ -183,8 +183,8 @@ def _model(keys: Keys, quantized: bool) -> Named | None:
     _config(keys, "text_config", named)
     if not keys.flag("force_hf") and not quantized:
         _predictions(keys, named.model if named else None)
-    note = "NeMo AutoModel adds no layers that predict further tokens"
-    keys.passive(PREDICTIONS, note)
+    for each in (keys, keys.below("config"), keys.below("text_config")):
+        each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
     return named
 
 
@@ -225,7 +225,7 @@ def _configured(keys: Keys) -> Named | None:
     section, _, last = key.rpartition(".")
     place = keys.below(section) if section else keys
     named = models.say_model(place, last, "revision")
-    keys.same("load_base_model", note="the run starts from the published weights")
+    keys.same("load_base_model", note="whether the published weights are loaded")
     _config(keys, "config", named, name)
     return named
 
