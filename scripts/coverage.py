@@ -7,8 +7,8 @@ FOLDER is a checkout of a tool, or any folder of configs. Every YAML and JSON fi
 port` reads it, with the dataset_info.json that LLaMA-Factory would find, and ported in this process: nothing
 is fetched, executed or left behind. A config is carried when `recipe port` writes a whole recipe of it, which
 passes `recipe check`; the machine is the first of MACHINES that it fits. TRL's script is that of the file's
-path, as its user calls it. Files that start no fine-tuning are counted apart: those of launchers, of
-inference, evaluation, merging and pre-training.
+path, as its user calls it. Files that train nothing are counted apart: those of launchers, of inference,
+evaluation and merging. Pre-training is another kind of training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 UNKNOWN = "model not known"
 REASONS = {
     "images or sound": ("E1150",),
-    "another kind of training": ("E1149", "E1171"),
+    "another kind of training": ("E1149", "E1152", "E1171"),
     UNKNOWN: ("E0801", "E0802", "E0803", "E0804"),
     "changes what is learned": ("E1163", "E1180"),
     "chat template not known": ("E1147",),
@@ -137,7 +137,7 @@ def trains(dialect: str, source: Source) -> bool:
         case "torchtune":
             return source.has("optimizer")
         case "litgpt":
-            return source.has("checkpoint_dir")
+            return source.has("checkpoint_dir") or source.has("model_name")
         case "oumi":
             return source.has("training")
         case "automodel":

@@ -1914,6 +1914,11 @@ PORT: dict[str, Code] = {
         "contain this name.",
         "Name dataset_info.json after the config, and correct the name of the data set.",
     ),
+    "E1152": Code(
+        "pre-training",
+        "The ported file starts from new weights. A recipe fine-tunes the weights of a checkpoint.",
+        "Start from a checkpoint, as the help says.",
+    ),
     "E1160": Code(
         "value that the tool does not accept",
         "The value of a key has a type, range or word that the tool does not accept.",

@@ -272,7 +272,7 @@ def _refuse_others(model_id: str) -> None:
     bare = model_id.rpartition("/")[2].removeprefix("Meta-")
     for family, starts in _others().items():
         if starts.match(bare):
-            raise UnsupportedCheckpoint(f"it has no model of {family}", "model_type")
+            raise UnsupportedCheckpoint(f"recipec has no model for {family}", "model_type")
 
 
 def family_name(model_id: str, folder: Path) -> str | None:

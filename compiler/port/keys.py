@@ -285,6 +285,12 @@ class Keys:
             )
             self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
 
+    def anew(self, key: str, idle: Iterable[Any]) -> None:
+        """Refuse a key that starts the run from new weights, unless its value is in `idle`."""
+        if self._switched_on(key, idle):
+            name = self.prefix + key
+            self.refuse(key, *pretraining(f"--set {name}=null starts from the checkpoint's weights"))
+
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
         """Return whether a key without a finding does something. If it does nothing, record that."""
         if key in self.said or not self.stands(key):
@@ -321,12 +327,13 @@ class Keys:
             unused      the source's run does not read them
             lost        they have no counterpart, which matters if they are on
             learned     as lost, but the run would learn something else: an error
+            anew        if on, the run starts from new weights: an error
             setting     of a feature that does not exist here; no effect without its switch, the target
             switch      if on, the target is true, or the value after its "="
             integer, number, text, flag     the target gets their value; with a sentence, it is approximate
 
         Args:
-            off: values at which a key of `lost` and `learned` does nothing, in addition to those of its row.
+            off: values at which a key of `lost`, `learned` and `anew` does nothing, in addition to its row's.
         """
         for row in rows:
             for path, idle in row.keys.items():
@@ -341,6 +348,8 @@ class Keys:
                         keys.unless(key, (*off, *idle), row.note)
                     case "learned":
                         keys.learned(key, (*off, *idle), row.note)
+                    case "anew":
+                        keys.anew(key, (*off, *idle))
                     case "switch":
                         target, equals, value = row.target.partition("=")
                         made = {target: value if equals else True}
@@ -365,6 +374,11 @@ class Keys:
             key, "E1160", f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
         )
         return default
+
+
+def pretraining(help: str) -> tuple[str, str, str]:
+    """Return the code, message and help for a run that starts from new weights."""
+    return "E1152", "the run starts from new weights; recipec fine-tunes the weights of a checkpoint", help
 
 
 def words(text: str) -> frozenset[str]:

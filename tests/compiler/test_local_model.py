@@ -114,6 +114,7 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
         ("zai-org/GLM-4.5V", "GLM 4 with images"),
         ("tiiuae/falcon-rw-7b", "Falcon RW"),
         ("mistralai/Mamba-Codestral-7B-v0.1", "Mamba"),
+        ("XiaomiMiMo/MiMo-7B-RL", "MiMo"),
         ("allenai/OLMo-7B", "OLMo 1 with its own code"),
         ("ibm-granite/granite-4.0-h-tiny", "Granite 4.0"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
@@ -126,7 +127,7 @@ def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download
 ) -> None:
     with pytest.raises(UnsupportedCheckpoint) as caught:
         catalog.find(model_id, tmp_path)
-    assert str(caught.value) == f"it has no model of {family}" and caught.value.key == "model_type"
+    assert str(caught.value) == f"recipec has no model for {family}" and caught.value.key == "model_type"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import Keys, defaults_of, table, words
+from recipec.compiler.port.keys import Keys, defaults_of, pretraining, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
@@ -48,13 +49,19 @@ learned qat teacher_model kd_loss_fn=null: recipec's loss is only next-token cro
 OF_MODEL = table("""
 kernels backend use_liger_kernel
 exact attn_implementation: the same attention, without a fused kernel
-derived trust_remote_code config force_hf
+derived trust_remote_code force_hf
 files cache_dir
 speed use_cache low_cpu_mem_usage output_hidden_states
-lost text_config=null: recipec uses config.json unchanged
-lost num_nextn_predict_layers=0 mtp_use_repeated_layer=false mtp_loss_scaling_factor=0: recipec does not train
-     layers that predict more tokens; its loss is that of the next token alone
+exact load_base_model: from_pretrained always loads the published weights
 """)
+OF_CONFIG = table("""
+kernels attn_implementation _attn_implementation attn_implementation_new
+derived trust_remote_code
+exact _target_: the class that reads config.json
+files cache_dir
+speed use_cache output_hidden_states
+""")
+"""Keys of model.config that leave the model as it is published."""
 OF_STEPS = table("""
 speed gc_every_steps
 log log_remote_every_steps loss_average_window_steps
@@ -98,6 +105,13 @@ NORMAL = (
     "normal with xavier_normal_"
 )
 
+COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+PREDICTIONS = (*COUNTS, "mtp_use_repeated_layer", "mtp_loss_scaling_factor")
+PREDICTED = ("nemotron_h", "qwen3_5", "qwen3_5_moe")
+"""Families here for which NeMo AutoModel has layers that predict further tokens."""
+PREDICTING = re.compile(r"Qwen3\.[56]-|Nemotron-3(\.5-Lightning|-Super|-Ultra)-")
+"""Ids of the catalog's models whose config.json counts such layers."""
+
 SQUAD_ROWS = '''"""Rows of SQuAD as NeMo AutoModel asks them."""
 
 
@@ -130,7 +144,8 @@ def port(ledger: Ledger) -> None:
         )
         keys.refuse("recipe", "E1149", message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
     model = keys.below("model", {"torch_dtype": "auto"})
-    named = _model(model)
+    quantization = keys.below("quantization")
+    named = _model(model, quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit"))
     lora = keys.given("peft")
     _lora(keys, named)
     _data(keys, named)
@@ -143,26 +158,129 @@ def port(ledger: Ledger) -> None:
         say_common(each, NAME, training.OFF)
 
 
-def _model(keys: Keys) -> Named | None:
+def _model(keys: Keys, quantized: bool) -> Named | None:
+    """Record which model is trained.
+
+    Args:
+        keys: those of the section `model`.
+        quantized: whether the file quantizes the base model.
+    """
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
-    if not target.endswith("NeMoAutoModelForCausalLM.from_pretrained"):
-        if target.endswith("from_config"):
-            message = (
-                "`model._target_` changes what is learned: NeMo AutoModel starts from new weights, "
-                "recipec from the checkpoint's"
-            )
-            help = "model._target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained"
-            keys.refuse("_target_", "E1180", message, help)
-        else:
-            code = "E1150" if "Image" in target or "Multimodal" in target else "E1149"
-            message = (
-                f"{target.rpartition('.')[0].rpartition('.')[2]} has no counterpart: recipec trains "
-                "language models"
-            )
-            keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
+    kind, _, method = target.rpartition(".")
+    if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
+        code = "E1150" if "Image" in kind or "Multimodal" in kind else "E1149"
+        message = f"{kind.rpartition('.')[2]} has no counterpart: recipec trains language models"
+        keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
+    elif method == "from_config" and (anew := _anew(keys)):
+        keys.refuse("_target_", *pretraining(anew))
     keys.same("_target_", note="a language model of the Hugging Face Hub")
     models.say_flash(keys)
-    return models.say_model(keys, "pretrained_model_name_or_path", "revision")
+    if method == "from_config":
+        named = _configured(keys)
+    else:
+        named = models.say_model(keys, "pretrained_model_name_or_path", "revision")
+        _config(keys, "config", named, keys.text("pretrained_model_name_or_path"))
+    _config(keys, "text_config", named)
+    if not keys.flag("force_hf") and not quantized:
+        _predictions(keys, named.model if named else None)
+    for each in (keys, keys.below("config"), keys.below("text_config")):
+        each.passive(PREDICTIONS, "no loss of layers that predict further tokens is added")
+    return named
+
+
+def _base(keys: Keys) -> tuple[str, str] | None:
+    """Return the key below model and the name of the checkpoint that from_config can load, None for none.
+
+    transformers' AutoConfig keeps the name that it was called with, and other classes keep name_or_path.
+    """
+    config = keys.value("config")
+    if isinstance(config, str):
+        return "config", config
+    if not isinstance(config, dict):
+        return None
+    auto = str(config.get("_target_", "")).endswith("AutoConfig.from_pretrained")
+    for key in ("name_or_path", *(("pretrained_model_name_or_path",) if auto else ())):
+        if isinstance(name := config.get(key), str) and name:
+            return f"config.{key}", name
+    return None
+
+
+def _anew(keys: Keys) -> str:
+    """Return the help for a from_config that starts from new weights, "" if it loads a checkpoint."""
+    if (base := _base(keys)) is None:
+        return (
+            "model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "
+            "pretrained_model_name_or_path: OWNER/NAME}"
+        )
+    return "" if keys.flag("load_base_model") else f"--set model.load_base_model=true starts from {base[1]}"
+
+
+def _configured(keys: Keys) -> Named | None:
+    """Record the model of from_config: its name is below model.config."""
+    base = _base(keys)
+    if base is None:
+        keys.passive(("config", "load_base_model"), "the sizes of a model with new weights")
+        return None
+    key, name = base
+    section, _, last = key.rpartition(".")
+    place = keys.below(section) if section else keys
+    named = models.say_model(place, last, "revision")
+    keys.same("load_base_model", note="whether the published weights are loaded")
+    _config(keys, "config", named, name)
+    return named
+
+
+def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> None:
+    """Record the keys of config.json that a section replaces: recipec keeps the published ones.
+
+    Args:
+        weights: the file's name of the model whose weights are loaded.
+    """
+    found = keys.value(name)
+    if not isinstance(found, dict):
+        keys.learned(name, (), "recipec uses config.json unchanged")
+        return
+    own = keys.below(name)
+    own.follow(OF_CONFIG)
+    for key in ("pretrained_model_name_or_path", "name_or_path"):
+        if own.value(key) != weights:
+            own.learned(key, (), f"NeMo AutoModel loads the weights of {weights} into another model")
+        own.same(key, note="the model's name")
+    published = named.model.config if named and named.model else {}
+    inner = published.get("text_config") or {}
+    for key in found:
+        if key not in PREDICTIONS:
+            idle = [each[key] for each in (inner, published) if key in each][:1]
+            own.learned(key, idle, "recipec uses config.json unchanged")
+
+
+def _predictions(keys: Keys, model: Model | None) -> None:
+    """Refuse layers that predict further tokens, where NeMo AutoModel trains them.
+
+    Their loss is added to that of the next token, and its gradients reach all layers of the model, the
+    embedding and the output head. NeMo AutoModel has such layers for the families of PREDICTED alone.
+    """
+    if model is not None and model.family.name not in PREDICTED:
+        return
+    places = [keys, *(keys.below(name) for name in ("config", "text_config") if keys.mapping(name))]
+    given = next(((each, key) for each in places for key in COUNTS if each.given(key)), None)
+    count = given[0].integer(given[1]) if given else int(model is not None and _predicts(model))
+    if not count or keys.number("mtp_loss_scaling_factor") == 0:
+        return
+    place, key = given or (keys, COUNTS[0])
+    message = (
+        f"`{place.prefix}{key}` changes what is learned: NeMo AutoModel adds the loss of layers that predict "
+        "further tokens, which trains the whole model; recipec's loss is that of the next token alone"
+    )
+    place.refuse(key, "E1180", message, f"--set {place.prefix}{key}=0 ports the run without these layers")
+
+
+def _predicts(model: Model) -> bool:
+    """Return whether the published model has layers that predict further tokens."""
+    if model.origin == "catalog":
+        return bool(PREDICTING.search(model.id))
+    config = model.config.get("text_config") or model.config
+    return any(config.get(key) for key in COUNTS)
 
 
 def _pattern(entries: list[str]) -> str:

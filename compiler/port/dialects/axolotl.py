@@ -218,6 +218,9 @@ def _adapters(keys: Keys, model: Model | None) -> None:
         _full(keys, model)
         return
     keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
+    if keys.text("rl") in ("dpo", "ipo", "kto"):
+        keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains them alone")
+    keys.learned("unfrozen_parameters", OFF, "Axolotl freezes all adapters whose names no pattern matches")
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
@@ -671,8 +674,7 @@ learned peft_trainable_token_indices: recipec does not train single rows of the 
     theirs
 learned relora: recipec does not merge and restart adapters during the run
 learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
-learned unfrozen_parameters: recipec cannot select rows of a weight, parameters next to adapters, or names
-    that the model does not have
+learned unfrozen_parameters: recipec cannot select rows of a weight, or names that the model does not have
 learned use_onebitllms: recipec does not train one-bit weights
 learned use_eaft: recipec's loss is plain cross-entropy, not weighted by entropy
 learned embedding_lr embedding_lr_scale lr_groups: recipec uses one learning rate for all parameters
@@ -687,7 +689,7 @@ learned scaling_softmax: recipec does not scale attention by the length of the c
 learned use_pose: recipec does not skip positions to lengthen the context
 learned fix_untrained_tokens: recipec leaves untrained embeddings unchanged
 learned added_tokens_overrides: recipec does not rename the tokenizer's tokens
-learned reinit_weights: recipec starts from the checkpoint's weights, not from random ones
+anew reinit_weights
 learned overrides_of_model_config model_config: recipec uses config.json unchanged
 learned trainer_cls: recipec trains with its own trainer, and does not do what another class does
 learned qat: recipec does not round weights during training

@@ -6,7 +6,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, original_of
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, conversion, datasets, models, training
 from recipec.compiler.port.meaning.models import Named
@@ -100,6 +100,9 @@ def _model(keys: Keys) -> Named | None:
     name = keys.text("checkpoint_dir")
     if name is None:
         help = "--set checkpoint_dir=checkpoints/Qwen/Qwen3-8B"
+        if keys.given("model_name") and not keys.given("initial_checkpoint_dir"):
+            keys.refuse("model_name", *pretraining(help))
+            return None
         keys.refuse("checkpoint_dir", "E1144", "the file names no model", help)
         return None
     named = models.resolve(_id(name), keys.source.path.parent)

@@ -721,7 +721,7 @@ learned add_tokens: recipec adds only special tokens to the tokenizer: each of t
 learned new_special_tokens_config: recipec does not add these tokens to the tokenizer
 learned shift_attn: recipec's attention covers the whole row, not shifted groups
 learned mixture_of_depths: recipec's layers process every token
-learned train_from_scratch: recipec starts from the checkpoint's weights, not from random ones
+anew train_from_scratch
 learned tokenized_path: with it, LLaMA-Factory tokenizes rows, or trains on rows that an earlier step
     tokenized
 learned pref_ftx: recipec does not add the supervised loss of the chosen answer

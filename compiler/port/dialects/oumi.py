@@ -44,7 +44,7 @@ generation chat_template_kwargs tool_call_parser
 lost tokenizer_kwargs={}: recipec uses the tokenizer unchanged
 lost processor_kwargs={}: recipec has no processor: its models read text
 lost model_kwargs={}: recipec uses config.json unchanged
-learned load_pretrained_weights=true: recipec starts from the checkpoint's weights; oumi starts from new ones
+anew load_pretrained_weights=true
 learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
     from others
 learned freeze_layers=[]: recipec trains all layers, or puts adapters on all of them
@@ -198,6 +198,8 @@ def _model(keys: Keys) -> Named | None:
     if made.known:
         keys.say("chat_template", made.sets, made.note)
     elif template not in (None, "auto"):
+        if template not in templates.written_by(NAME):
+            made = replace(made, note="oumi itself has none of this name")
         message = templates.unknown("oumi's chat template", template, made)
         keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
     keys.same("chat_template", note="the tokenizer's own template")
