@@ -21,6 +21,8 @@ def test_rows_of_one_model_count_the_same_flops_a_token() -> None:
     assert len(counted["v6e", "llama3.1-8b"]) == 6
     for flops in counted.values():
         assert max(flops) == pytest.approx(min(flops), rel=1e-3)
+    llama2, llama3 = counted["v6e", "llama2-70b"], counted["v6e", "llama3.1-70b"]
+    assert max(llama2) == pytest.approx(max(llama3), rel=0.1)  # equal sizes, apart from the vocabulary
 
 
 def test_refused_flags_are_dropped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK
 RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
 
 
+@pytest.mark.e2e
 def test_the_file_is_what_the_tools_say() -> None:
     made = chat_templates.text(chat_templates.catalog(wheels.fetch()))
     assert TEMPLATES.read_text(encoding="utf-8") == made, (

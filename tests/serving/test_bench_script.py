@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from recipec.compiler.emitters.serve_clients import bench_flags, emit_bench
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import published
-from recipec.runtime.serving import bench
+from recipec.runtime.serving import bench, bench_runner
 from recipec.runtime.serving.bench_runner import Processes, TimedOut
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
@@ -310,7 +310,10 @@ def test_a_client_in_the_container_is_ended(
     assert all(gone(call["pid"]) for call in measured.calls())
 
 
-def test_a_container_that_ends_is_a_failed_point(docker: Path, tmp_path: Path) -> None:
+def test_a_container_that_ends_is_a_failed_point(
+    docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.5)
     runner, log, folder = Processes(IN_CONTAINER), tmp_path / "log", str(tmp_path / "measuring")
     with pytest.raises(TimedOut):
         runner.run(folder, ["sleep", "30"], log, 0.1)
