@@ -277,6 +277,7 @@ SPELLED = {
 
 LAYERS = {
     "Gemma4": "Gemma4TextDecoderLayer",
+    "Gemma4Unified": "Gemma4UnifiedTextDecoderLayer",
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
     "NemotronH": "NemotronHBlock",

@@ -21,6 +21,7 @@ MODELS = [
     "google/gemma-4-31B-it",
     "google/gemma-4-E2B-it",
     "google/gemma-4-26B-A4B-it",
+    "google/gemma-4-12B-it",
     "google/gemma-3-27b-it",
     "google/gemma-3-270m-it",
     "google/gemma-2-27b-it",

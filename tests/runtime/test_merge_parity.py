@@ -79,6 +79,11 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"num_global_key_value_heads": 1},
         {"targets": ["k_proj", "v_proj"], "layers": [1, 5], "rslora": True, "rank_pattern": [["v_proj", 2]]},
     ),
+    "gemma4-unified": (
+        tiny.make_gemma4_unified,
+        {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "shards": 2},
+        {"targets": ["q_proj", "v_proj", "down_proj"]},
+    ),
     "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared", "quantize": "int8"}),
     "gemma2": (
         tiny.make_gemma2,
