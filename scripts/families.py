@@ -65,6 +65,7 @@ PLANNED = {
     "glm_moe_dsa": ("zai-org/GLM-5", "tpu7x-64"),
     "granite": ("ibm-granite/granite-3.3-8b-base", "v5e-8"),
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
+    "granitemoehybrid": ("ibm-granite/granite-4.0-h-tiny-base", "v5e-8"),
     "hunyuan_v1_dense": ("tencent/Hunyuan-7B-Instruct", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),
     "minimax_m2": ("ModelCloud/MiniMax-M2-BF16", "tpu7x-8"),

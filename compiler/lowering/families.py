@@ -270,6 +270,7 @@ SPELLED = {
     "minimax_m2": "MiniMaxM2",
     "smollm3": "SmolLM3",
     "granitemoe": "GraniteMoe",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
 }

@@ -439,7 +439,7 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "vocab_size_per_layer_input": vocabulary,
         "intermediate_size_mlp": 2 * _multiple(HIDDEN, s.step),
         "moe_intermediate_size": hidden,
-        "shared_expert_intermediate_size": hidden,
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), hidden),
         "moe_shared_expert_intermediate_size": hidden,
         "moe_latent_size": s.head_dim,
         "linear_key_head_dim": s.head_dim,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import json
 import math
 import re
 from typing import Any
@@ -89,6 +90,10 @@ PUBLISHED = {
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
     "allenai/OLMoE-1B-7B-0125-Instruct": 6_919_161_856,
     "ibm-granite/granite-3.1-3b-a800m-base": 3_298_788_864,
+    "ibm-granite/granite-4.0-micro": 3_402_836_480,
+    "ibm-granite/granite-4.0-h-micro": 3_191_396_096,
+    "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
+    "ibm-granite/granite-4.0-h-small": 32_207_337_984,
     "Qwen/Qwen3.5-122B-A10B": 122_111_526_912,
     "Qwen/Qwen3.6-35B-A3B": 34_660_610_688,
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
@@ -292,6 +297,14 @@ def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
             assert entry["chat"] is True, name
         elif words.endswith("base"):
             assert entry["chat"] is not True, name
+
+
+@pytest.mark.parametrize("family", sorted({entry["family"] for entry in ENTRIES.values()}))
+def test_a_lock_can_record_every_architecture(family: str) -> None:
+    """JSON has no infinity: recipe.lock.json is written without it."""
+    for name, entry in ENTRIES.items():
+        if entry["family"] == family:
+            json.dumps(dataclasses.asdict(model_of(name)[1]), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -33,6 +33,7 @@ MODELS = [
     *("arcee-ai/Trinity-Nano-Preview", "baidu/ERNIE-4.5-21B-A3B-PT", "ModelCloud/MiniMax-M2-BF16"),
     *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
     *("arcee-ai/AFM-4.5B", "swiss-ai/Apertus-8B-Instruct-2509", "tiiuae/Falcon-H1-34B-Instruct"),
+    *("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-350m", "ibm-granite/granite-4.0-micro"),
     *("HuggingFaceH4/starchat2-15b-sft-v0.1", "openbmb/MiniCPM5-1B", "unsloth/DeepSeek-V3-0324-BF16"),
 ]
 

@@ -134,6 +134,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rank_pattern": [[r"experts\.down_proj", 2]],
     },
     "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
+    "granitemoehybrid": {
+        "targets": ["q_proj", "in_proj", "out_proj", "input_linear", "experts"],
+        "dropout": 0.0,
+        "rank_pattern": [[r"shared_mlp\.input_linear", 2]],
+    },
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
 """Of families of the one decoder; the others adapt every projection alike."""

@@ -163,6 +163,7 @@ class Names:
         qkv, out: in attention, the projection that makes queries, keys and values together, and the last one.
         qk_norms: in it, the norms of queries and of keys.
         plain: the projections of a feed-forward block without a gate.
+        joined: those of one whose gate and up are one projection.
     """
 
     layers: str = "layers"
@@ -178,6 +179,7 @@ class Names:
     out: str = "o_proj"
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     plain: tuple[str, str] = ("c_fc", "c_proj")
+    joined: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     @property
     def of_embedding(self) -> tuple[str, ...]:

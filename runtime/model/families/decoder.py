@@ -243,10 +243,10 @@ class DecoderFamily(Family):
         if "delta" in parts or "attention" in parts:
             out += self.attention(a, i)
         if (experts := a.experts_of(i)) is not None:
-            out += _mixture(a, experts, layer, self.names.plain)
+            out += _mixture(a, experts, layer, self.names)
         elif "mlp" in parts:
             block = f"{called}.{self.feed_forward(a)}"
-            out += _mlp(a, f"{layer}.mlp", block, plain=self.names.plain)
+            out += _mlp(a, f"{layer}.mlp", block, self.names)
         for name in a.places.names:
             out += _norm(a.norm, f"{layer}.{name}", f"{called}.{name}", a.hidden_size)
         return out
@@ -306,9 +306,9 @@ class DecoderFamily(Family):
             latent = LATENT if experts is not None and experts.latent else ()
             fed = [(f"{path}.{name}.kernel", f"{block}.{name}") for name in latent]
             if experts is not None:
-                block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
+                block, path = experts.tensors.shared_module, f"{path}.shared"
             if "mlp" in a.parts(i) and (experts is None or experts.shared):
-                both = _mlp_names(a, names.plain)
+                both = _mlp_names(a, names)
                 fed += [(f"{path}.{name}.kernel", f"{block}.{hf}") for name, hf in both]
             for kernel, slot in fed:
                 out.append(LoraTarget(i, kernel, (0,), (slot,), holder=names.layers))
@@ -589,27 +589,24 @@ def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
-def _mlp_names(a: DecoderArchitecture, plain: Sequence[str] = Names.plain) -> list[tuple[str, str]]:
-    """Return the names of a feed-forward block's projections, here and Hugging Face's; without a gate, the
-    latter are `plain`."""
+def _mlp_names(a: DecoderArchitecture, names: Names) -> list[tuple[str, str]]:
+    """Return the names of a feed-forward block's projections, here and Hugging Face's."""
     if not a.gated:
-        return list(zip(Names.plain, plain, strict=True))
-    names = ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
-    return [(name, name) for name in names]
+        return list(zip(Names.plain, names.plain, strict=True))
+    if "gate_up" in a.fused:
+        return list(zip(Names.joined, names.joined, strict=True))
+    return [(name, name) for name in ("gate_proj", "up_proj", "down_proj")]
 
 
-def _mlp(
-    a: DecoderArchitecture, path: str, module: str, features: int = 0, plain: Sequence[str] = Names.plain
-) -> list[Parameter]:
+def _mlp(a: DecoderArchitecture, path: str, module: str, names: Names, features: int = 0) -> list[Parameter]:
     """Return the arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
 
     Args:
         path, module: of the block, here and in Hugging Face's names.
         features: within it; 0 for the architecture's own number.
-        plain: Hugging Face's names of the projections of a block without a gate.
     """
     d, f = a.hidden_size, features or a.intermediate_size
-    *into, out_of = _mlp_names(a, plain)
+    *into, out_of = _mlp_names(a, names)
     spec: Spec = ("fsdp", "tp")
     out = []
     for name, called in into:
@@ -637,9 +634,7 @@ def _xielu(path: str, module: str) -> list[Parameter]:
     return out
 
 
-def _mixture(
-    a: DecoderArchitecture, experts: Experts, layer: str, plain_names: Sequence[str]
-) -> list[Parameter]:
+def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names) -> list[Parameter]:
     """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
     wide, halves = experts.latent or d, 2 if a.gated else 1
@@ -677,9 +672,9 @@ def _mixture(
         out.append(Parameter(f"{path}.experts.gate_up_bias", (e, 2, f), ("ep", None, "tp"), (source,)))
         out.append(Parameter(f"{path}.experts.down_bias", (e, d), (None, None), (plain(down, (e, d)),)))
     if experts.shared:
-        out += _mlp(a, f"{path}.shared", f"{module}.{names.shared}", experts.shared, plain_names)
+        out += _mlp(a, f"{path}.shared", f"{layer}.{names.shared_module}", called, experts.shared)
     if experts.shared_gate:
-        source = linear(f"{module}.{names.shared}_gate.weight", d, 1)
+        source = linear(f"{layer}.{names.shared_module}_gate.weight", d, 1)
         out.append(Parameter(f"{path}.shared_gate.kernel", (d, 1), (None, None), (source,)))
     return out
 
@@ -706,7 +701,8 @@ def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
                 experts=experts.count,
                 alternate=names.alternate and name == "gate_up",
                 swapped=names.swapped,
-                words=_words("experts", projection),
+                # Next to the block, the shared expert's projections may have the same names.
+                words=_words("experts", module if names.beside else projection),
                 parameter=parameter,
             )
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,7 +97,7 @@ class Mamba:
         state: features of b and c.
         taps: tokens that its convolution sees, the token itself included.
         biases: what has a bias: "in" and "out" for the projections, "conv" for the convolution.
-        shortest, longest: limits of a step.
+        shortest, longest: limits of a step; None for no limit, as JSON has no infinity.
         norm_parts: how many parts of the output are normalized, each by itself; 0 for no norm.
         gate_last: whether the gate multiplies after that norm.
         input_scale: factor of its input.
@@ -114,7 +113,7 @@ class Mamba:
     taps: int
     biases: tuple[str, ...] = ()
     shortest: float = 0.0
-    longest: float = math.inf
+    longest: float | None = None
     norm_parts: int = 0
     gate_last: bool = False
     input_scale: float = 1.0
@@ -210,6 +209,7 @@ class ExpertTensors:
         inputs_first: whether tensors of all experts are [E, in, out], rather than [E, out, in].
         alternate: whether gate and up alternate in the tensor that holds both.
         shared: the module of the expert that every token goes through.
+        beside: whether that module is next to the block, rather than in it.
         held: the block's module in transformers' model, if checkpoints name it differently.
         swapped: whether PEFT takes these tensors' inputs for outputs: it recognizes [E, in, out] only by an
             attribute `is_transposed` of transformers' module.
@@ -230,9 +230,15 @@ class ExpertTensors:
     inputs_first: bool = False
     alternate: bool = False
     shared: str = "shared_expert"
+    beside: bool = False
     held: str = ""
     swapped: bool = False
     linear_router: bool = False
+
+    @property
+    def shared_module(self) -> str:
+        """Return the name in a layer of the expert that every token goes through."""
+        return self.shared if self.beside else f"{self.block}.{self.shared}"
 
 
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")
