@@ -67,6 +67,8 @@ PLANNED = {
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
     "granitemoehybrid": ("ibm-granite/granite-4.0-h-tiny-base", "v5e-8"),
     "hunyuan_v1_dense": ("tencent/Hunyuan-7B-Instruct", "v5e-8"),
+    "lfm2": ("LiquidAI/LFM2-1.2B", "v5e-8"),
+    "lfm2_moe": ("LiquidAI/LFM2-8B-A1B", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),
     "minimax_m2": ("ModelCloud/MiniMax-M2-BF16", "tpu7x-8"),
     "ministral3": ("mistralai/Ministral-3-8B-Base-2512", "v5e-8"),

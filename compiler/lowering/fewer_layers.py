@@ -10,7 +10,7 @@ from recipec.runtime.model.families.base import text_config
 
 LISTED = ("mlp_only_layers", "moe_layers")
 """Keys that list layers by their numbers."""
-FIRST = ("first_k_dense_replace", "max_window_layers")
+FIRST = ("first_k_dense_replace", "num_dense_layers", "max_window_layers")
 """Keys that say how many of the first layers are of one kind."""
 LAST = ("num_kv_shared_layers",)
 """Keys that say how many of the last layers are of one kind."""

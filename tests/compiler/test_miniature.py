@@ -34,6 +34,7 @@ MODELS = [
     *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
     *("arcee-ai/AFM-4.5B", "swiss-ai/Apertus-8B-Instruct-2509", "tiiuae/Falcon-H1-34B-Instruct"),
     *("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-350m", "ibm-granite/granite-4.0-micro"),
+    *("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-2.6B", "LiquidAI/LFM2-8B-A1B"),
     *("HuggingFaceH4/starchat2-15b-sft-v0.1", "openbmb/MiniCPM5-1B", "unsloth/DeepSeek-V3-0324-BF16"),
 ]
 

@@ -12,7 +12,7 @@ from tests import tiny
 LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
 PLAIN = ("c_fc", "dense", "fc1", "fc2", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
-EVERY = (r".*_proj(_\w+)?", *PLAIN, r".*(?<=shared_mlp\.)(in|out)put_linear")
+EVERY = (r".*_proj(_\w+)?", *PLAIN, r".*(?<=shared_mlp\.)(in|out)put_linear", r".*(?<=feed_forward\.)w[123]")
 """LoRA targets that select every projection of each family."""
 CLOSED = dict.fromkeys(("falcon_h1", "nemotron_h", "nemotron_h-latent"), (r"(.*\.)?(?!out)\w+_proj",))
 """Targets of the families whose out_proj PEFT refuses."""
@@ -358,6 +358,32 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "attention_multiplier": 0.3,
         "position_embedding_type": "rope",
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", FULL, "conv"],
+        "block_multiple_of": 10,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "lfm2-biases": {
+        "model_type": "lfm2",
+        "full_attn_idxs": [1],
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": True,
+        "conv_L_cache": 5,
+        "norm_eps": 1e-3,
+        "tie_word_embeddings": False,
+    },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", FULL, "conv"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 28,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
     },
     "nemotron_h": {
         "model_type": "nemotron_h",

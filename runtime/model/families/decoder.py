@@ -39,6 +39,7 @@ from .description import (
     ACTIVATIONS,
     AFTER,
     LATENT,
+    Conv,
     DecoderArchitecture,
     Delta,
     Experts,
@@ -55,6 +56,7 @@ from .rotary import read_ropes
 __all__ = [
     "AFTER",
     "MULTIMODAL",
+    "Conv",
     "DecoderArchitecture",
     "DecoderFamily",
     "Delta",
@@ -240,6 +242,8 @@ class DecoderFamily(Family):
         """Return the arrays of a layer."""
         layer, called, parts = f"layers.{i}", f"{self.names.layers}.{i}", a.parts(i)
         out = _mamba(a, self.names, i) if "mamba" in parts else []
+        if "conv" in parts:
+            out += _conv(a, self.names, i)
         if "delta" in parts or "attention" in parts:
             out += self.attention(a, i)
         if (experts := a.experts_of(i)) is not None:
@@ -476,6 +480,9 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
         yield names.mamba, "in_proj", "mamba.in_proj.kernel"
         if not a.mamba.closed:
             yield names.mamba, "out_proj", "mamba.out_proj.w"
+    if "conv" in parts:
+        for name in ("in_proj", "out_proj"):
+            yield names.conv, name, f"conv.{name}.kernel"
     if "delta" in parts:
         for name, features in a.delta_projections.items():
             yield names.delta, name, f"attn.{name}.{'kernel' if len(features) == 1 else 'w'}"
@@ -519,6 +526,27 @@ def _mamba(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     source = output_projection(f"{back}.weight", m.heads, m.head_dim, d)
     out.append(Parameter(f"{output}.w", (m.heads, m.head_dim, d), ("tp", None, "fsdp"), (source,)))
     return [*out, _vector(f"{output}.bias", f"{back}.bias", d)] if "out" in m.biases else out
+
+
+def _conv(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's gated short convolution."""
+    path, name, conv = f"layers.{i}.conv", f"{names.layers}.{i}.{names.conv}", a.conv
+    assert conv is not None
+    d, taps = a.hidden_size, (a.hidden_size, conv.taps)
+    source = Source(f"{name}.in_proj.weight", (3 * d, d), (3, d, d), (2, 0, 1))
+    kernel = Source(f"{name}.conv.weight", (d, 1, conv.taps), taps, (0, 1))
+    out_proj = linear(f"{name}.out_proj.weight", d, d)
+    out = [
+        Parameter(f"{path}.in_proj.kernel", (d, 3, d), ("fsdp", None, "tp"), (source,)),
+        Parameter(f"{path}.conv1d", taps, ("tp", None), (kernel,)),
+        Parameter(f"{path}.out_proj.kernel", (d, d), ("tp", "fsdp"), (out_proj,)),
+    ]
+    if conv.bias:
+        source = Source(f"{name}.in_proj.bias", (3 * d,), (3, d), (0, 1))
+        out.append(Parameter(f"{path}.in_proj.bias", (3, d), (None, "tp"), (source,)))
+        out.append(_vector(f"{path}.conv1d_bias", f"{name}.conv.bias", d))
+        out.append(_vector(f"{path}.out_proj.bias", f"{name}.out_proj.bias", d))
+    return out
 
 
 def _groups(a: DecoderArchitecture, path: str, name: str) -> list[Parameter]:
@@ -595,7 +623,7 @@ def _mlp_names(a: DecoderArchitecture, names: Names) -> list[tuple[str, str]]:
         return list(zip(Names.plain, names.plain, strict=True))
     if "gate_up" in a.fused:
         return list(zip(Names.joined, names.joined, strict=True))
-    return [(name, name) for name in ("gate_proj", "up_proj", "down_proj")]
+    return list(zip(Names.gated, names.gated, strict=True))
 
 
 def _mlp(a: DecoderArchitecture, path: str, module: str, names: Names, features: int = 0) -> list[Parameter]:

@@ -137,6 +137,19 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class Conv:
+    """The sizes of a gated short convolution (runtime/model/short_conv.py).
+
+    Attributes:
+        taps: tokens that it sees, the token itself included.
+        bias: whether the convolution and both projections have biases.
+    """
+
+    taps: int
+    bias: bool = False
+
+
+@dataclass(frozen=True)
 class Scales:
     """Factors within a layer (maximal update parametrization).
 
@@ -255,7 +268,7 @@ class Experts:
         size: features within an expert.
         scores: how the router's logits become scores: "softmax" over all experts, "chosen" for a softmax over
             the chosen ones, or "sigmoid".
-        normalized: whether the chosen experts' scores are divided by their sum.
+        normalized: whether the chosen experts' scores are divided by their sum, to which `eps` is added.
         scale: factor of the scores after that.
         groups, chosen_groups: experts are chosen from the groups whose best scores have the largest sums; 1
             and 1 for one group.
@@ -278,6 +291,7 @@ class Experts:
     size: int
     scores: str = "softmax"
     normalized: bool = False
+    eps: float = 1e-20
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -308,8 +322,8 @@ class DecoderArchitecture(Architecture):
         sliding_window: tokens that a token of a SLIDING layer sees, itself included.
         chunk: tokens of a chunk, counted from a sample's first; a token of a CHUNKED layer sees only its own
             chunk.
-        delta, mamba: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers, where it
-            reads the same input as attention, and both outputs are added.
+        delta, mamba, conv: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers,
+            where it reads the same input as attention, and both outputs are added.
         lone: whether a layer has one block: its attention or state, or in NONE layers the feed-forward block.
         latent: of attention; None for keys and values of their own in each head.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
@@ -355,6 +369,7 @@ class DecoderArchitecture(Architecture):
     chunk: int | None = None
     delta: Delta | None = None
     mamba: Mamba | None = None
+    conv: Conv | None = None
     lone: bool = False
     latent: Latent | None = None
     output_gate: bool = False
@@ -387,11 +402,14 @@ class DecoderArchitecture(Architecture):
             return State(d.value_heads, d.value_dim, d.key_dim, d.features, d.taps)
         if (m := self.mamba) is not None:
             return State(m.heads, m.head_dim, m.state, m.convolved, m.taps)
+        if self.conv is not None:  # it carries no more than its past inputs
+            return State(self.num_heads, self.head_dim, 0, self.hidden_size, self.conv.taps)
         return None
 
     def parts(self, layer: int) -> tuple[str, ...]:
-        """Return the blocks of a layer: some of "attention", "delta", "mamba" and "mlp"."""
-        kind, state = self.layer_types[layer], "mamba" if self.delta is None else "delta"
+        """Return the blocks of a layer: some of "attention", "delta", "mamba", "conv" and "mlp"."""
+        kind = self.layer_types[layer]
+        state = next((one for one in ("delta", "conv") if getattr(self, one) is not None), "mamba")
         first = {LINEAR: (state,), HYBRID: (state, "attention"), NONE: ()}.get(kind, ("attention",))
         return first if self.lone and first else (*first, "mlp")
 
