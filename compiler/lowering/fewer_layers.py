@@ -40,7 +40,9 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
     architecture = family.architecture(config)
     count = architecture.num_layers
     outer = {key: config[key] for key in OUTER if key in config}
-    out = {"model_type": family.model_types[-1], **outer, **text, "num_hidden_layers": len(layers)}
+    own = f"{config.get('model_type')}_text"
+    kind = own if own in family.model_types else family.model_types[-1]
+    out = {"model_type": kind, **outer, **text, "num_hidden_layers": len(layers)}
     for key, value in text.items():
         if _is_by_layer(key, value, count):
             out[key] = [value[i] for i in layers]
