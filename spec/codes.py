@@ -1518,9 +1518,9 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "E0937": Code(
         "packed rows that transformers treats as one sample",
-        "transformers' gated delta nets and Mamba mixers in torch ignore sample borders within a row. A "
-        "sample would start from the state of the sample before it. Llama 4's chunks and its query scaling "
-        "count from the first token of a row. train.py starts each sample anew.",
+        "transformers' gated delta nets, Mamba mixers and short convolutions in torch ignore sample borders "
+        "within a row. A sample would start from the state of the sample before it. Llama 4's chunks and its "
+        "query scaling count from the first token of a row. train.py starts each sample anew.",
         "Write `data.packing: false`, or build without that `--backend`.",
     ),
     "E0957": Code(

@@ -100,6 +100,33 @@ def make_gemma4(
     return write(build, config, directory, shards, seed)
 
 
+def make_gemma4_unified(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Write a checkpoint as google/gemma-4-12B, in float32, and return transformers' model.
+
+    Args:
+        directory: is created.
+        shards: minimum number of files for the weights.
+        seed: of the weights.
+        overrides: fields of Gemma4UnifiedTextConfig.
+    """
+    import transformers
+
+    text = gemma4_text(**overrides)
+    config = transformers.Gemma4UnifiedConfig(
+        text_config={key: value for key, value in text.items() if "per_layer_input" not in key},
+        vision_config={
+            **{"mm_embed_dim": 32, "output_proj_dims": 32, "mm_posemb_size": 8},
+            **{"patch_size": 2, "pooling_kernel_size": 2},
+        },
+        audio_config={"audio_embed_dim": 16},
+        **{
+            f"{name}_token_id": text["vocab_size"] - 1 - i
+            for i, name in enumerate(("image", "audio", "video", "boi", "boa"))
+        },
+    )
+    return write(transformers.Gemma4UnifiedForConditionalGeneration, config, directory, shards, seed)
+
+
 def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
     """Write a text-only Gemma 3 checkpoint in float32 and return transformers' model.
 

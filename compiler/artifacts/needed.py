@@ -91,6 +91,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.model.mamba": lambda program: getattr(program.architecture, "mamba", None),
+    "runtime.model.short_conv": lambda program: getattr(program.architecture, "conv", None),
     "runtime.model.states": lambda program: program.architecture.stateful,
     "runtime.metrics.expert_shares": _has_experts,
     "runtime.model.balance": _has_experts,

@@ -8,7 +8,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from recipec.runtime.model.families.base import LINEAR, text_config
+from recipec.runtime.model.families.base import text_config
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.training.objectives import keeps_copy
 from recipec.spec.diagnostics import Diagnostic
@@ -151,7 +151,8 @@ def _goes_on(program: Program) -> str:
     """Return the part of a model whose state transformers carries across samples of a row, or ""."""
     a, length = program.architecture, program.recipe.data.max_length
     if a.stateful:
-        what = "gated delta nets" if LINEAR in a.layer_types and getattr(a, "delta", None) else "Mamba mixers"
+        kinds = {"delta": "gated delta nets", "conv": "short convolutions"}
+        what = next((kinds[one] for one in kinds if getattr(a, one, None)), "Mamba mixers")
         return f"{what} in torch ignore the borders between samples of a row"
     if not isinstance(a, DecoderArchitecture):
         return ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from recipec.spec.language import Recipe
 
 
-UNTOLD = ("granitemoe",)
+UNTOLD = ("granitemoe", "granitemoehybrid")
 """Families whose model in transformers 5.12 does not return the logits of its routers."""
 
 

@@ -97,9 +97,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
-    An entry with `like` takes its missing values from the entry named there. A model that is known only by
-    its name has {"unsupported": why} instead. If its weights are quantized, `original` names the same model
-    with plain weights, null if none is published.
+    An entry with `like` takes its missing values from the entry named there. A model of which only quantized
+    weights are known has {"unsupported": why, "original": id} instead. `original` is the same model with
+    plain weights, null if none is published.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}
@@ -152,8 +152,6 @@ def find(model_id: str, folder: Path) -> Model:
     if "original" in entry:
         instead = f"id: {entry['original']}" if entry["original"] else "train a copy of it with plain weights"
         raise UnknownModel("E0813", f"`{model_id}` cannot be trained: {entry['unsupported']}", instead)
-    if "unsupported" in entry:
-        raise UnsupportedCheckpoint(entry["unsupported"])
     if model_id not in entries() and is_quantized(model_id):
         original = original_of(model_id)
         message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"

@@ -270,6 +270,7 @@ SPELLED = {
     "minimax_m2": "MiniMaxM2",
     "smollm3": "SmolLM3",
     "granitemoe": "GraniteMoe",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "gpt_neox": "GPTNeoX",
     "stablelm": "StableLm",
 }
@@ -277,6 +278,7 @@ SPELLED = {
 
 LAYERS = {
     "Gemma4": "Gemma4TextDecoderLayer",
+    "Gemma4Unified": "Gemma4UnifiedTextDecoderLayer",
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
     "NemotronH": "NemotronHBlock",

@@ -10,7 +10,7 @@ from recipec.runtime.model.families.base import text_config
 
 LISTED = ("mlp_only_layers", "moe_layers")
 """Keys that list layers by their numbers."""
-FIRST = ("first_k_dense_replace", "max_window_layers")
+FIRST = ("first_k_dense_replace", "num_dense_layers", "max_window_layers")
 """Keys that say how many of the first layers are of one kind."""
 LAST = ("num_kv_shared_layers",)
 """Keys that say how many of the last layers are of one kind."""
@@ -40,7 +40,9 @@ def with_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, A
     architecture = family.architecture(config)
     count = architecture.num_layers
     outer = {key: config[key] for key in OUTER if key in config}
-    out = {"model_type": family.model_types[-1], **outer, **text, "num_hidden_layers": len(layers)}
+    own = f"{config.get('model_type')}_text"
+    kind = own if own in family.model_types else family.model_types[-1]
+    out = {"model_type": kind, **outer, **text, "num_hidden_layers": len(layers)}
     for key, value in text.items():
         if _is_by_layer(key, value, count):
             out[key] = [value[i] for i in layers]

@@ -8,7 +8,7 @@ All modules of port/ take their names of model families from here:
     litgpt          its model names, with their ids
     maxtext         its model names that are missing in its own table of ids
     tunix           its model ids, with the ids of the hub
-    llamafactory    parts of the names of vision towers, by family
+    llamafactory    parts of the names of vision towers, by family or model_type
     swift           its template for a model, by a part of the id; the first match counts
     axolotl         chat templates that are a tokenizer's own; tokenizers whose chat-tuned models end a turn
                     with their eos_token
@@ -18,8 +18,9 @@ All modules of port/ take their names of model families from here:
     adds_bos        tokenizers that begin each text with their bos_token
     experts         the parameters that replace the experts' former linear layers, by family, as PEFT reads
                     target modules; families with a load-balancing loss in transformers, with the coefficient
-    peft            the default target modules; the Linear modules of vision towers, by family; the prefix of
-                    the language model's names in multimodal checkpoints, where it is not the usual one
+    peft            the default target modules, and the Linear modules of vision towers, by family or
+                    model_type; the prefix of the language model's names in multimodal checkpoints, where it
+                    is not the usual one
 
 The text that the tools' templates write is in data/chat_templates.json, by template name.
 scripts/chat_templates.py makes that file. Its rows are meaning.templates.Turns as JSON, in which {bos_token}
@@ -46,6 +47,12 @@ def known(*keys: str) -> Mapping[str, Any]:
     """Return the part of the table at these keys."""
     found: Any = json.loads(DATA.read_text(encoding="utf-8")) if len(keys) < 2 else known(*keys[:-1])
     return found[keys[-1]] if keys else found
+
+
+def of_model(*keys: str, model: Model) -> Any:
+    """Return a model's part of the table at these keys, by model_type or else by family; None without one."""
+    table = known(*keys)
+    return table.get(str(model.config.get("model_type")), table.get(model.family.name))
 
 
 def written_by(tool: str) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     for name, shape in family.kept(text_config(config)).items():
         yield prefix + name, shape
     if multimodal:
-        tower = TOWERS[family.name].tensors
+        tower = TOWERS[config["model_type"]].tensors
         yield from tower(config["vision_config"], config["text_config"]["hidden_size"])
 
 
@@ -143,6 +143,20 @@ def _gemma4_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tupl
     yield "model.embed_vision.embedding_projection.weight", (text_hidden, hidden)
 
 
+def _gemma4_unified_vision(
+    vision: Mapping[str, Any], text_hidden: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, pixels = vision["mm_embed_dim"], 3 * (vision["patch_size"] * vision["pooling_kernel_size"]) ** 2
+    embedder = "model.vision_embedder"
+    yield f"{embedder}.pos_embedding", (vision["mm_posemb_size"], 2, width)
+    yield f"{embedder}.patch_dense.weight", (width, pixels)
+    yield f"{embedder}.patch_dense.bias", (width,)
+    for norm, size in (("patch_ln1", pixels), ("patch_ln2", width), ("pos_norm", width)):
+        yield f"{embedder}.{norm}.weight", (size,)
+        yield f"{embedder}.{norm}.bias", (size,)
+    yield "model.embed_vision.embedding_projection.weight", (text_hidden, vision["output_proj_dims"])
+
+
 def _gemma3_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, wide, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
     tower = "model.vision_tower"
@@ -174,7 +188,7 @@ def _gemma3_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tupl
 
 @dataclass(frozen=True)
 class Tower:
-    """A family's vision tower in miniature.
+    """A multimodal model's vision tower in miniature.
 
     Attributes:
         config: vision_config.
@@ -215,8 +229,20 @@ TOWERS = {
         {"audio_config": None},
         _gemma4_vision,
     ),
+    "gemma4_unified": Tower(
+        {
+            "model_type": "gemma4_unified_vision",
+            **{"mm_embed_dim": 32, "output_proj_dims": 32},
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_posemb_size": 64,
+            "num_soft_tokens": 16,
+        },
+        {"audio_config": None},
+        _gemma4_unified_vision,
+    ),
 }
-"""Families whose miniatures are multimodal if the original is. The others get only the text model."""
+"""Model types whose miniatures are multimodal if the original is. The others get only the text model."""
 
 ROLES = ("system", "user", "model", "assistant")
 
@@ -317,7 +343,7 @@ def shrink(
     axis splits is a multiple of that axis. Values that are not sizes do not change.
 
     Args:
-        config: the original's. A nested config stays nested if the family has an entry in TOWERS.
+        config: the original's. A nested config stays nested if its model_type has an entry in TOWERS.
         axes: axes of the mesh that the miniature is trained on.
         head_dim: the least size of a head.
     """
@@ -334,7 +360,12 @@ def shrink(
         if key not in small and kind in sizes.original.layer_types:
             small[key] = WINDOW
     small |= family.miniature(config, small)
-    return complete({"text_config": small} if text is not config and family.name in TOWERS else small)
+    return complete({"text_config": small} if text is not config and _whole(small) in TOWERS else small)
+
+
+def _whole(text: Mapping[str, Any]) -> str:
+    """Return the model_type of a multimodal model, from its text model's config."""
+    return str(text["model_type"]).removesuffix("_text")
 
 
 @dataclass(frozen=True)
@@ -413,7 +444,7 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "vocab_size_per_layer_input": vocabulary,
         "intermediate_size_mlp": 2 * _multiple(HIDDEN, s.step),
         "moe_intermediate_size": hidden,
-        "shared_expert_intermediate_size": hidden,
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), hidden),
         "moe_shared_expert_intermediate_size": hidden,
         "moe_latent_size": s.head_dim,
         "linear_key_head_dim": s.head_dim,
@@ -479,15 +510,13 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     text = dict(text_config(config))
     family = family_of(text)
     facts = FAMILIES[family.name]
-    if family.name in TOWERS:
-        text["model_type"] = family.model_types[-1]
     name = class_name(text)
     if "text_config" not in config:
         return {**text, "architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}
-    tower = TOWERS[family.name]
+    tower = TOWERS[_whole(text)]
     return {
         "architectures": [f"{name}ForConditionalGeneration"],
-        "model_type": family.name,
+        "model_type": _whole(text),
         "dtype": "bfloat16",
         "tie_word_embeddings": True,
         "text_config": text,

@@ -252,13 +252,15 @@ class DecoderLayer(nnx.Module):
         parts = a.parts(layer)
         self.attn = _attention(config, layer, parts)
         self.mamba = _mamba(config) if "mamba" in parts else None
+        self.conv = _conv(config) if "conv" in parts else None
+        self.mixes = parts != ("mlp",)
         self.mlp = _feed_forward(config, layer) if "mlp" in parts else None
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
     ) -> jax.Array:
         places = self.config.architecture.places
-        if self.attn is not None or self.mamba is not None:
+        if self.mixes:
             normed = self.normed(places.before_attention, x)
             mixed = self.normed(places.after_attention, self.mixed(normed, positions, turn, mask))
             if places.parallel:
@@ -273,10 +275,12 @@ class DecoderLayer(nnx.Module):
     def mixed(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
     ) -> jax.Array:
-        """Return the output of attention, of the state, or their sum."""
+        """Return the output of attention, of what carries a state, or their sum."""
         scales, out = self.config.architecture.scales, []
         if self.mamba is not None:
             out.append(scaled(self.mamba(x), scales.mamba_output))
+        if self.conv is not None:
+            out.append(self.conv(x))
         if self.attn is not None:
             attended = self.attn(scaled(x, scales.attention_input), positions, turn, mask)
             out.append(scaled(attended, scales.attention_output))
@@ -312,6 +316,12 @@ def _mamba(config: Config) -> nnx.Module:
     from .mamba import Mamba
 
     return Mamba(config)
+
+
+def _conv(config: Config) -> nnx.Module:
+    from .short_conv import ShortConv
+
+    return ShortConv(config)
 
 
 def _feed_forward(config: Config, layer: int) -> nnx.Module:

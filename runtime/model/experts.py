@@ -107,7 +107,7 @@ def route(
     if experts.scores == "chosen":
         weights = jax.nn.softmax(weights, axis=-1)
     if experts.normalized:
-        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + experts.eps)
     return weights * experts.scale, choices
 
 

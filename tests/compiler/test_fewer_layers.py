@@ -26,6 +26,14 @@ def test_every_models_config_reads_as_its_architecture() -> None:
         assert model.family.architecture(made) == model.architecture, name
 
 
+def test_a_text_model_is_of_the_whole_models_type() -> None:
+    """Gemma 4 12B has other defaults than the other models of its family."""
+    text = {"num_hidden_layers": 12, "attention_k_eq_v": True}
+    config = {"model_type": "gemma4_unified", "text_config": text}
+    made = with_layers(config, range(12))
+    assert FAMILIES["gemma4"].architecture(made) == FAMILIES["gemma4"].architecture(config)
+
+
 def test_the_shared_layers_that_are_kept_are_counted() -> None:
     model = catalog.find("google/gemma-4-E2B", Path())
     layers = (8, 9, 13, 14, 33, 34)

@@ -116,7 +116,7 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
         ("mistralai/Mamba-Codestral-7B-v0.1", "Mamba"),
         ("XiaomiMiMo/MiMo-7B-RL", "MiMo"),
         ("allenai/OLMo-7B", "OLMo 1 with its own code"),
-        ("ibm-granite/granite-4.0-h-tiny", "Granite 4.0"),
+        ("ibm-granite/granite-4.0-3b-vision", "Granite 4 with images or sound"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
         ("black-forest-labs/FLUX.1-dev", "Stable Diffusion and FLUX"),
         ("deepseek-ai/DeepSeek-R1", "DeepSeek V3 and R1 in FP8"),

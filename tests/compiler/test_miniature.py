@@ -21,6 +21,7 @@ MODELS = [
     "google/gemma-4-31B-it",
     "google/gemma-4-E2B-it",
     "google/gemma-4-26B-A4B-it",
+    "google/gemma-4-12B-it",
     "google/gemma-3-27b-it",
     "google/gemma-3-270m-it",
     "google/gemma-2-27b-it",
@@ -32,6 +33,8 @@ MODELS = [
     *("arcee-ai/Trinity-Nano-Preview", "baidu/ERNIE-4.5-21B-A3B-PT", "ModelCloud/MiniMax-M2-BF16"),
     *("tencent/Hunyuan-7B-Instruct", "nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf"),
     *("arcee-ai/AFM-4.5B", "swiss-ai/Apertus-8B-Instruct-2509", "tiiuae/Falcon-H1-34B-Instruct"),
+    *("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-350m", "ibm-granite/granite-4.0-micro"),
+    *("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-2.6B", "LiquidAI/LFM2-8B-A1B"),
     *("HuggingFaceH4/starchat2-15b-sft-v0.1", "openbmb/MiniCPM5-1B", "unsloth/DeepSeek-V3-0324-BF16"),
 ]
 

@@ -16,7 +16,7 @@ def test_all_models_are_listed_with_their_sizes() -> None:
     assert status == 0 and list(found) == list(catalog.entries())
     assert found["google/gemma-4-26B-A4B"]["parameters"] == pytest.approx(25.2e9, rel=0.01)
     assert found["google/gemma-3-1b-it"]["served"] == "vLLM on torchax"
-    assert found["google/gemma-4-12B"]["unsupported"] and not found["google/gemma-4-12B"]["trained"]
+    assert found["MiniMaxAI/MiniMax-M2"]["unsupported"] and not found["MiniMaxAI/MiniMax-M2"]["trained"]
 
 
 @pytest.mark.parametrize(

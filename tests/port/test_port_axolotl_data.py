@@ -124,6 +124,8 @@ def test_losses_on_other_turns_and_their_ends_are_told(tmp_path: Path) -> None:
 def test_chat_templates_by_name_are_the_models_or_written_out(tmp_path: Path) -> None:
     base = port(tmp_path, base_model="google/gemma-4-31B", chat_template="gemma4", eot_tokens=["<turn|>"])
     assert base.value("model.tokenizer") == "google/gemma-4-31B-it"
+    unified = port(tmp_path, base_model="google/gemma-4-12B", chat_template="gemma4_unified")
+    assert unified.value("model.tokenizer") == "google/gemma-4-12B-it"
     tuned = port(tmp_path, base_model="google/gemma-4-31B-it", chat_template="gemma4")
     assert tuned.value("model.tokenizer") is None and tuned.value("data.chat_template") is None
     chatml = port(tmp_path, chat_template="chatml")

@@ -29,6 +29,9 @@ SMALL = {
     "linear_num_value_heads": 2,
     "linear_value_head_dim": 8,
     "full_attention_interval": 2,
+    "shared_intermediate_size": 8,
+    "mamba_n_heads": 2,
+    "mamba_d_head": 16,
 }
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
 RANK = 4
@@ -125,6 +128,7 @@ DENSE = ["q_proj", "gate_proj", "up_proj", "down_proj"]
         ("openai/gpt-oss-20b", "all-linear", []),
         ("openai/gpt-oss-20b", ["q_proj"], ["experts.gate_up_proj", "mlp.router.weight"]),
         ("ibm-granite/granite-3.1-1b-a400m-base", "all-linear", []),
+        ("ibm-granite/granite-4.0-h-tiny", "all-linear", ["block_sparse_moe.input_linear.weight"]),
         ("ibm-granite/granite-3.1-1b-a400m-base", ["o_proj"], ["block_sparse_moe.output_linear.weight"]),
     ],
 )

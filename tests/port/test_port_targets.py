@@ -54,7 +54,7 @@ def model_of(name: str) -> Model:
 
 
 GEMMA4, GEMMA3 = "google/gemma-4-31B", "google/gemma-3-4b-it"
-QWEN3, E2B = "Qwen/Qwen3-4B-Base", "google/gemma-4-E2B"
+QWEN3, E2B, UNIFIED = "Qwen/Qwen3-4B-Base", "google/gemma-4-E2B", "google/gemma-4-12B"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BACKBONE = (
     r"model\.language_model\.layers\.\d+\.(_checkpoint_wrapped_module\.)?(mlp|self_attn)\.(up|k|v)_proj"
@@ -73,6 +73,7 @@ BACKBONE = (
         (GEMMA3, "all-linear", None, None),
         (GEMMA3, ATTENTION, None, r".*vision_tower.*"),
         (GEMMA3, r"^(?!.*vision).*(q|v)_proj$", None, None),
+        (UNIFIED, BACKBONE, None, None),
         (E2B, "all-linear", None, None),
         (E2B, ["k_proj", "v_proj"], None, ["layers.3.self_attn.k_proj"]),
         (QWEN3, [*ATTENTION, "gate_proj", "up_proj", "down_proj"], None, None),
@@ -97,7 +98,7 @@ def adapted(model: Model, found: adapters.Chosen) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [GEMMA4, GEMMA3, E2B, QWEN3, "google/gemma-4-26B-A4B", "google/gemma-3-1b-it"]
+    "name", [GEMMA4, GEMMA3, E2B, UNIFIED, QWEN3, "google/gemma-4-26B-A4B", "google/gemma-3-1b-it"]
 )
 def test_the_names_are_transformers_own(name: str) -> None:
     ours = {module.name: module for module in adapters.modules(model_of(name))}
@@ -114,6 +115,10 @@ def test_what_a_recipe_cannot_adapt_is_told() -> None:
     assert found.targets == ("q_proj",) and found.layers == "all"
     assert found.beyond == ("embed_tokens", "per_layer_input_gate", "lm_head")
     assert found.unmatched == ("qkv_proj",) and found.vision
+    dense = adapters.choose(model_of(UNIFIED), ["q_proj", "patch_dense", "embedding_projection"])
+    assert dense.vision and not dense.unmatched
+    assert not adapters.choose(model_of(UNIFIED), ["q_proj"]).vision
+    assert adapters.default_targets(model_of(UNIFIED)) is None and adapters.default_targets(model_of(E2B))
     assert not adapters.choose(model_of(QWEN3), ["q_proj"]).vision
 
 

@@ -12,7 +12,7 @@ from tests import tiny
 LIMIT = 1e-5
 """Relative to the largest logit, and to a loss: the float32 noise of either library."""
 PLAIN = ("c_fc", "dense", "fc1", "fc2", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
-EVERY = (r".*_proj(_\w+)?", *PLAIN)
+EVERY = (r".*_proj(_\w+)?", *PLAIN, r".*(?<=shared_mlp\.)(in|out)put_linear", r".*(?<=feed_forward\.)w[123]")
 """LoRA targets that select every projection of each family."""
 CLOSED = dict.fromkeys(("falcon_h1", "nemotron_h", "nemotron_h-latent"), (r"(.*\.)?(?!out)\w+_proj",))
 """Targets of the families whose out_proj PEFT refuses."""
@@ -55,6 +55,14 @@ NETS = {
 }
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 """A number of experts that no mesh axis divides; a token uses some of them."""
+MIXERS = {
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 3,
+    "mamba_d_head": 16,
+    "mamba_d_state": 7,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
 STATES = {
     "mamba_num_heads": 6,
     "mamba_head_dim": 10,
@@ -322,6 +330,60 @@ CASES: dict[str, dict[str, Any]] = {
         "ssm_out_multiplier": 1.2,
         "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
         "mlp_multipliers": [0.8, 1.1],
+    },
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "intermediate_size": 28,
+        "shared_intermediate_size": 20,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        **MIXERS,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.5,
+        "tie_word_embeddings": True,
+    },
+    "granitemoehybrid-dense": {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention", "mamba"],
+        "shared_intermediate_size": 20,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        **MIXERS,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+        "attention_bias": True,
+        "attention_multiplier": 0.3,
+        "position_embedding_type": "rope",
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", FULL, "conv"],
+        "block_multiple_of": 10,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "lfm2-biases": {
+        "model_type": "lfm2",
+        "full_attn_idxs": [1],
+        "block_auto_adjust_ff_dim": False,
+        "conv_bias": True,
+        "conv_L_cache": 5,
+        "norm_eps": 1e-3,
+        "tie_word_embeddings": False,
+    },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", FULL, "conv"],
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 28,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
     },
     "nemotron_h": {
         "model_type": "nemotron_h",

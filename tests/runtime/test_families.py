@@ -82,13 +82,18 @@ def hugging_face(config: dict[str, Any], layout: str) -> dict[str, tuple[int, ..
     kind = text["model_type"].removesuffix("_text")
     if layout == "text":
         loaded = transformers.AutoConfig.for_model(**text)
-        model = {"gemma3": transformers.Gemma3ForCausalLM, "gemma4": transformers.Gemma4ForCausalLM}[kind]
+        model = {
+            "gemma3": transformers.Gemma3ForCausalLM,
+            "gemma4": transformers.Gemma4ForCausalLM,
+            "gemma4_unified": transformers.Gemma4UnifiedForCausalLM,
+        }[kind]
     else:
         small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
         loaded = transformers.AutoConfig.for_model(kind, text_config=text, vision_config=small)
         model = {
             "gemma3": transformers.Gemma3ForConditionalGeneration,
             "gemma4": transformers.Gemma4ForConditionalGeneration,
+            "gemma4_unified": transformers.Gemma4UnifiedForConditionalGeneration,
         }[kind]
     with torch.device("meta"):
         tensors = model(loaded).state_dict()
@@ -182,6 +187,7 @@ def test_sources_make_the_parameter(name: str) -> None:
         ("gemma2", "Gemma2Config"),
         ("gemma3_text", "Gemma3TextConfig"),
         ("gemma4_text", "Gemma4TextConfig"),
+        ("gemma4_unified_text", "Gemma4UnifiedTextConfig"),
         ("llama", "LlamaConfig"),
         ("qwen2", "Qwen2Config"),
         ("qwen3", "Qwen3Config"),
@@ -303,6 +309,8 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
         ("gemma4_text", {"final_logit_softcapping": float("nan")}, "final_logit_softcapping"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias"),
         ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
+        ("gemma4_unified_text", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ("gemma4_unified_text", {"enable_moe_block": True}, "enable_moe_block"),
         ("llama", {"hidden_act": "swiglu"}, "hidden_act"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

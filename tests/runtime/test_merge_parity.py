@@ -84,6 +84,11 @@ ALIKE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"num_global_key_value_heads": 1},
         {"targets": ["k_proj", "v_proj"], "layers": [1, 5], "rslora": True, "rank_pattern": [["v_proj", 2]]},
     ),
+    "gemma4-unified": (
+        tiny.make_gemma4_unified,
+        {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "shards": 2},
+        {"targets": ["q_proj", "v_proj", "down_proj"]},
+    ),
     "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared", "quantize": "int8"}),
     "gemma2": (
         tiny.make_gemma2,
@@ -134,6 +139,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rank_pattern": [[r"experts\.down_proj", 2]],
     },
     "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
+    "granitemoehybrid": {
+        "targets": ["q_proj", "in_proj", "out_proj", "input_linear", "experts"],
+        "dropout": 0.0,
+        "rank_pattern": [[r"shared_mlp\.input_linear", 2]],
+    },
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
 """Sections for families of the shared decoder. The others adapt every projection equally."""

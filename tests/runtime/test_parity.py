@@ -36,6 +36,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     ),
     "gemma4-e2b": lambda folder: tiny.make_gemma4(folder, shards=2, **tiny.GEMMA4_E2B),
     "gemma4-experts": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_EXPERTS),
+    "gemma4-unified": lambda folder: tiny.make_gemma4_unified(
+        folder, num_global_key_value_heads=1, num_hidden_layers=3, layer_types=PERIOD
+    ),
     "gemma2": lambda folder: tiny.make_gemma2(folder),
     "gemma2-fused-qkv": lambda folder: tiny.make_gemma2(
         folder, num_hidden_layers=2, num_key_value_heads=8, query_pre_attn_scalar=16
@@ -69,6 +72,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 ONE_MESH = {
     "gemma4-e2b": "8x1",
     "gemma4-experts": "4x2",
+    "gemma4-unified": "4x2",
     "gemma2": "8x1",
     "gemma2-fused-qkv": "8x1",
     "gemma2-one-head": "4x2",

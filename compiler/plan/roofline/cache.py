@@ -115,7 +115,7 @@ def _latents(program: Program) -> Cache:
 
 def _states(program: Program) -> list[Cache]:
     """Return the states of gated delta nets or Mamba mixers: a float32 matrix for each head, and the
-    convolution's past inputs."""
+    convolution's past inputs. Short convolutions have only these."""
     a, tp = program.architecture, program.recipe.server.tensor_parallel_size
     state = a.state
     if state is None:

@@ -58,6 +58,7 @@ KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
 DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
 MAMBA = re.compile(r"mamba\.(in_proj|out_proj)\.(kernel|w)$")
+CONV = re.compile(r"conv\.(in_proj|out_proj)\.kernel$")
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 
 
@@ -165,6 +166,8 @@ def _text(program: Program) -> Iterator[Weights]:
             yield _used("gated delta nets", by_server, split, numbers / tp)
         elif MAMBA.search(path):
             yield _used("Mamba mixers", by_server, split, numbers / tp)
+        elif CONV.search(path):
+            yield _used("short convolutions", by_server, split, numbers / tp)
         elif MLP.search(path):
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):

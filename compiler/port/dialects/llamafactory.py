@@ -27,7 +27,7 @@ from recipec.compiler.port.meaning import (
     trainer,
 )
 from recipec.compiler.port.meaning.trainer import Run
-from recipec.compiler.port.names import known
+from recipec.compiler.port.names import of_model
 from recipec.compiler.wording import listing
 from recipec.runtime.data.formats import ALONE
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
@@ -207,7 +207,7 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
 
     In a model with a vision tower, these are all modules whose name contains one of the targets.
     """
-    composite = known(NAME, "towers").get(model.family.name) if adapters.is_multimodal(model) else None
+    composite = of_model(NAME, "towers", model=model) if adapters.is_multimodal(model) else None
     projector, tower, conflicts = (
         (composite or {}).get(part, ()) for part in ("projector", "tower", "conflicts")
     )

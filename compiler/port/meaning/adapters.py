@@ -16,7 +16,7 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.keys import Keys, table
 from recipec.compiler.port.meaning import experts
-from recipec.compiler.port.names import known
+from recipec.compiler.port.names import known, of_model
 from recipec.compiler.wording import listing
 from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.spec.language.lora import PROJECTIONS
@@ -41,7 +41,7 @@ def default_targets(model: Model | None) -> str | list[str] | None:
     """Return PEFT's default target_modules, or None for a model without a default."""
     if model is None:
         return ["q_proj", "v_proj"]
-    found: str | list[str] | None = known("peft", "targets").get(model.family.name)
+    found: str | list[str] | None = of_model("peft", "targets", model=model)
     of_text = isinstance(found, list) and model.family.name not in known("peft", "wrapped")
     return None if is_multimodal(model) and of_text else found
 
@@ -504,7 +504,7 @@ def _others(model: Model) -> Iterable[str]:
 
 def _tower(model: Model) -> Iterable[str]:
     """Yield Linear modules of the vision tower and of its connection to the language model."""
-    found: Iterable[str] = known("peft", "towers").get(model.family.name, ())
+    found: Iterable[str] = of_model("peft", "towers", model=model) or ()
     return found
 
 

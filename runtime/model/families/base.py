@@ -158,11 +158,13 @@ class Names:
         layers, embedding, norm: the list of layers, the token embedding and the final norm of the decoder.
         embeddings: further names under which checkpoints keep the token embedding.
         head: the output head, outside of the decoder.
-        attention, delta, mamba, mlp: a layer's modules. In a model with experts, ExpertTensors names the
-            feed-forward block instead.
+        attention, delta, mamba, conv, mlp: a layer's modules. In a model with experts, ExpertTensors names
+            the feed-forward block instead.
         qkv, out: in attention, the projection that makes queries, keys and values together, and the last one.
         qk_norms: in it, the norms of queries and of keys.
-        plain: the projections of a feed-forward block without a gate.
+        gated: the projections of a feed-forward block: gate, up and down.
+        plain: those of one without a gate.
+        joined: those of one whose gate and up are one projection.
     """
 
     layers: str = "layers"
@@ -173,11 +175,14 @@ class Names:
     attention: str = "self_attn"
     delta: str = "linear_attn"
     mamba: str = "mamba"
+    conv: str = "conv"
     mlp: str = "mlp"
     qkv: str = "qkv_proj"
     out: str = "o_proj"
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    gated: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     plain: tuple[str, str] = ("c_fc", "c_proj")
+    joined: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     @property
     def of_embedding(self) -> tuple[str, ...]:

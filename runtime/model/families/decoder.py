@@ -39,6 +39,7 @@ from .description import (
     ACTIVATIONS,
     AFTER,
     LATENT,
+    Conv,
     DecoderArchitecture,
     Delta,
     Experts,
@@ -55,6 +56,7 @@ from .rotary import read_ropes
 __all__ = [
     "AFTER",
     "MULTIMODAL",
+    "Conv",
     "DecoderArchitecture",
     "DecoderFamily",
     "Delta",
@@ -240,13 +242,15 @@ class DecoderFamily(Family):
         """Return the arrays of a layer."""
         layer, called, parts = f"layers.{i}", f"{self.names.layers}.{i}", a.parts(i)
         out = _mamba(a, self.names, i) if "mamba" in parts else []
+        if "conv" in parts:
+            out += _conv(a, self.names, i)
         if "delta" in parts or "attention" in parts:
             out += self.attention(a, i)
         if (experts := a.experts_of(i)) is not None:
-            out += _mixture(a, experts, layer, self.names.plain)
+            out += _mixture(a, experts, layer, self.names)
         elif "mlp" in parts:
             block = f"{called}.{self.feed_forward(a)}"
-            out += _mlp(a, f"{layer}.mlp", block, plain=self.names.plain)
+            out += _mlp(a, f"{layer}.mlp", block, self.names)
         for name in a.places.names:
             out += _norm(a.norm, f"{layer}.{name}", f"{called}.{name}", a.hidden_size)
         return out
@@ -306,9 +310,9 @@ class DecoderFamily(Family):
             latent = LATENT if experts is not None and experts.latent else ()
             fed = [(f"{path}.{name}.kernel", f"{block}.{name}") for name in latent]
             if experts is not None:
-                block, path = f"{block}.{experts.tensors.shared}", f"{path}.shared"
+                block, path = experts.tensors.shared_module, f"{path}.shared"
             if "mlp" in a.parts(i) and (experts is None or experts.shared):
-                both = _mlp_names(a, names.plain)
+                both = _mlp_names(a, names)
                 fed += [(f"{path}.{name}.kernel", f"{block}.{hf}") for name, hf in both]
             for kernel, slot in fed:
                 out.append(LoraTarget(i, kernel, (0,), (slot,), holder=names.layers))
@@ -476,6 +480,9 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
         yield names.mamba, "in_proj", "mamba.in_proj.kernel"
         if not a.mamba.closed:
             yield names.mamba, "out_proj", "mamba.out_proj.w"
+    if "conv" in parts:
+        for name in ("in_proj", "out_proj"):
+            yield names.conv, name, f"conv.{name}.kernel"
     if "delta" in parts:
         for name, features in a.delta_projections.items():
             yield names.delta, name, f"attn.{name}.{'kernel' if len(features) == 1 else 'w'}"
@@ -519,6 +526,27 @@ def _mamba(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     source = output_projection(f"{back}.weight", m.heads, m.head_dim, d)
     out.append(Parameter(f"{output}.w", (m.heads, m.head_dim, d), ("tp", None, "fsdp"), (source,)))
     return [*out, _vector(f"{output}.bias", f"{back}.bias", d)] if "out" in m.biases else out
+
+
+def _conv(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's gated short convolution."""
+    path, name, conv = f"layers.{i}.conv", f"{names.layers}.{i}.{names.conv}", a.conv
+    assert conv is not None
+    d, taps = a.hidden_size, (a.hidden_size, conv.taps)
+    source = Source(f"{name}.in_proj.weight", (3 * d, d), (3, d, d), (2, 0, 1))
+    kernel = Source(f"{name}.conv.weight", (d, 1, conv.taps), taps, (0, 1))
+    out_proj = linear(f"{name}.out_proj.weight", d, d)
+    out = [
+        Parameter(f"{path}.in_proj.kernel", (d, 3, d), ("fsdp", None, "tp"), (source,)),
+        Parameter(f"{path}.conv1d", taps, ("tp", None), (kernel,)),
+        Parameter(f"{path}.out_proj.kernel", (d, d), ("tp", "fsdp"), (out_proj,)),
+    ]
+    if conv.bias:
+        source = Source(f"{name}.in_proj.bias", (3 * d,), (3, d), (0, 1))
+        out.append(Parameter(f"{path}.in_proj.bias", (3, d), (None, "tp"), (source,)))
+        out.append(_vector(f"{path}.conv1d_bias", f"{name}.conv.bias", d))
+        out.append(_vector(f"{path}.out_proj.bias", f"{name}.out_proj.bias", d))
+    return out
 
 
 def _groups(a: DecoderArchitecture, path: str, name: str) -> list[Parameter]:
@@ -589,27 +617,24 @@ def _norm(norm: Norm, path: str, name: str, size: int) -> list[Parameter]:
     return [*out, _vector(f"{path}.bias", f"{name}.bias", size)] if norm.bias else out
 
 
-def _mlp_names(a: DecoderArchitecture, plain: Sequence[str] = Names.plain) -> list[tuple[str, str]]:
-    """Return the names of a feed-forward block's projections, here and Hugging Face's; without a gate, the
-    latter are `plain`."""
+def _mlp_names(a: DecoderArchitecture, names: Names) -> list[tuple[str, str]]:
+    """Return the names of a feed-forward block's projections, here and Hugging Face's."""
     if not a.gated:
-        return list(zip(Names.plain, plain, strict=True))
-    names = ("gate_up_proj", "down_proj") if "gate_up" in a.fused else ("gate_proj", "up_proj", "down_proj")
-    return [(name, name) for name in names]
+        return list(zip(Names.plain, names.plain, strict=True))
+    if "gate_up" in a.fused:
+        return list(zip(Names.joined, names.joined, strict=True))
+    return list(zip(Names.gated, names.gated, strict=True))
 
 
-def _mlp(
-    a: DecoderArchitecture, path: str, module: str, features: int = 0, plain: Sequence[str] = Names.plain
-) -> list[Parameter]:
+def _mlp(a: DecoderArchitecture, path: str, module: str, names: Names, features: int = 0) -> list[Parameter]:
     """Return the arrays of a feed-forward block. A fused gate and up are [hidden, 2, intermediate].
 
     Args:
         path, module: of the block, here and in Hugging Face's names.
         features: within it; 0 for the architecture's own number.
-        plain: Hugging Face's names of the projections of a block without a gate.
     """
     d, f = a.hidden_size, features or a.intermediate_size
-    *into, out_of = _mlp_names(a, plain)
+    *into, out_of = _mlp_names(a, names)
     spec: Spec = ("fsdp", "tp")
     out = []
     for name, called in into:
@@ -637,9 +662,7 @@ def _xielu(path: str, module: str) -> list[Parameter]:
     return out
 
 
-def _mixture(
-    a: DecoderArchitecture, experts: Experts, layer: str, plain_names: Sequence[str]
-) -> list[Parameter]:
+def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names) -> list[Parameter]:
     """Return the arrays of a layer's experts, of their router and of the shared expert."""
     d, e, f, names = a.hidden_size, experts.count, experts.size, experts.tensors
     wide, halves = experts.latent or d, 2 if a.gated else 1
@@ -677,9 +700,9 @@ def _mixture(
         out.append(Parameter(f"{path}.experts.gate_up_bias", (e, 2, f), ("ep", None, "tp"), (source,)))
         out.append(Parameter(f"{path}.experts.down_bias", (e, d), (None, None), (plain(down, (e, d)),)))
     if experts.shared:
-        out += _mlp(a, f"{path}.shared", f"{module}.{names.shared}", experts.shared, plain_names)
+        out += _mlp(a, f"{path}.shared", f"{layer}.{names.shared_module}", called, experts.shared)
     if experts.shared_gate:
-        source = linear(f"{module}.{names.shared}_gate.weight", d, 1)
+        source = linear(f"{layer}.{names.shared_module}_gate.weight", d, 1)
         out.append(Parameter(f"{path}.shared_gate.kernel", (d, 1), (None, None), (source,)))
     return out
 
@@ -706,7 +729,8 @@ def _mixture_targets(experts: Experts, i: int) -> list[LoraTarget]:
                 experts=experts.count,
                 alternate=names.alternate and name == "gate_up",
                 swapped=names.swapped,
-                words=_words("experts", projection),
+                # Next to the block, the shared expert's projections may have the same names.
+                words=_words("experts", module if names.beside else projection),
                 parameter=parameter,
             )
         )

@@ -97,7 +97,7 @@ class Mamba:
         state: features of b and c.
         taps: tokens that its convolution sees, the token itself included.
         biases: what has a bias: "in" and "out" for the projections, "conv" for the convolution.
-        shortest, longest: limits of a step; None for no limit.
+        shortest, longest: limits of a step; None for no limit, as JSON has no infinity.
         norm_parts: how many parts of the output are normalized, each by itself; 0 for no norm.
         gate_last: whether the gate multiplies after that norm.
         input_scale: factor of its input.
@@ -134,6 +134,19 @@ class Mamba:
     def convolved(self) -> int:
         """Return the features of x, b and c together."""
         return sum(self.projected[1:4])
+
+
+@dataclass(frozen=True)
+class Conv:
+    """The sizes of a gated short convolution (runtime/model/short_conv.py).
+
+    Attributes:
+        taps: tokens that it sees, the token itself included.
+        bias: whether the convolution and both projections have biases.
+    """
+
+    taps: int
+    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +222,7 @@ class ExpertTensors:
         inputs_first: whether tensors of all experts are [E, in, out], rather than [E, out, in].
         alternate: whether gate and up alternate in the tensor that holds both.
         shared: the module of the expert that every token goes through.
+        beside: whether that module is next to the block, rather than in it.
         held: the block's module in transformers' model, if checkpoints name it differently.
         swapped: whether PEFT takes these tensors' inputs for outputs: it recognizes [E, in, out] only by an
             attribute `is_transposed` of transformers' module.
@@ -229,9 +243,15 @@ class ExpertTensors:
     inputs_first: bool = False
     alternate: bool = False
     shared: str = "shared_expert"
+    beside: bool = False
     held: str = ""
     swapped: bool = False
     linear_router: bool = False
+
+    @property
+    def shared_module(self) -> str:
+        """Return the name in a layer of the expert that every token goes through."""
+        return self.shared if self.beside else f"{self.block}.{self.shared}"
 
 
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")
@@ -248,7 +268,7 @@ class Experts:
         size: features within an expert.
         scores: how the router's logits become scores: "softmax" over all experts, "chosen" for a softmax over
             the chosen ones, or "sigmoid".
-        normalized: whether the chosen experts' scores are divided by their sum.
+        normalized: whether the chosen experts' scores are divided by their sum, to which `eps` is added.
         scale: factor of the scores after that.
         groups, chosen_groups: experts are chosen from the groups whose best scores have the largest sums; 1
             and 1 for one group.
@@ -271,6 +291,7 @@ class Experts:
     size: int
     scores: str = "softmax"
     normalized: bool = False
+    eps: float = 1e-20
     scale: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
@@ -301,8 +322,8 @@ class DecoderArchitecture(Architecture):
         sliding_window: tokens that a token of a SLIDING layer sees, itself included.
         chunk: tokens of a chunk, counted from a sample's first; a token of a CHUNKED layer sees only its own
             chunk.
-        delta, mamba: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers, where it
-            reads the same input as attention, and both outputs are added.
+        delta, mamba, conv: of LINEAR layers; only one of them is there. `mamba` is also of HYBRID layers,
+            where it reads the same input as attention, and both outputs are added.
         lone: whether a layer has one block: its attention or state, or in NONE layers the feed-forward block.
         latent: of attention; None for keys and values of their own in each head.
         output_gate: whether the query projection also makes a gate, by whose sigmoid attention's output is
@@ -348,6 +369,7 @@ class DecoderArchitecture(Architecture):
     chunk: int | None = None
     delta: Delta | None = None
     mamba: Mamba | None = None
+    conv: Conv | None = None
     lone: bool = False
     latent: Latent | None = None
     output_gate: bool = False
@@ -380,11 +402,14 @@ class DecoderArchitecture(Architecture):
             return State(d.value_heads, d.value_dim, d.key_dim, d.features, d.taps)
         if (m := self.mamba) is not None:
             return State(m.heads, m.head_dim, m.state, m.convolved, m.taps)
+        if self.conv is not None:  # it carries no more than its past inputs
+            return State(self.num_heads, self.head_dim, 0, self.hidden_size, self.conv.taps)
         return None
 
     def parts(self, layer: int) -> tuple[str, ...]:
-        """Return the blocks of a layer: some of "attention", "delta", "mamba" and "mlp"."""
-        kind, state = self.layer_types[layer], "mamba" if self.delta is None else "delta"
+        """Return the blocks of a layer: some of "attention", "delta", "mamba", "conv" and "mlp"."""
+        kind = self.layer_types[layer]
+        state = next((one for one in ("delta", "conv") if getattr(self, one) is not None), "mamba")
         first = {LINEAR: (state,), HYBRID: (state, "attention"), NONE: ()}.get(kind, ("attention",))
         return first if self.lone and first else (*first, "mlp")
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .base import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
-from .ssm import divided, limits
+from .ssm import heads_of, limits
 
 
 class FalconH1(DecoderFamily):
@@ -66,16 +66,10 @@ class FalconH1(DecoderFamily):
 
 def mamba(config: Mapping[str, Any]) -> Mamba:
     """Return the sizes of the mixers."""
-    heads, groups = divided(config, "mamba_n_heads", "mamba_n_groups")
     given = {key: value for key, value in config.items() if value is not None}
     expanded = integer(config, "mamba_expand") * integer(config, "hidden_size")
     inner = integer(given, "mamba_d_ssm", expanded)
-    head_dim = given.get("mamba_d_head", "auto")
-    head_dim = inner // heads if head_dim == "auto" else integer(config, "mamba_d_head")
-    if heads * head_dim != inner:
-        raise UnsupportedCheckpoint(
-            f"config.json: mamba_d_ssm is {inner}, which is not {heads} heads of {head_dim}", "mamba_d_ssm"
-        )
+    heads, groups, head_dim = heads_of(config, inner, "mamba_d_ssm")
     biases = {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "projectors_bias"}
     shortest, longest = limits(config)
     return Mamba(

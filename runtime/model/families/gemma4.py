@@ -2,7 +2,8 @@
 
 In the larger models the keys of global layers also serve as values (attention_k_eq_v): those layers
 have `k_einsum` instead of `kv_einsum`, and no v_proj. E2B and E4B share keys and values between
-layers and add per-layer embeddings; 26B-A4B has experts in addition to a dense block.
+layers and add per-layer embeddings; 26B-A4B has experts in addition to a dense block. 12B (`gemma4_unified`)
+has neither, and other tensors for images and sound.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MODEL = "Tunix's Gemma 4"
 PER_LAYER = "hidden_size_per_layer_input"
 GLOBAL_HEADS = "num_global_key_value_heads"
 """transformers reads this key only if keys serve as values."""
+UNIFIED = ("gemma4_unified", "gemma4_unified_text")
+"""Model types without per-layer embeddings and experts."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +99,18 @@ class Gemma4Architecture(Architecture):
 class Gemma4(Family):
     name = "gemma4"
     title = "Gemma 4"
-    model_types = ("gemma4", "gemma4_text")
+    model_types = (*UNIFIED, "gemma4", "gemma4_text")
     prefixes = ("model.language_model.", "model.")
     flash_attention = True
     turn_markers = GEMMA4
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma4Architecture:
-        """Read a config.json; a missing key has the default of transformers' Gemma4TextConfig."""
+        """Read a config.json; a missing key has the default of transformers' config class."""
         text = text_config(config)
+        if config.get("model_type") in UNIFIED or text.get("model_type") in UNIFIED:
+            text = {PER_LAYER: 0, "sliding_window": 1024, **text}
+            for key in (PER_LAYER, "enable_moe_block"):
+                built_in(text, key, 0, "Gemma 4 12B")
         refuse_unlike_tunix(config, MODEL)
         layers = integer(text, "num_hidden_layers", 30)
         default = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]

@@ -23,8 +23,27 @@ def divided(config: Mapping[str, Any], heads: str, groups: str) -> tuple[int, in
     return n, k
 
 
+def heads_of(config: Mapping[str, Any], inner: int, key: str) -> tuple[int, int, int]:
+    """Return the numbers of heads and of groups, and the features of a head.
+
+    Args:
+        inner: the features of all heads, by the config.json's `key`.
+
+    Raises:
+        UnsupportedCheckpoint: unless the heads have these features together.
+    """
+    heads, groups = divided(config, "mamba_n_heads", "mamba_n_groups")
+    width = config.get("mamba_d_head")
+    width = inner // heads if width in (None, "auto") else integer(config, "mamba_d_head")
+    if heads * width != inner:
+        raise UnsupportedCheckpoint(
+            f"config.json: {inner} features by {key} are not {heads} heads of {width}", key
+        )
+    return heads, groups, width
+
+
 def limits(config: Mapping[str, Any]) -> tuple[float, float | None]:
-    """Return the shortest and the longest step: `time_step_limit`, by default 0 and None, which is no limit.
+    """Return the shortest and the longest step: `time_step_limit`, by default from 0 to infinity (None).
 
     transformers' torch code uses `time_step_min` in some models instead. Its kernels and vLLM do not.
     """
