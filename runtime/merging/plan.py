@@ -236,6 +236,7 @@ def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     if (
         own is not None
         and all(tensor.stored == (tensor,) for tensor in own.tensors.values())
+        and own.data_start + sum(tensor.size for tensor in own.tensors.values()) == own.size
         and [(tensor_name, tensor.dtype, tensor.shape) for tensor_name, tensor in own.tensors.items()]
         == [(output.name, output.dtype, output.shape) for output in entries.values()]
     ):

@@ -58,10 +58,6 @@ def test_the_list_has_a_table_for_each_family() -> None:
     ("word", "said"),
     [
         ("mosaicml/mpt-7b", "error[E0803]: this version cannot train models of MPT"),
-        (
-            "deepseek-ai/DeepSeek-V3",
-            "error[E0803]: this version cannot train models of DeepSeek V3 and R1 in FP8",
-        ),
         ("nosuchmodel", "error[E0801]: no model in the catalog has `nosuchmodel` in its id or family"),
     ],
 )

@@ -225,7 +225,7 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
         ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
         ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts"),
         ("glm4_moe", {"n_routed_experts": 2.5}, "n_routed_experts"),
-        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fbgemm_fp8"}}, "quantization_config"),
         ("deepseek_v3", {"num_key_value_heads": 64}, "num_key_value_heads"),
         ("deepseek_v3", {"qk_rope_head_dim": 63}, "head_dim"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank"),
