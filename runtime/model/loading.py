@@ -16,7 +16,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ..errors import UserError
-from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
@@ -199,14 +198,6 @@ def build(
         arrays[parameter.path] = array
         if progress is not None:
             progress(done, len(built.parameters))
-    if packed := [base.tensors[name] for name in base.dequantized]:
-        held = sum(part.size for tensor in packed for part in tensor.stored)
-        print(
-            f"note: {len(packed)} tensors of the checkpoint are stored in {packed[0].form} "
-            f"({readable_size(held)}), and were read as bfloat16 "
-            f"({readable_size(sum(tensor.size for tensor in packed))})",
-            file=sys.stderr,
-        )
     unread = base.unused()
     if unread:
         print(

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
+from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, Fault, embeddings, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
@@ -197,6 +198,16 @@ class HFCheckpoint:
     def dequantized(self) -> tuple[str, ...]:
         """Return the tensors that are stored quantized."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.form)
+
+    def form(self) -> str:
+        """Return a sentence about the tensors that are stored quantized, of which there is at least one."""
+        packed = [self.tensors[name] for name in self.dequantized]
+        held = sum(part.size for tensor in packed for part in tensor.stored)
+        size = sum(tensor.size for tensor in packed)
+        return (
+            f"{len(packed)} tensors of the checkpoint are stored in {packed[0].form}, in "
+            f"{readable_size(held)}; they are read as bfloat16, which takes {readable_size(size)}"
+        )
 
     def config_file(self) -> bytes:
         """Return config.json for these tensors: without the description of stored quantization, and with

@@ -95,6 +95,10 @@ def test_a_checkpoint_is_read_as_if_it_were_stored_in_bfloat16(published: Any) -
     base.verify()
     assert base.unused() == [] and base.config == without(json.loads((folder / "config.json").read_text()))
     assert len(base.dequantized) == sum(".layers." in n and "vision" not in n for n in base.dequantized) > 10
+    assert re.fullmatch(
+        r"\d+ tensors of the checkpoint are stored in FP8, in 0\.\dMB; they are read as bfloat16, which .*",
+        base.form(),
+    )
     settings = ModelSettings(id=str(folder), family=base.family.name, dtype="float32", remat="none")
     if "vision_config" not in base.config:  # transformers has no causal model of Mistral 3 with images
         theirs = load_model(base, settings).state_dict()
