@@ -331,6 +331,13 @@ def test_quantized_weights_are_told_with_their_original(hub: Hub) -> None:
     assert "  = help: id: Qwen/Qwen3-8B\n" in recipe("models", "add", copied)[2]
 
 
+@pytest.mark.parametrize("size", [None, [128, 128]])
+def test_weights_in_fp8_are_added(size: Any, hub: Hub) -> None:
+    config(quantization_config={"quant_method": "fp8", "weight_block_size": size})(hub.models[ID])
+    status, _, errors = recipe("models", "add", ID)
+    assert status == 0 and names(FOLDER) == BROUGHT, errors
+
+
 def test_code_that_nobody_needs_is_passed_over(hub: Hub) -> None:
     config(auto_map={"AutoConfig": "modeling_evil.Config"})(hub.models[ID])
     assert recipe("models", "add", ID)[0] == 0

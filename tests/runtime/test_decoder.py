@@ -307,6 +307,12 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     assert difference <= LIMIT * size
 
 
+def test_queries_that_do_not_grow_are_none_of_growing_ones() -> None:
+    """Devstral 2 123B gives a growth of 0."""
+    config = {"model_type": "ministral3", "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.0}}
+    assert family_of(config).architecture(config).query_growth is None
+
+
 def test_published_minimax_files_tell_how_many_features_rotate() -> None:
     """transformers does not read this number, and takes a share of a head, by default all of it."""
     config = {"model_type": "minimax_m2"}
