@@ -964,8 +964,9 @@ SERVE: dict[str, Code] = {
     ),
     "E0604": Code(
         "no fp8 weights",
-        "This chip generation has no fp8. fp8 models do not run on v5e (tpu-inference issue 1262).",
-        "Write `quantization: null` in serve or merge, or use v6e or tpu7x.",
+        "This chip generation has no fp8. fp8 models do not run on v5e (tpu-inference issue 1262). With "
+        "`weights: adapter`, the base is served as it is published, which may be in FP8.",
+        "Write `quantization: null` in serve or merge, or `weights: merged`, or use v6e or tpu7x.",
     ),
     "E0605": Code(
         "fewer tokens than requests in a step",

@@ -153,7 +153,7 @@ def plan_merge(
 
     in_files = [(file, [piece(name) for name in header.tensors]) for file, header in base.headers.items()]
     if max_shard_size == AS_BASE:
-        shards = tuple(_shard(base, file, pieces) for file, pieces in in_files)
+        shards = tuple(_shard(base, file, pieces) for file, pieces in in_files if pieces)
         named = base.index is not None
     else:
         groups = list(_packed((p for _, pieces in in_files for p in pieces), shard_bytes(max_shard_size)))

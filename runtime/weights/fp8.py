@@ -85,8 +85,9 @@ class Fp8(Format):
             else:
                 out[name] = tensor
         if tensors and not any(tensor.dtype == CODES for tensor in tensors.values()):
-            text = f"{next(iter(tensors))} and all others have no type {CODES}, which config.json names"
-            raise Unpaired(Kind.TYPE, next(iter(tensors.values())), text)
+            name, tensor = next(iter(tensors.items()))
+            text = f"{name} has type {tensor.dtype}, and no tensor has {CODES}, which config.json names"
+            raise Unpaired(Kind.TYPE, tensor, text)
         return out
 
     def packed(self, codes: Tensor, scales: Tensor, shape: Shape) -> Blocks:

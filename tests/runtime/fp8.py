@@ -12,14 +12,15 @@ import numpy as np
 from tests.runtime import decoders
 
 BLOCK = (4, 12)
-FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+FILES = tuple(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
 
 
 def make(case: str, folder: Path, block: tuple[int, int] | None) -> Any:
-    """Write a checkpoint in two files and return transformers' model of what its own code dequantizes.
+    """Write a checkpoint in three files and return transformers' model of what its own code dequantizes.
 
-    The projections of the decoder are in FP8; the scales of one are in the file of the other tensors. Without
-    a block, each has one scale, and one for activations, as Mistral publishes them.
+    The projections of the decoder are in FP8; the scales of one are in the file of the other tensors, those
+    of another in a file of their own. Without a block, each has one scale, and one for activations, as
+    Mistral publishes them.
     """
     import transformers
     from safetensors.numpy import load_file
@@ -38,7 +39,8 @@ def make(case: str, folder: Path, block: tuple[int, int] | None) -> Any:
             arrays[name] = value.astype(ml_dtypes.bfloat16)
     (folder / "model.safetensors").unlink()
     split = {name: FILES[".layers." not in name] for name in arrays}
-    split[next(name for name in arrays if name.endswith("_scale_inv"))] = FILES[1]
+    first, second, *_ = (name for name in arrays if name.endswith("_scale_inv"))
+    split |= {first: FILES[1], second: FILES[2]}
     for file in FILES:
         with (folder / file).open("wb") as opened:
             write_arrays(opened, ((n, arrays[n]) for n in arrays if split[n] == file), {"format": "pt"})

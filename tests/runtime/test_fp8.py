@@ -137,6 +137,7 @@ def test_a_merge_is_that_of_the_dequantized_checkpoint(
         assert ("which the base has in FP8, are written in bfloat16" in out) is (name == "fp8")
         merged = HFCheckpoint.open(tmp_path / name)
         assert not any("scale" in tensor or merged.tensors[tensor].form for tensor in merged.tensors)
+        assert all(header.tensors for header in merged.headers.values()), "no file is empty"
         assert "quantization_config" not in json.loads((tmp_path / name / "config.json").read_text())
         found[name] = type(model).from_pretrained(
             tmp_path / name, dtype="float32", attn_implementation="eager", output_loading_info=True
@@ -201,7 +202,7 @@ DAMAGED: dict[str, tuple[Callable[[Arrays], None], str]] = {
         r"q_proj.weight has shape \[4608\], and F8_E4M3 is read of matrices alone",
     ),
     "activations of no weight": (activation, r"norm.activation_scale has no|norm.weight has type BF16"),
-    "nothing in FP8": (all_plain, r"no type F8_E4M3, which config.json names"),
+    "nothing in FP8": (all_plain, r"and no tensor has F8_E4M3, which config.json names"),
 }
 
 
