@@ -964,8 +964,9 @@ SERVE: dict[str, Code] = {
     ),
     "E0604": Code(
         "no fp8 weights",
-        "This chip generation has no fp8. fp8 models do not run on v5e (tpu-inference issue 1262).",
-        "Write `quantization: null` in serve or merge, or use v6e or tpu7x.",
+        "This chip generation has no fp8. fp8 models do not run on v5e (tpu-inference issue 1262). With "
+        "`weights: adapter`, the base is served as it is published, which may be in FP8.",
+        "Write `quantization: null` in serve or merge, or `weights: merged`, or use v6e or tpu7x.",
     ),
     "E0605": Code(
         "fewer tokens than requests in a step",
@@ -1293,6 +1294,12 @@ SERVE: dict[str, Code] = {
         "(compiler/data/vllm_features.json has the classes and names the sources).",
         "Test the server before you rely on it, or leave the serve section out.",
     ),
+    "W0661": Code(
+        "adapter on a quantized base",
+        "The base's weights are stored quantized. Training reads them as bfloat16 and computes in bfloat16. "
+        "The server loads them in their own format, and may quantize activations too.",
+        "Use `weights: merged`, which serves the numbers that were trained. Or compare the answers first.",
+    ),
 }
 
 PATHS: dict[str, Code] = {
@@ -1453,9 +1460,18 @@ MODEL: dict[str, Code] = {
     ),
     "E0813": Code(
         "checkpoint is stored quantized",
-        "Its config.json, or the names and types of its tensors, are those of FP8, AWQ, GPTQ, bitsandbytes "
-        "or another method. The original numbers, which training needs, are not in it.",
+        "Its config.json, or the names and types of its tensors, are those of AWQ, GPTQ, bitsandbytes, "
+        "compressed-tensors or another method that is not read. Of FP8, only the form with "
+        "`weight_scale_inv` tensors and its quantization_config is read.",
         "Use the original. `lora.quantize` quantizes it during training.",
+    ),
+    "N0820": Code(
+        "weights are read as bfloat16",
+        "The checkpoint stores weights in FP8 with `weight_scale_inv`, or gpt-oss's experts in MXFP4. "
+        "train.py and merge.py read them as the bfloat16 numbers that they represent, as transformers does "
+        "with `dequantize=True`. The merged checkpoint has bfloat16 weights and no `quantization_config`.",
+        "Nothing, if there is room. An unquantized original has more exact numbers. `merge.quantization` "
+        "writes merged weights in eight bits.",
     ),
     "E0814": Code(
         "tensor of a layer that the model does not have",

@@ -98,7 +98,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.experts": _has_experts,
     "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
-    "runtime.weights.mxfp4": lambda program: program.family.quantized,
+    "runtime.weights.mxfp4": lambda program: "mxfp4" in program.family.quantized,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
     "runtime.hosts.local": _on_hosts,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, listing
 from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
@@ -30,6 +30,15 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "and the TPU computes at a fraction of its bfloat16 rate",
             "model.dtype",
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
+        )
+    if facts.model is not None and (method := quantized.stored(facts.model.config)) is not None:
+        yield Diagnostic(
+            "N0820",
+            f"`{section.id}` is stored in {method}: its weights are trained and merged as bfloat16, which "
+            f"takes {quantized.GROWTH[method]} the bytes in memory and on disk",
+            "model.id",
+            "change nothing, or use the model's unquantized original if it is published; merge.quantization "
+            "writes eight bits again",
         )
     yield from _attention(facts)
     yield from _length(facts)

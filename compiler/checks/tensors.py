@@ -16,7 +16,8 @@ from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import Fault, Kind, embeddings, faults, prefix_of
-from recipec.runtime.weights.mxfp4 import Unpaired, unpacked
+from recipec.runtime.weights.formats import format_of
+from recipec.runtime.weights.packed import Unpaired
 from recipec.spec.diagnostics import Diagnostic
 
 WHERE = "model.id"
@@ -92,8 +93,9 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     Args:
         place: the file or folder that lists the tensors.
     """
+    form = format_of(model.family, model.config)
     method = quantized.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
-    if method is not None:
+    if form is None and method is not None:
         yield Diagnostic(
             "E0813",
             f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
@@ -101,9 +103,9 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
             catalog.instead_of_quantized(model.id),
         )
         return
-    if model.family.quantized:
+    if form is not None:
         try:
-            listed = unpacked(listed, lambda blocks, _, shape: Listed(blocks.file, "BF16", shape))
+            listed = form.unpacked(listed, lambda codes, _, shape: Listed(codes.file, "BF16", shape))
         except Unpaired as error:
             yield _said(model, place, error.fault.kind, [error.fault])
             return

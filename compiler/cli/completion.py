@@ -38,11 +38,7 @@ def models(incomplete: str) -> Words:
     """Ids of the catalog that can be trained."""
     from recipec.compiler.lowering.catalog import entries
 
-    return [
-        name
-        for name, entry in entries().items()
-        if "unsupported" not in entry and name.startswith(incomplete)
-    ]
+    return [name for name in entries() if name.startswith(incomplete)]
 
 
 def keys(incomplete: str) -> Described:

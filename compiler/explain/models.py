@@ -25,24 +25,22 @@ class KnownModel:
     """A model of the catalog.
 
     Attributes:
-        family: in words; None if the model cannot be trained.
-        parameters: of the text model; None if the model cannot be trained.
+        family: in words.
+        parameters: of the text model.
         chat: whether it is tuned for chat.
-        trained: the methods by which it can be trained, () for none.
+        trained: the methods by which it can be trained.
         splash: whether it trains with splash attention.
         served: whose model vllm-tpu runs; None if it has none.
-        unsupported: why it cannot be trained.
         copy: the requested id if it is a copy, of which this is the original.
     """
 
     id: str
-    family: str | None = None
-    parameters: int | None = None
-    chat: bool | None = None
-    trained: tuple[str, ...] = ()
-    splash: bool = False
-    served: str | None = None
-    unsupported: str | None = None
+    family: str
+    parameters: int
+    chat: bool | None
+    trained: tuple[str, ...]
+    splash: bool
+    served: str | None
     copy: str | None = None
 
 
@@ -64,19 +62,17 @@ def models(word: str) -> list[KnownModel]:
 
 def text(found: Sequence[KnownModel]) -> str:
     """Return what the command prints: a table for each family, all of the same width."""
-    trained = [known for known in found if known.parameters is not None]
-    cells = [(m.id, quantity(m.parameters or 0), "tuned for chat" if m.chat else "") for m in trained]
+    cells = [(m.id, quantity(m.parameters), "tuned for chat" if m.chat else "") for m in found]
     out: list[str] = []
     lines = iter(table(cells))
-    for (family, splash, served), rows in groupby(trained, lambda m: (m.family, m.splash, m.served)):
+    for (family, splash, served), rows in groupby(found, lambda m: (m.family, m.splash, m.served)):
         out += [f"{family}: {'splash attention, ' if splash else ''}served by {served}"]
         out += [*(f"  {next(lines)}" for _ in rows), ""]
-    if trained:
+    if found:
         out.append(
             "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is recognized as its "
             "original."
         )
-    out += [f"{known.id} cannot be trained: {known.unsupported}" for known in found if known.unsupported]
     for known in found:
         if known.copy is not None:
             quantized = catalog.is_quantized(known.copy)
@@ -101,8 +97,6 @@ def unknown(word: str) -> Diagnostic:
 
 def _known(id: str, copy: str | None = None) -> KnownModel:
     entry = catalog.entries()[id]
-    if "unsupported" in entry:
-        return KnownModel(id, unsupported=entry["unsupported"], copy=copy)
     family = FAMILIES[entry["family"]]
     return KnownModel(
         id=id,

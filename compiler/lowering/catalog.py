@@ -28,6 +28,7 @@ from recipec.compiler.lowering import added, quantized
 from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.transformers import refuse
+from recipec.runtime.weights.formats import format_of, plain
 
 DATA = Path(__file__).parents[1] / "data" / "models.json"
 OTHERS = DATA.with_name("other_models.json")
@@ -97,9 +98,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def entries() -> Mapping[str, Mapping[str, Any]]:
     """Return data/models.json as {id: {"family": ..., "chat": ..., "config": {...}}}.
 
-    An entry with `like` takes its missing values from the entry named there. A model of which only quantized
-    weights are known has {"unsupported": why, "original": id} instead. `original` is the same model with
-    plain weights, null if none is published.
+    An entry with `like` takes its missing values from the entry named there.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
     return {name: _whole(entry, data) for name, entry in data.items()}
@@ -149,15 +148,13 @@ def find(model_id: str, folder: Path) -> Model:
     entry = entry_of(model_id)
     if entry is None:
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
-    if "original" in entry:
-        instead = f"id: {entry['original']}" if entry["original"] else "train a copy of it with plain weights"
-        raise UnknownModel("E0813", f"`{model_id}` cannot be trained: {entry['unsupported']}", instead)
     if model_id not in entries() and is_quantized(model_id):
         original = original_of(model_id)
         message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"
         raise UnknownModel("E0803", message, f"id: {original}")
     family = FAMILIES[entry["family"]]
-    config: Mapping[str, Any] = entry["config"]
+    # The weights of another publisher's copy may be stored in another format.
+    config: Mapping[str, Any] = entry["config"] if model_id in entries() else plain(entry["config"])
     architecture = family.architecture(config)
     return Model(model_id, title(model_id), family, architecture, config, "catalog", entry.get("chat"))
 
@@ -239,8 +236,7 @@ def original_of(name: str) -> str | None:
     bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
     bare = bare.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
-    plain = (known for known, entry in entries().items() if "original" not in entry)
-    found = [known for known in plain if known.rpartition("/")[2].lower() in spellings]
+    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
     return found[0] if len(found) == 1 else None
 
 
@@ -359,6 +355,7 @@ def read(
         family = family_of(config)
     except UnsupportedCheckpoint as error:
         raise _by_own_code(config, error) from None
+    format_of(family, config)  # refuses values that it does not know
     shapes = {} if family.tunix else _shapes(model_id, config, listed)
     try:
         architecture = family.architecture_of(config, shapes)

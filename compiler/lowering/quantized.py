@@ -11,11 +11,14 @@ METHODS = {
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
     "fp8": "FP8",
-    "fbgemm_fp8": "FP8",
+    "fbgemm_fp8": "FBGEMM FP8",
     "gptq": "GPTQ",
     "mxfp4": "MXFP4",
 }
 """Display names of the methods, by `quant_method` of a config.json; others keep the name given there."""
+
+GROWTH = {"FP8": "twice", "MXFP4": "almost four times"}
+"""Bytes of a weight in bfloat16, compared with the methods that are read."""
 
 ENDINGS = {
     ".g_idx": "GPTQ",
@@ -56,6 +59,11 @@ def is_read(config: Any) -> bool:
         return isinstance(config, dict) and family_of(config).reads(config.get("quantization_config"))
     except UnsupportedCheckpoint:
         return False
+
+
+def stored(config: Any) -> str | None:
+    """Return the method in which weights are stored that the family reads, None for plain weights."""
+    return by_config(config) if is_read(config) else None
 
 
 def by_tensors(types: Mapping[str, str]) -> str | None:

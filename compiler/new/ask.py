@@ -33,7 +33,7 @@ def model(check: Callable[[str], Probe]) -> str:
     Args:
         check: raises ArtifactError for text that is not a model.
     """
-    known = [name for name, entry in catalog.entries().items() if "unsupported" not in entry]
+    known = list(catalog.entries())
     print("Which model? A Hugging Face id, or a directory with a checkpoint. Tab completes.")
 
     def checked(text: str) -> str:

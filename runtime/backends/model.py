@@ -51,7 +51,7 @@ def load_model(
         UserError: transformers cannot load it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if base.directory is None:
         raise UserError(f"{base.name}: is not a folder on this machine", "give a copy of it with --model DIR")
@@ -60,14 +60,20 @@ def load_model(
         "attn_implementation": attention or attention_of(base),
     }
     try:
-        if meta:
-            config = AutoConfig.from_pretrained(base.directory, trust_remote_code=False)
-            with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, **how)
         # Without this, transformers asks on the terminal whether the checkpoint's own code may run.
+        config = AutoConfig.from_pretrained(base.directory, trust_remote_code=False)
         if base.dequantized:
-            options = {"quantization_config": Mxfp4Config(dequantize=True), **options}
-        model = AutoModelForCausalLM.from_pretrained(
+            del config.quantization_config
+        if meta or base.dequantized:
+            with torch.device("meta"):
+                empty = AutoModelForCausalLM.from_config(config, **how)
+        if meta:
+            return empty
+        if base.dequantized:
+            # transformers' own reading of FP8 assumes that a matrix has blocks of equal size.
+            tensors = {name: _tensor(base, name) for name in base.tensors}
+            return type(empty).from_pretrained(None, config=config, state_dict=tensors, **how, **options)
+        return AutoModelForCausalLM.from_pretrained(
             base.directory, trust_remote_code=False, use_safetensors=True, **how, **options
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
@@ -77,10 +83,15 @@ def load_model(
             "install the versions in the backend's requirements file, and check that the checkpoint is "
             "complete",
         ) from error
-    for name in base.dequantized:  # bfloat16, whatever dtype was requested
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.data.to(how["dtype"])
-    return model
+
+
+def _tensor(base: HFCheckpoint, name: str) -> Any:
+    """Return a tensor of a checkpoint as torch's."""
+    import torch
+
+    array = base.read(name).copy()
+    bits = array.dtype.name == "bfloat16"
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bits else torch.from_numpy(array)
 
 
 def attention_of(base: HFCheckpoint) -> str:

@@ -250,10 +250,11 @@ def _check_space(job: MergeJob, journal: Journal) -> None:
 
 def _report(job: MergeJob, seconds: float) -> None:
     plan, trained, dtype = job.plan, job.trained, job.settings.dtype
-    if (dequantized := len(job.base.dequantized)) > 0:
+    if dequantized := job.base.dequantized:
         print(
-            f"note: {dequantized} tensors, which the base has in MXFP4, are written in bfloat16; config.json "
-            "has no quantization_config"
+            f"note: {len(dequantized)} tensors, which the base has in "
+            f"{job.base.tensors[dequantized[0]].form}, are written in bfloat16; config.json has no "
+            "quantization_config"
         )
     for old, count in plan.recast.items():
         print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")

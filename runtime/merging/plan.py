@@ -153,7 +153,7 @@ def plan_merge(
 
     in_files = [(file, [piece(name) for name in header.tensors]) for file, header in base.headers.items()]
     if max_shard_size == AS_BASE:
-        shards = tuple(_shard(base, file, pieces) for file, pieces in in_files)
+        shards = tuple(_shard(base, file, pieces) for file, pieces in in_files if pieces)
         named = base.index is not None
     else:
         groups = list(_packed((p for _, pieces in in_files for p in pieces), shard_bytes(max_shard_size)))
@@ -236,6 +236,7 @@ def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     if (
         own is not None
         and all(tensor.stored == (tensor,) for tensor in own.tensors.values())
+        and own.data_start + sum(tensor.size for tensor in own.tensors.values()) == own.size
         and [(tensor_name, tensor.dtype, tensor.shape) for tensor_name, tensor in own.tensors.items()]
         == [(output.name, output.dtype, output.shape) for output in entries.values()]
     ):

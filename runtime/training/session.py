@@ -255,6 +255,8 @@ def begin(
     base_folder = locate_model(settings.model, arguments.model)
     base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
     base.verify()
+    if base.dequantized:
+        print(f"note: {base.form()}", file=sys.stderr)
     found = resuming.ResumePoint(
         **hosts.agree(
             "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.ResumePoint())

@@ -18,10 +18,13 @@ import numpy as np
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
+from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, Fault, embeddings, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
+from .formats import format_of, plain
 from .headers import KIND, Header, Tensor, check_kind, read_header
+from .packed import Format, Unpaired
 from .safetensors_files import DTYPES
 
 SINGLE = "model.safetensors"
@@ -39,9 +42,9 @@ class HFCheckpoint:
 
     Attributes:
         store: the files of its folder.
-        config: config.json.
+        config: config.json, without the description of stored quantization.
         prefix: prefix of the text tensors, e.g. "model.language_model.".
-        tensors: every tensor of every file by its full name; quantized pairs as the tensor they represent.
+        tensors: every tensor of every file by its full name; quantized ones as the tensor they represent.
         headers: the header of each safetensors file by its name in the folder, sorted, with the same tensors.
         index: the file name of the index; None for a checkpoint in one file.
         side_files: everything else that belongs to it (tokenizer, generation config, chat template,
@@ -72,6 +75,7 @@ class HFCheckpoint:
         store = files_of(directory)
         config = read_config(store)
         family = _described(store, lambda: family_of(config))
+        form = _described(store, lambda: format_of(family, config))
         if family.tunix:  # checked before any header is read, in case the config is wrong
             _described(store, lambda: family.architecture(config))
         names, index = _weight_files(store)
@@ -85,8 +89,8 @@ class HFCheckpoint:
                 tensors[name] = tensor
         if index is not None:
             _check_index(store, tensors)
-        if family.quantized:
-            tensors = _unpacked(store, tensors)
+        if form is not None:
+            tensors, config = _unpacked(store, form, tensors), plain(config)
             for name, header in headers.items():
                 own = {key: tensor for key, tensor in tensors.items() if tensor.file == name}
                 headers[name] = replace(header, tensors=own)
@@ -193,15 +197,23 @@ class HFCheckpoint:
     @property
     def dequantized(self) -> tuple[str, ...]:
         """Return the tensors that are stored quantized."""
-        return tuple(name for name, tensor in self.tensors.items() if tensor.packed)
+        return tuple(name for name, tensor in self.tensors.items() if tensor.form)
+
+    def form(self) -> str:
+        """Return a sentence about the tensors that are stored quantized, of which there is at least one."""
+        packed = [self.tensors[name] for name in self.dequantized]
+        held = sum(part.size for tensor in packed for part in tensor.stored)
+        size = sum(tensor.size for tensor in packed)
+        return (
+            f"{len(packed)} tensors of the checkpoint are stored in {packed[0].form}, in "
+            f"{readable_size(held)}; they are read as bfloat16, which takes {readable_size(size)}"
+        )
 
     def config_file(self) -> bytes:
         """Return config.json for these tensors: without the description of stored quantization, and with
         their number of rows."""
-        hidden = ("quantization_config",) if self.dequantized else ()
-        plain = {key: value for key, value in self.config.items() if key not in hidden}
         own = self.side_file(CONFIG)
-        return own if plain == json.loads(own) else (json.dumps(plain, indent=2) + "\n").encode()
+        return own if self.config == json.loads(own) else (json.dumps(self.config, indent=2) + "\n").encode()
 
     def release(self, name: str, forget: bool = False) -> None:
         """Let the system reclaim the memory of a tensor that was read and is not needed soon.
@@ -249,16 +261,14 @@ class HFCheckpoint:
         return UserError(f"{where}: {fault.text}", fault.help or f"its files are {', '.join(self.files)}")
 
 
-def _unpacked(store: Files, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with each MXFP4 pair as the tensor that it represents.
+def _unpacked(store: Files, form: Format, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, with quantized ones as the tensors that they represent.
 
     Raises:
-        UserError: when half of a pair is missing, or its halves do not fit.
+        UserError: when codes or scales are missing, or do not fit.
     """
-    from .mxfp4 import Packed, Unpaired, unpacked
-
     try:
-        return unpacked(tensors, Packed.of)
+        return form.unpacked(tensors, form.packed)
     except Unpaired as error:
         fault = error.fault
         raise UserError(f"{store.path(fault.file or INDEX)}: {fault.text}", fault.help or _AGAIN) from error

@@ -36,10 +36,10 @@ View = Callable[[str, int, int], memoryview]
 class Tensor:
     """The place of a tensor: its file, its element type by safetensors' name, its bytes in the file.
 
-    `packed` says whether it is stored quantized.
+    `form` is the name of the format in which it is stored quantized, None if it is not.
     """
 
-    packed: ClassVar[bool] = False
+    form: ClassVar[str | None] = None
     file: str
     dtype: str
     shape: tuple[int, ...]

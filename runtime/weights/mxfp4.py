@@ -15,17 +15,15 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING
 
-from .agreement import Fault, Kind, Stored
-from .contradictions import AGAIN
+from .agreement import Kind, Stored
 from .headers import Tensor, View
+from .packed import Format, One, Packed, Shape, Unpaired
 
 if TYPE_CHECKING:
     import numpy as np
 
-METHOD = "mxfp4"
-"""The `quant_method` of config.json."""
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32
 """Number of values that share a scale."""
@@ -36,97 +34,60 @@ BIAS = 127
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values by the lower three bits of a number; the fourth bit is the sign."""
 
-One = TypeVar("One", bound=Stored)
-Shape = tuple[int, ...]
 
+class Mxfp4(Format):
+    """MXFP4, with the names and the layout of gpt-oss."""
 
-class Unpaired(ValueError):
-    """Blocks or scales that do not form a tensor; `fault` says why."""
+    def unpacked(
+        self, tensors: Mapping[str, One], represented: Callable[[One, One, Shape], One]
+    ) -> dict[str, One]:
+        out = {}
+        for name, tensor in tensors.items():
+            if name.endswith(SCALES):
+                stem = name.removesuffix(SCALES)
+                if stem + BLOCKS not in tensors:
+                    raise Unpaired(Kind.MISSING, tensor, f"{name} has no {stem}{BLOCKS}")
+            elif name.endswith(BLOCKS):
+                stem = name.removesuffix(BLOCKS)
+                scales = tensors.get(stem + SCALES)
+                if scales is None:
+                    raise Unpaired(Kind.MISSING, tensor, f"{name} has no {stem}{SCALES}")
+                if stem in tensors:
+                    raise Unpaired(Kind.MISSING, tensor, f"{name} encodes {stem}, which is also in the file")
+                _check(stem, tensor, scales)
+                experts, outputs, groups, _ = tensor.shape
+                out[stem] = represented(tensor, scales, (experts, groups * GROUP, outputs))
+            else:
+                out[name] = tensor
+        return out
 
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.text)
-        self.fault = fault
-
-
-def unpacked(tensors: Mapping[str, One], stands_for: Callable[[One, One, Shape], One]) -> dict[str, One]:
-    """Return a checkpoint's tensors; each pair becomes the tensor it represents, in the place of its blocks.
-
-    Args:
-        stands_for: makes this tensor from the blocks, the scales and its shape.
-
-    Raises:
-        Unpaired: when one tensor of a pair is missing, or they do not fit.
-    """
-    out = {}
-    for name, tensor in tensors.items():
-        if name.endswith(SCALES):
-            stem = name.removesuffix(SCALES)
-            if stem + BLOCKS not in tensors:
-                raise Unpaired(_fault(Kind.MISSING, tensor, f"{name} has no {stem}{BLOCKS}"))
-        elif name.endswith(BLOCKS):
-            stem = name.removesuffix(BLOCKS)
-            scales = tensors.get(stem + SCALES)
-            if scales is None:
-                raise Unpaired(_fault(Kind.MISSING, tensor, f"{name} has no {stem}{SCALES}"))
-            if stem in tensors:
-                raise Unpaired(
-                    _fault(Kind.MISSING, tensor, f"{name} encodes {stem}, which is also in the file")
-                )
-            _check(stem, tensor, scales)
-            experts, outputs, groups, _ = tensor.shape
-            out[stem] = stands_for(tensor, scales, (experts, groups * GROUP, outputs))
-        else:
-            out[name] = tensor
-    return out
+    def packed(self, codes: Tensor, scales: Tensor, shape: Shape) -> Experts:
+        return Experts.of(codes, scales, shape)
 
 
 def _check(stem: str, blocks: Stored, scales: Stored) -> None:
     for name, one in ((stem + BLOCKS, blocks), (stem + SCALES, scales)):
         if one.dtype != "U8":
-            raise Unpaired(_fault(Kind.TYPE, one, f"{name} has type {one.dtype}, expected U8"))
+            raise Unpaired(Kind.TYPE, one, f"{name} has type {one.dtype}, expected U8")
     if len(blocks.shape) != 4 or blocks.shape[3] != GROUP // 2:
         expected = f"three sizes and {GROUP // 2}"
-        raise Unpaired(
-            _fault(Kind.SHAPE, blocks, f"{stem}{BLOCKS} has shape {list(blocks.shape)}, expected {expected}")
-        )
+        text = f"{stem}{BLOCKS} has shape {list(blocks.shape)}, expected {expected}"
+        raise Unpaired(Kind.SHAPE, blocks, text)
     if scales.shape != blocks.shape[:3]:
         text = f"{stem}{SCALES} has shape {list(scales.shape)}, expected {list(blocks.shape[:3])}"
-        raise Unpaired(_fault(Kind.SHAPE, scales, f"{text} as {stem}{BLOCKS} has"))
-
-
-def _fault(kind: Kind, tensor: Stored, text: str) -> Fault:
-    return Fault(kind, text.partition(" ")[0], tensor.file, text, AGAIN)
+        raise Unpaired(Kind.SHAPE, scales, f"{text} as {stem}{BLOCKS} has")
 
 
 @dataclass(frozen=True)
-class Packed(Tensor):
-    """The tensor that a pair represents.
+class Experts(Packed):
+    """The tensor that a pair of blocks and scales represents: bfloat16[experts, in, out]."""
 
-    Attributes:
-        start, end: place of the blocks in their file.
-        blocks, scales: the stored tensors.
-    """
-
-    packed: ClassVar[bool] = True
-    blocks: Tensor
-    scales: Tensor
-
-    @classmethod
-    def of(cls, blocks: Tensor, scales: Tensor, shape: Shape) -> Packed:
-        return cls(blocks.file, "BF16", shape, blocks.start, blocks.end, blocks, scales)
-
-    @property
-    def size(self) -> int:
-        return 2 * math.prod(self.shape)
+    form = "MXFP4"
 
     @property
     def block(self) -> int:
         """Return the bytes of one expert."""
         return 2 * self.shape[1] * self.shape[2]
-
-    @property
-    def stored(self) -> tuple[Tensor, ...]:
-        return self.blocks, self.scales
 
     def bytes_of(self, view: View, start: int, end: int) -> memoryview:
         import numpy as np

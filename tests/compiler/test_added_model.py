@@ -371,6 +371,40 @@ def test_experts_in_mxfp4_are_held_against_the_family_as_what_they_stand_for(
         assert errors(lowered(recipe)) == [(code, "model.id", f"{LIST}: {said} (model.safetensors)")]
 
 
+UP = f"{LAYER}.mlp.up_proj.weight"
+IN_FP8: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
+    "no scales": (without(f"{UP}_scale_inv"), "E0811", f"{UP} has type F8_E4M3 and no {UP}_scale_inv"),
+    "scales of another shape": (
+        lambda tensors: tensors.update({f"{UP}_scale_inv": ("F32", [1, 1])}),
+        "E0812",
+        f"{UP}_scale_inv has shape [1, 1], expected [2, 2] for [96, 64] and weight_block_size [50, 40]",
+    ),
+    "another shape": (
+        lambda tensors: tensors.update({UP: ("F8_E4M3", [95, 64])}),
+        "E0812",
+        f"{UP} has shape [95, 64], expected [96, 64] from config.json (intermediate_size 96)",
+    ),
+}
+
+
+def test_weights_in_fp8_are_held_against_the_family_as_what_they_stand_for(
+    recipe: Path, files: dict[str, bytes], tensors: Tensors
+) -> None:
+    method = {"quant_method": "fp8", "weight_block_size": [50, 40]}
+    files["config.json"] = json.dumps({**CONFIG, "quantization_config": method}).encode()
+    tensors |= {UP: ("F8_E4M3", [96, 64]), f"{UP}_scale_inv": ("F32", [2, 2])}
+    add(Path(), files, tensors)
+    found = lowered(recipe)
+    assert errors(found) == [] and [one.code for one in found.diagnostics if one.path == "model.id"] == [
+        "N0820"
+    ]
+    for change, code, said in IN_FP8.values():
+        damaged = dict(tensors)
+        change(damaged)
+        add(Path(), files, damaged)
+        assert errors(lowered(recipe)) == [(code, "model.id", f"{LIST}: {said} (model.safetensors)")]
+
+
 def test_tensors_of_a_folder_are_held_against_the_family(recipe: Path) -> None:
     folder = Path("checkpoint")
     checkpoint(folder)

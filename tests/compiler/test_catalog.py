@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering import catalog, quantized
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
 from recipec.runtime.model.families.decoder import DecoderArchitecture, DecoderFamily
@@ -362,18 +362,15 @@ def test_every_gemma_of_tunix_is_held_against_it() -> None:
         assert entry["chat"] is name.endswith("-it")
 
 
-def test_an_id_with_quantized_weights_alone_is_refused_with_its_original(tmp_path) -> None:
+def test_weights_in_fp8_are_known_of_the_publisher_alone(tmp_path) -> None:
     """Another publisher's copy may have plain weights: its name tells nothing."""
-    name = "mistralai/Ministral-3-3B-Instruct-2512"
-    with pytest.raises(catalog.UnknownModel, match="stored in FP8") as refusal:
-        catalog.find(name, tmp_path)
-    assert (refusal.value.code, refusal.value.help) == ("E0813", f"id: {name}-BF16")
-    with pytest.raises(catalog.UnknownModel) as refusal:
-        catalog.find("mistralai/Devstral-2-123B-Instruct-2512", tmp_path)
-    assert (refusal.value.code, refusal.value.help) == ("E0813", "train a copy of it with plain weights")
-    assert catalog.original_of("unsloth/Ministral-3-3B-Instruct-2512") is None
-    for entry in catalog.entries().values():
-        assert entry.get("original") is None or entry["original"] in ENTRIES
+    stored = {name for name in ENTRIES if quantized.by_config(ENTRIES[name]["config"])}
+    assert {name.partition("/")[0] for name in stored} == {"mistralai", "MiniMaxAI", "deepseek-ai"}
+    for name in stored:
+        assert quantized.by_config(catalog.find(name, tmp_path).config) == "FP8"
+    copy = catalog.find("unsloth/Ministral-3-3B-Instruct-2512", tmp_path)
+    assert quantized.by_config(copy.config) is None
+    assert copy.architecture == catalog.find("mistralai/Ministral-3-3B-Base-2512", tmp_path).architecture
 
 
 @pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])

@@ -119,7 +119,6 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
         ("ibm-granite/granite-4.0-3b-vision", "Granite 4 with images or sound"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
         ("black-forest-labs/FLUX.1-dev", "Stable Diffusion and FLUX"),
-        ("deepseek-ai/DeepSeek-R1", "DeepSeek V3 and R1 in FP8"),
     ],
 )
 def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download(

@@ -266,7 +266,14 @@ REFUSED: dict[str, tuple[Broken, str]] = {
         config(model_type="evil", auto_map={"AutoConfig": "modeling_evil.Config"}),
         "(modeling_evil.Config): such code is never run",
     ),
-    "stored in FP8": (config(quantization_config={"quant_method": "fp8"}), "stored quantized (FP8)"),
+    "stored in FP8 of another form": (
+        config(quantization_config={"quant_method": "fbgemm_fp8"}),
+        "stored quantized (FBGEMM FP8)",
+    ),
+    "FP8 in blocks without a size": (
+        config(quantization_config={"quant_method": "fp8", "weight_block_size": [128]}),
+        "weight_block_size is [128], neither two sizes nor null",
+    ),
     "stored by AWQ": (config(quantization_config={"quant_method": "awq"}), "stored quantized (AWQ)"),
     "heads that do not divide": (config(num_key_value_heads=3), "does not divide"),
 }
@@ -318,10 +325,17 @@ def test_a_connection_that_breaks_once_is_taken_up_again(name: str, hub: Hub) ->
 
 
 def test_quantized_weights_are_told_with_their_original(hub: Hub) -> None:
-    copied = "somebody/Qwen3-8B-FP8"
+    copied = "somebody/Qwen3-8B-AWQ"
     hub.models[copied] = hub.models[ID]
-    config(quantization_config={"quant_method": "fp8"})(hub.models[copied])
+    config(quantization_config={"quant_method": "awq"})(hub.models[copied])
     assert "  = help: id: Qwen/Qwen3-8B\n" in recipe("models", "add", copied)[2]
+
+
+@pytest.mark.parametrize("size", [None, [128, 128]])
+def test_weights_in_fp8_are_added(size: Any, hub: Hub) -> None:
+    config(quantization_config={"quant_method": "fp8", "weight_block_size": size})(hub.models[ID])
+    status, _, errors = recipe("models", "add", ID)
+    assert status == 0 and names(FOLDER) == BROUGHT, errors
 
 
 def test_code_that_nobody_needs_is_passed_over(hub: Hub) -> None:
@@ -422,5 +436,5 @@ def test_what_neither_has_is_suggested(hub: Hub) -> None:
 
 
 def test_what_is_known_not_to_be_trained_is_not_asked_for(hub: Hub) -> None:
-    assert recipe("new", "demo", "--model", "deepseek-ai/DeepSeek-V3", "--accelerator", "v6e-1")[0] == 1
+    assert recipe("new", "demo", "--model", "mosaicml/mpt-7b", "--accelerator", "v6e-1")[0] == 1
     assert not hub.requests

@@ -17,6 +17,7 @@ SERVED = "serve={accelerator: v6e-8}"
 ADAPTER = "serve.weights=adapter"
 TORCHAX = "serve.env={MODEL_IMPL_TYPE: vllm}"
 LLAMA = "model.id=meta-llama/Llama-3.1-8B-Instruct"
+ELSEWHERE = "serve.model=gs://bucket/x"
 SIZES = "[1, 1024, 1, 1024]"
 
 
@@ -80,6 +81,18 @@ def test_weights_that_are_hardly_meant_are_warned_of(found: Found) -> None:
     assert "is trained for" in found("serve.model=google/gemma-4-E4B-it", *served)["W0643"].message
     for quiet in ((base, *served), ("serve.model=./merged",), ("serve.model=gs://bucket/x", *served)):
         assert not {"W0643", "N0643", "E0642"} & set(found(*quiet)), quiet
+
+
+def test_a_base_in_fp8_is_served_in_fp8_to_an_adapter_alone(found: Found) -> None:
+    base = "model.id=mistralai/Ministral-3-8B-Instruct-2512"
+    plain, merged, served = found(f"{base}-BF16", ADAPTER), found(base), found(base, ADAPTER)
+    assert "N0820" in merged and "N0820" in served and "W0661" in served
+    assert "N0820" not in plain and not {"W0661", "E0604"} & {
+        *plain,
+        *merged,
+        *found(base, ADAPTER, ELSEWHERE),
+    }
+    assert "stored in FP8" in found(base, ADAPTER, "serve.accelerator=v5litepod-8")["E0604"].message
 
 
 def test_adapters_are_for_vllms_own_models_and_others_are_refused(found: Found) -> None:

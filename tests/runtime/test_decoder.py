@@ -225,7 +225,7 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
         ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
         ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts"),
         ("glm4_moe", {"n_routed_experts": 2.5}, "n_routed_experts"),
-        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fbgemm_fp8"}}, "quantization_config"),
         ("deepseek_v3", {"num_key_value_heads": 64}, "num_key_value_heads"),
         ("deepseek_v3", {"qk_rope_head_dim": 63}, "head_dim"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank"),
@@ -315,6 +315,12 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     difference, size = logits_apart(model, built, mesh)
     assert split == ("ep", "fsdp", None, "tp")
     assert difference <= LIMIT * size
+
+
+def test_queries_that_do_not_grow_are_none_of_growing_ones() -> None:
+    """Devstral 2 123B gives a growth of 0."""
+    config = {"model_type": "ministral3", "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.0}}
+    assert family_of(config).architecture(config).query_growth is None
 
 
 def test_published_minimax_files_tell_how_many_features_rotate() -> None:

@@ -26,7 +26,7 @@ def test_every_byte_of_every_scale_is_what_transformers_makes_of_it() -> None:
     import torch
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    from recipec.runtime.weights.mxfp4 import Packed
+    from recipec.runtime.weights.mxfp4 import Experts
 
     experts, outputs, groups = 4, 256, 4
     blocks = np.arange(256, dtype=np.uint8).reshape(experts, 1, groups, 16).repeat(outputs, axis=1)
@@ -34,7 +34,7 @@ def test_every_byte_of_every_scale_is_what_transformers_makes_of_it() -> None:
     expected = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
     assert expected.shape == (experts, groups * 32, outputs) and expected.dtype == torch.bfloat16
     files = {"blocks": blocks.tobytes(), "scales": b"___" + scales.tobytes()}
-    tensor = Packed.of(
+    tensor = Experts.of(
         Tensor("blocks", "U8", blocks.shape, 0, blocks.nbytes),
         Tensor("scales", "U8", scales.shape, 3, 3 + scales.nbytes),
         tuple(expected.shape),

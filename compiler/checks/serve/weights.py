@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import architecture_class
 from recipec.compiler.serving import features
@@ -201,6 +201,29 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"by its source code, vLLM's own model of {title} on torchax supports the adapter; this was "
             "tested on a CPU, and not on a TPU",
             where,
+        )
+        yield from _stored(facts, serve, config)
+
+
+def _stored(facts: Facts, serve: Serve, config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Report a base whose weights the server computes with in another format than training."""
+    base, where, chip = facts.recipe.model.id, "serve.weights", facts.serve_accelerator
+    method = quantized.stored(config) if serve.model in (None, base) else None
+    if method == "FP8" and chip is not None and not chip.fp8_matmul:
+        yield Diagnostic(
+            "E0604",
+            f"`{base}` is stored in FP8: {chip.generation} has no fp8, and vllm-tpu does not run fp8 weights "
+            "on it",
+            where,
+            "weights: merged, or accelerator: v6e-8",
+        )
+    elif method is not None:
+        yield Diagnostic(
+            "W0661",
+            f"the server loads `{base}` in {method}, and the adapter is trained on its weights in bfloat16: "
+            "activations in eight bits or other kernels change the answers",
+            where,
+            "weights: merged serves the numbers that were trained",
         )
 
 

@@ -333,7 +333,7 @@ class Family(ABC):
     """Prefixes of older multimodal checkpoints, and of the modules that transformers 5 loads them into."""
     flash_attention: bool
     """Whether `splash` can compute this family's attention with the splash kernel."""
-    quantized: tuple[str, ...] = ()
+    quantized: tuple[str, ...] = ("fp8",)
     """Values of quantization_config's `quant_method` whose tensors are read as the numbers they represent."""
     turn_markers: tuple[str, ...] = ()
     """The strings that open and close a turn in the family's chat template; () if its models differ."""

@@ -107,7 +107,8 @@ class DecoderFamily(Family):
     def architecture(self, config: Mapping[str, Any]) -> DecoderArchitecture:
         """Read a config.json; a missing key has the default of transformers' config class."""
         text = text_config(config)
-        if any(not self.reads(part.get("quantization_config")) for part in (config, text)):
+        nested = None if text is config else text.get("quantization_config")
+        if nested is not None or not self.reads(config.get("quantization_config")):
             raise UnsupportedCheckpoint(
                 "config.json: quantization_config says that the weights are stored quantized; "
                 "train the original checkpoint",

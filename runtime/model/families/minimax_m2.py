@@ -1,7 +1,4 @@
-"""MiniMax M2: experts chosen by sigmoids, norms over all queries and all keys of a token, a partial rotation.
-
-Published checkpoints have FP8 weights, which are not read; copies in BF16 are.
-"""
+"""MiniMax M2: experts chosen by sigmoids, norms over a token's queries and keys, a partial rotation."""
 
 from __future__ import annotations
 

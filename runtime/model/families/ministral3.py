@@ -49,7 +49,7 @@ class Ministral3(DecoderFamily):
 def growing(config: Mapping[str, Any], default: Mapping[str, Any]) -> tuple[Mapping[str, Any], Growth | None]:
     """Return config.json's rotation, or the default one, and how queries grow with their position by it."""
     rope = section(config, "rope_scaling") or section(config, "rope_parameters") or default
-    if rope.get("llama_4_scaling_beta") is None:
+    if not rope.get("llama_4_scaling_beta"):
         return rope, None
     beta = float(number(rope, "llama_4_scaling_beta", 0.1))
     return rope, Growth(beta, integer(rope, "original_max_position_embeddings"))

@@ -135,6 +135,7 @@ class Transformers(Family):
     model_types = ()
     prefixes = (PREFIX,)
     flash_attention = False
+    quantized = ()
     tunix = False
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
