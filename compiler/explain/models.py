@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from recipec.compiler.lowering import catalog, families
 from recipec.compiler.serving.features import implementation
@@ -62,12 +61,15 @@ def models(word: str) -> list[KnownModel]:
 
 def text(found: Sequence[KnownModel]) -> str:
     """Return what the command prints: a table for each family, all of the same width."""
-    cells = [(m.id, quantity(m.parameters), "tuned for chat" if m.chat else "") for m in found]
+    grouped: dict[tuple[str, bool, str | None], list[KnownModel]] = {}
+    for m in found:
+        grouped.setdefault((m.family, m.splash, m.served), []).append(m)
+    rows = [m for group in grouped.values() for m in group]
     out: list[str] = []
-    lines = iter(table(cells))
-    for (family, splash, served), rows in groupby(found, lambda m: (m.family, m.splash, m.served)):
+    lines = iter(table([(m.id, quantity(m.parameters), "tuned for chat" if m.chat else "") for m in rows]))
+    for (family, splash, served), group in grouped.items():
         out += [f"{family}: {'splash attention, ' if splash else ''}served by {served}"]
-        out += [*(f"  {next(lines)}" for _ in rows), ""]
+        out += [*(f"  {next(lines)}" for _ in group), ""]
     if found:
         out.append(
             "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is recognized as its "
