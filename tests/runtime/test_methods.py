@@ -86,28 +86,33 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
 
 
 @pytest.mark.parametrize(
-    ("case", "whole"),
-    [("phi3", ("embed_tokens", "lm_head", "input_layernorm")), ("gemma1", ("embed_tokens", "model.norm"))],
+    ("case", "whole", "rows", "tp"),
+    [
+        ("phi3", ("embed_tokens", "lm_head", "input_layernorm"), (), 2),
+        ("gemma1", ("embed_tokens", "model.norm"), (), 2),
+        ("phi3", ("lm_head",), (499, 3, 41), 1),
+        ("gemma1", (), (3, 499, 400, 516), 2),
+    ],
 )
-def test_twenty_steps_with_whole_modules_are_those_of_peft(
-    case: str, whole: tuple[str, ...], tmp_path: Path
+def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
+    case: str, whole: tuple[str, ...], rows: tuple[int, ...], tp: int, tmp_path: Path
 ) -> None:
     """The first begins with a PEFT adapter, of DoRA; the second model's head is its embedding (PEFT's with
     ensure_weight_tying), to which rows are added that tp does not divide, and that tokens have."""
     import jax
 
-    more: dict[str, Any] = {"vocab_size": 517}
+    more: dict[str, Any] = {"vocab_size": 517, "neftune_noise_alpha": 5.0 if rows else None}
     model = make(case, tmp_path / "base", **({} if case == "phi3" else {"vocab_size": 400}))
     if case == "phi3":
         more = {"kind": "dora", "start_from": str(tmp_path / "adapter")}
         names = ("qkv_proj",)
-        save_adapter(model, tmp_path / "adapter", names, use_dora=True, modules_to_save=[*whole])
+        saved = {"modules_to_save": [*whole], "trainable_token_indices": sorted(rows) or None}
+        save_adapter(model, tmp_path / "adapter", names, use_dora=True, **saved)
         model = type(model).from_pretrained(tmp_path / "base")
     with jax.default_matmul_precision("highest"):
-        axes, targets = {"fsdp": 2, "tp": 2}, ("q_proj", "qkv_proj")
-        alike = twenty_steps(
-            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole, **more
-        )
+        axes, targets = {"fsdp": tp, "tp": tp}, ("q_proj", "qkv_proj")
+        more |= {"train_also": whole, "train_tokens": rows}
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
     held(alike)
 
 
