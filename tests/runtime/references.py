@@ -358,5 +358,9 @@ def peft_steps(
         end[name] = a * sign[:, None], b * sign, *magnitude
     for name, parameter in saved.items():
         called = re.sub(r"(\.modules_to_save)?\.default", "", name).removeprefix("base_model.model.")
-        end[called.removeprefix("model.")] = (parameter.detach().numpy(),)
+        values = parameter.detach().numpy()
+        if "trainable_tokens_delta" in name:  # an adapter may have another order
+            numbers = model.get_input_embeddings().token_adapter.token_indices["default"]
+            values = values[[numbers.index(token) for token in methods["train_tokens"]]]
+        end[called.removeprefix("model.")] = (values,)
     return found, norms, end
