@@ -221,11 +221,10 @@ def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
     """Return trainable_token_indices, which PEFT also writes by the name of an embedding."""
     value = fields.get("trainable_token_indices") or []
     if isinstance(value, dict):
-        other = [name for name in value if name.rpartition(".")[2] in HEADS]
-        if other or len(value) > 1:
+        if [name.rpartition(".")[2] in EMBEDDED for name in value] != [True]:
             raise UserError(
-                f"{path}: trainable_token_indices names {', '.join(map(str, other or value))}: rows of another "
-                "module than the embedding were trained",
+                f"{path}: trainable_token_indices names {', '.join(value)}: rows of another module than the "
+                "embedding were trained",
                 MERGE,
             )
         (value,) = value.values()
@@ -253,7 +252,8 @@ PICKLED = "adapter_model.bin"
 READ = ("F16", "BF16", "F32")
 """Element types of an adapter."""
 WHICH = ("A", "B", "magnitude_vector")
-HEADS = ("lm_head", "embed_out")
+EMBEDDED = ("embed_tokens", "embed_in", "word_embeddings", "wte")
+"""transformers' names of a token embedding."""
 EMBEDDINGS = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
 _LORA = re.compile(
     r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
