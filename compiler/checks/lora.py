@@ -542,7 +542,9 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             message = f"the embedding of {title} has {rows:,} rows, and token {token:,} would be beyond them"
             yield Diagnostic("E0326", message, path, f"a number from 0 to {rows - 1}; or model.vocab_size")
         elif isinstance(token, str) and token not in added and facts.recipe.model.tokenizer is not None:
-            message = f"`{token}` is looked up in the checkpoint's own tokenizer, but model.tokenizer is another"
+            message = (
+                f"`{token}` is looked up in the checkpoint's own tokenizer, but model.tokenizer is another"
+            )
             yield Diagnostic("E0326", message, path, "write the token's number")
         elif number is None and token not in added:
             close = words.slip(str(token), [*(ids or ()), *added])
@@ -557,7 +559,9 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     whole = trained_whole(facts.defaults, replace(facts.lora, train_tokens=()))
     if any(parameter.path == EMBEDDING for parameter in whole):
         message = "train_also trains the whole embedding, of which train_tokens names rows"
-        yield Diagnostic("E0326", message, "lora.train_tokens", "remove train_tokens, or train_also's embedding")
+        yield Diagnostic(
+            "E0326", message, "lora.train_tokens", "remove train_tokens, or train_also's embedding"
+        )
 
 
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:

@@ -20,8 +20,8 @@ COMMON = table("""
 learned use_dora peft_use_dora: the run trains no adapter, so it has no magnitudes
 learned modules_to_save lora_modules_to_save additional_target: the run has no adapters, and these modules are
     trained only next to adapters
-learned trainable_token_indices peft_trainable_token_indices: the run has no adapters, and rows of the embedding
-    are trained only next to adapters
+learned trainable_token_indices peft_trainable_token_indices: the run has no adapters, and rows of the
+    embedding are trained only next to adapters
 learned loraplus_lr_ratio lorap_lr_ratio: the run trains no adapter, so there is no B to give a higher
     learning rate
 learned lora_model_dir adapter_name_or_path: recipec starts from one adapter, and continues to train that

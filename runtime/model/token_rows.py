@@ -61,7 +61,8 @@ class Table:
 
 def trained(embedder: Any) -> tuple[jax.Array, jax.Array]:
     """Return the trained rows of an embedder, and their numbers."""
-    return getattr(embedder, TOKEN_ROWS.rpartition(".")[2]).get_value(), getattr(embedder, NUMBERS).get_value()
+    rows, numbers = getattr(embedder, TOKEN_ROWS.rpartition(".")[2]), getattr(embedder, NUMBERS)
+    return rows.get_value(), numbers.get_value()
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class PeftConfig:
         parameters: `target_parameters`: adapted parameters of no linear layer, by the end of their name.
         dora: whether it has DoRA's magnitudes.
         saved: `modules_to_save`: modules that were trained whole, by the end of their name.
-        tokens: `trainable_token_indices`: the embedding's rows that were trained, in the order of their tensor.
+        tokens: `trainable_token_indices`: the trained rows of the embedding, in the order of their tensor.
     """
 
     rank: int
@@ -373,6 +373,8 @@ def open_adapter(address: Path | str) -> PeftAdapter:
                 raise UserError(f"{path}: {module} {has} {which}", AGAIN)
     if not pairs:
         raise UserError(f"{path}: holds no adapter", AGAIN)
+    if config.tokens and not any(name.endswith(ROWS) for name in whole):
+        raise UserError(f"{path}: has no rows of the embedding for trainable_token_indices", AGAIN)
     digests = {
         ADAPTER_CONFIG: hashlib.sha256(content).hexdigest(),
         WEIGHTS: hashlib.sha256(files.view(WEIGHTS, 0, header.size)).hexdigest(),

@@ -67,7 +67,9 @@ def _tokens(value: Any) -> Any:
         raise fault("E0103", f"`train_tokens` must be a list of tokens, not {flow(value)}", form)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int | str) or item == "":
-            raise fault("E0103", f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]")
+            raise fault(
+                "E0103", f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]"
+            )
         if isinstance(item, int) and not 0 <= item < ROWS:
             message = f"a token's number must be from 0 to {ROWS - 1:,}, not {item}"
             raise fault("E0105", message, form, at=f"[{index}]")
@@ -171,9 +173,9 @@ class Lora(Section):
     )
     train_tokens: Tokens = field(
         "Tokens whose rows of the embedding are trained, as with PEFT's trainable_token_indices: their "
-        "numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay frozen. "
-        "A head that is the embedding uses the trained rows too; another head keeps its own. The rows are "
-        "stored in lora.dtype and computed in model.dtype.",
+        "numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay "
+        "frozen. A head that is the embedding uses the trained rows too; another head keeps its own. The "
+        "rows are stored in lora.dtype and computed in model.dtype.",
         [],
         unit="tokens",
         example=[128_256, "<note>"],
