@@ -532,6 +532,10 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.model is None or facts.lora is None or not section.train_tokens:
         return
     title, rows = facts.model.title, facts.model.architecture.vocab_size
+    if not facts.model.family.tunix:
+        message = f"no single rows are trained of {title}, which is trained with transformers' own model"
+        yield Diagnostic("E0326", message, "lora.train_tokens", "train_tokens: []")
+        return
     ids = facts.token_ids
     added = facts.recipe.model.add_tokens
     seen: dict[int, int | str] = {}

@@ -315,15 +315,17 @@ def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) ->
         if parameter.trainable
         and any(matches(name, source.module) for name in names for source in parameter.sources)
     )
-    return whole if lora is None or not lora.train_tokens else (*whole, _rows(parameters, lora))
+    embedding = next((parameter for parameter in parameters if parameter.path == EMBEDDING), None)
+    if lora is None or not lora.train_tokens or embedding is None:  # transformers' models have no such path
+        return whole
+    return (*whole, _rows(embedding, lora))
 
 
-def _rows(parameters: Sequence[Parameter], lora: LoraSettings) -> Parameter:
+def _rows(embedding: Parameter, lora: LoraSettings) -> Parameter:
     """Return the trained rows of the embedding as an array [tokens, D], in the order of lora.train_tokens.
 
     Its tensor is the one that PEFT saves.
     """
-    embedding = next(parameter for parameter in parameters if parameter.path == EMBEDDING)
     shape = (len(lora.train_tokens), embedding.shape[1])
     name = f"{embedding.sources[0].module}.token_adapter.trainable_tokens_delta"
     return Parameter(TOKEN_ROWS, shape, (None, embedding.spec[1]), (Source(name, shape, shape, (0, 1)),))

@@ -116,20 +116,28 @@ def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
     held(alike)
 
 
-def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
-    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same; so do gradients."""
+@pytest.mark.parametrize(
+    "methods", [{"train_also": ("embed_tokens", "norm")}, {"train_also": ("norm",), "train_tokens": (7, 499)}]
+)
+def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
+    methods: dict[str, Any], tmp_path: Path
+) -> None:
+    """An update of 1e-5 is far below bfloat16's steps, and adds up all the same; so do gradients. Of the
+    embedding, only the rows have a state."""
     import optax
 
-    make("phi3", tmp_path / "base")
-    mesh, built = training.build(
-        tmp_path / "base", {"fsdp": 2, "tp": 1}, dtype="bfloat16", train_also=("embed_tokens", "norm")
-    )
+    base, axes = tmp_path / "base", {"fsdp": 2, "tp": 1}
+    make("phi3", base)
+    mesh, built = training.build(base, axes, dtype="bfloat16", **methods)
     before = training.adapters(built)
     with mesh:
         trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-5), 2, every_steps=3)
         training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5)
-    states = {str(array.dtype) for array in training.arrays(trainer.optimizer).values()}
-    assert "bfloat16" not in states
+    states = training.arrays(trainer.optimizer).values()
+    assert "bfloat16" not in {str(array.dtype) for array in states}
+    rows = "train_tokens" in methods
+    assert rows != any(array.shape[:1] == (tiny.VOCAB,) for array in states)
+    assert rows == any(array.shape == (2, 48) for array in states)
     after = training.adapters(built)
     assert len(built.whole) == 2
     for path in (parameter.path for parameter in built.whole):
