@@ -31,7 +31,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 21_400
+MOST = 21_600
 """Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
 
 
