@@ -146,6 +146,23 @@ def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
     assert built.model.embedder.input_embedding.get_value().dtype == "bfloat16"
 
 
+def test_whole_modules_and_rows_in_bfloat16_accumulate_gradients_in_float32(tmp_path: Path) -> None:
+    """As adapters in bfloat16 do: their moments are bfloat16."""
+    import optax
+
+    make("gemma1", tmp_path / "base")
+    methods = {"train_also": ("norm",), "train_tokens": (7, 499), "lora_dtype": "bfloat16"}
+    mesh, built = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, dtype="bfloat16", **methods)
+    before = training.adapters(built)
+    with mesh:
+        trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-2), 2, every_steps=2)
+        training.fit(trainer, tmp_path / "run", 2, lambda step: 1e-2)
+    states = training.arrays(trainer.optimizer).items()
+    kinds = {(("acc_grads" in path), str(array.dtype)) for path, array in states if array.ndim}
+    assert kinds == {(True, "float32"), (False, "bfloat16")}
+    assert all((training.adapters(built)[p.path] != before[p.path]).any() for p in built.whole)
+
+
 @pytest.mark.parametrize(("init", "which"), [("gaussian", 0), ("zero_a", 1)])
 def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
     family = FAMILIES["gemma4"]
