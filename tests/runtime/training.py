@@ -69,9 +69,9 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """Build a checkpoint's model on a mesh of virtual devices; return the mesh and the built model.
 
     Args:
-        options: dtype, remat, only, rules, seed and vocab_size of the model; full for one without LoRA;
-            lora_dtype; the others are LoraSettings'. If adapters start from the base's weights, also the folder
-            of their initial values, which are computed if the folder has none.
+        options: dtype, remat, only, rules, seed and vocab_size of the model; full for one without LoRA; its
+            dtype as lora_dtype; the others are LoraSettings'. If adapters start from the base's weights, also
+            the folder of their initial values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
