@@ -515,6 +515,13 @@ LORA: dict[str, Code] = {
         "merged weights. Another tokenizer is not changed, and a served adapter has no tokenizer of its own.",
         "Remove `model.tokenizer`, or write `serve: {weights: merged}`.",
     ),
+    "E0326": Code(
+        "row of the embedding that cannot be trained",
+        "train_tokens names rows of the embedding. A row must exist, and be trained once: train_also may "
+        "train the whole embedding instead. Texts are looked up in the tokenizer of the checkpoint, together "
+        "with model.add_tokens.",
+        "Use the line in the help.",
+    ),
     "W0325": Code(
         "embeddings of new tokens are not trained",
         "A new token starts with an embedding row that was never trained, or with the mean of the other rows "
@@ -1594,9 +1601,9 @@ UNAVAILABLE: dict[str, Code] = {
         "Another objective, no `start_from`, or no such `--backend`.",
     ),
     "E0943": Code(
-        "train_also with another backend",
-        "With TRL and TorchAX, recipec trains only the adapters.",
-        "Write `train_also: []`, or build without that `--backend`.",
+        "train_also or train_tokens with another backend",
+        "With TRL, recipec trains only adapters and rows of the embedding; with TorchAX, only adapters.",
+        "Write `train_also: []` or `train_tokens: []`, or build without that `--backend`.",
     ),
     "E0944": Code(
         "train.only with another backend",

@@ -78,6 +78,10 @@ def _starts_from_weights(program: Program) -> bool:
     return program.lora is not None and program.lora.principal
 
 
+def _trains_rows(program: Program) -> bool:
+    return program.lora is not None and bool(program.lora.train_tokens)
+
+
 OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
     "runtime.model.attention": _by_kernel,
@@ -102,7 +106,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
     "runtime.hosts.local": _on_hosts,
-    "runtime.checkpoints.full": lambda program: program.lora is None or program.lora.train_also,
+    "runtime.checkpoints.full": lambda program: program.lora is None or program.whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,
@@ -117,7 +121,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.unpaired": _has_answers,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.weights.grown": lambda program: program.recipe.model.vocab_size,
-    "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens,
+    "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens or _trains_rows(program),
+    "runtime.model.token_rows": _trains_rows,
     "runtime.model.dora": lambda program: program.lora and program.lora.kind == "dora",
     "runtime.model.principal": _starts_from_weights,
     "runtime.training.first_values": _starts_from_weights,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, in_layers, listing, plural, ranges
 from recipec.runtime.model.adapters import (
+    EMBEDDING,
     Adapter,
     Projection,
     build_adapters,
@@ -337,6 +338,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     yield from _dora(facts, section)
     yield from _principal(facts, section)
     yield from _whole(facts, section)
+    yield from _rows(facts, section)
     yield from _products(facts, section)
     usual = round(section.rank**0.5) if section.rslora else section.rank
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
@@ -508,7 +510,7 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     others = [p for p in facts.defaults if p.trainable and p.path not in weights and not expert_layer(p)]
     names = list(dict.fromkeys(s.module.rpartition(".")[2] for p in others for s in p.sources))
     for index, name in enumerate(section.train_also):
-        found = trained_whole(facts.defaults, replace(facts.lora, train_also=(name,)))
+        found = trained_whole(facts.defaults, replace(facts.lora, train_also=(name,), train_tokens=()))
         path = f"lora.train_also[{index}]"
         if not all(parameter in others for parameter in found):
             message = f"`{name}` names projections of {title}, which get adapters instead"
@@ -523,6 +525,47 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         ):
             message = f"the output head of {title} is its embedding, and is trained with it"
             yield Diagnostic("N0323", message, path)
+
+
+def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """Report tokens of `train_tokens` whose rows of the embedding cannot be trained."""
+    if facts.model is None or facts.lora is None or not section.train_tokens:
+        return
+    title, rows = facts.model.title, facts.model.architecture.vocab_size
+    if not facts.model.family.tunix:
+        message = f"no single rows are trained of {title}, which is trained with transformers' own model"
+        yield Diagnostic("E0326", message, "lora.train_tokens", "train_tokens: []")
+        return
+    ids = facts.token_ids
+    added = facts.recipe.model.add_tokens
+    seen: dict[int, int | str] = {}
+    for index, token in enumerate(section.train_tokens):
+        path = f"lora.train_tokens[{index}]"
+        number = ids.get(token) if isinstance(token, str) and ids is not None else token
+        if isinstance(token, int) and token >= rows:
+            message = f"the embedding of {title} has {rows:,} rows, and token {token:,} would be beyond them"
+            yield Diagnostic("E0326", message, path, f"a number from 0 to {rows - 1}; or model.vocab_size")
+        elif isinstance(token, str) and token not in added and facts.recipe.model.tokenizer is not None:
+            message = (
+                f"`{token}` is looked up in the checkpoint's own tokenizer, but model.tokenizer is another"
+            )
+            yield Diagnostic("E0326", message, path, "write the token's number")
+        elif number is None and token not in added:
+            close = words.slip(str(token), [*(ids or ()), *added])
+            hint = f"did you mean `{close}`? " if close else ""
+            message = f"the tokenizer has no token `{token}`"
+            yield Diagnostic("E0326", message, path, f"{hint}add_tokens in model adds tokens")
+        elif isinstance(number, int):
+            if number in seen:
+                message = f"`{token}` and `{seen[number]}` are the same token, {number}"
+                yield Diagnostic("E0326", message, path, "remove one of the two")
+            seen.setdefault(number, token)
+    whole = trained_whole(facts.defaults, replace(facts.lora, train_tokens=()))
+    if any(parameter.path == EMBEDDING for parameter in whole):
+        message = "train_also trains the whole embedding, of which train_tokens names rows"
+        yield Diagnostic(
+            "E0326", message, "lora.train_tokens", "remove train_tokens, or train_also's embedding"
+        )
 
 
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:

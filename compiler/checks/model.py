@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, listing
-from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
+from recipec.runtime.data.new_tokens import padded
 from recipec.runtime.model.adapters import trained_whole
 from recipec.spec.diagnostics import Diagnostic
 
@@ -75,6 +73,9 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
         there = {s.module for p in facts.defaults for s in p.sources}
         names = facts.model.family.names
         missing = [name for name in (names.embedding, names.head) if name in there - trained]
+        unnamed = [token for token in recipe.model.add_tokens if token not in lora.train_tokens]
+        if lora.train_tokens and not (unnamed and all(isinstance(one, str) for one in lora.train_tokens)):
+            missing = [name for name in missing if name != names.embedding]  # a number may be a new token's
         if missing:
             begun = "begin" if recipe.model.vocab_size else "are in the checkpoint"
             message = (
@@ -100,13 +101,9 @@ def _room(facts: Facts) -> Iterator[Diagnostic]:
     """Check that the embedding has a row for each new token, if the tokenizer is next to the recipe."""
     recipe, model = facts.recipe, facts.model
     wanted = sum(place is None for place in recipe.model.add_tokens.values())
-    if not wanted or model is None or not catalog.is_directory(recipe.model.id):
+    ids = facts.token_ids
+    if not wanted or model is None or ids is None:
         return
-    file = facts.folder / Path(recipe.model.id).expanduser() / TOKENIZER
-    try:
-        ids = token_ids(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # train.py reports what is wrong with it
     needed, rows = max(ids.values(), default=-1) + 1 + wanted, model.architecture.vocab_size
     if needed > rows:
         yield Diagnostic(

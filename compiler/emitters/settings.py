@@ -58,13 +58,20 @@ def base_settings(model: ModelSettings) -> Call:
 
 
 def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """Refuse a recipe that trains whole modules besides adapters."""
+    """Refuse a recipe that trains whole modules besides adapters, and with TorchAX rows of the embedding."""
     if program.lora is not None and program.lora.train_also:
         yield Diagnostic(
             "E0943",
             f"--backend {backend} trains only adapters, and no other modules",
             "lora.train_also",
             f"train_also: [], or build without --backend {backend}",
+        )
+    if program.lora is not None and program.lora.train_tokens and backend == "torchax":
+        yield Diagnostic(
+            "E0943",
+            "--backend torchax trains only adapters, and no rows of the embedding",
+            "lora.train_tokens",
+            "train_tokens: [], or build without --backend torchax",
         )
 
 

@@ -123,6 +123,7 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
             yield f"{name} loses its adapter in {in_layers(a.architecture.layer_types, lost)}"
     for key, words in (
         ("train_also", "trained whole"),
+        ("train_tokens", "trained rows of the embedding:"),
         ("dropout", "dropout on the adapters' inputs"),
         ("kind", "adapters are"),
         ("init", "adapters start as"),

@@ -249,6 +249,7 @@ def _shardings(program: Program) -> list[str]:
     """Return the PartitionSpec of every parameter and adapter, one row for all layers with the same one."""
     groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
+    arrays += [(p.path, p.shape, p.spec) for p in program.token_rows]
     arrays += [array for adapter in program.adapters for array in adapter.arrays]
     for path, shape, spec in arrays:
         groups.setdefault((split_layer(path)[0], shape, spec), []).append(path)
@@ -290,10 +291,14 @@ def _lora(program: Program) -> list[str]:
         f"adapters and optimizer state in {lora.dtype}: "
         f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]
-    if whole := program.whole:
+    if whole := [parameter for parameter in program.whole if parameter not in program.token_rows]:
         modules = dict.fromkeys(split_layer(source.module)[0] for p in whole for source in p.sources)
         names = listing(module.replace("{}", "*") for module in modules)
         out.append(f"of these {sum(math.prod(p.shape) for p in whole):,} are of {names}, trained whole")
+    for rows in program.token_rows:
+        count, tied = rows.shape[0], all(p.path != "lm_head.w" for p in program.parameters)
+        head = "which the output head uses too" if tied else "not of the output head"
+        out.append(f"of these {math.prod(rows.shape):,} are {plural(count, 'row')} of the embedding, {head}")
     if held:
         out.append(
             f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
@@ -532,6 +537,7 @@ def _objective(program: Program) -> list[str]:
     out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
     if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
         whole = " and of the whole modules" if recipe.lora.train_also else ""
+        whole += " and of the embedding's rows" if recipe.lora.train_tokens else ""
         what = "adapters" if recipe.lora.start_from is None else "adapter"
         out.append(f"the reference is a copy of the {what}{whole} that training starts from")
     elif keeps_copy(train.objective, recipe.lora):

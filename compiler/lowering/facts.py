@@ -6,8 +6,9 @@ checks that need it are skipped.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from recipec.compiler.lowering.added import command
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
-from recipec.runtime.data.new_tokens import padded
+from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
 from recipec.runtime.model.adapters import LoraSettings, lora_settings, parse_layers
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec
@@ -92,6 +93,18 @@ class Facts:
     @cached_property
     def rules(self) -> tuple[tuple[str, Spec], ...]:
         return tuple((rule.match, tuple(rule.spec)) for rule in self.recipe.sharding.rules)
+
+    @cached_property
+    def token_ids(self) -> Mapping[str, int] | None:
+        """The ids of the tokens of the model's tokenizer; None if it is not next to the recipe."""
+        model = self.recipe.model.id
+        if not catalog.is_directory(model):
+            return None
+        file = self.folder / Path(model).expanduser() / TOKENIZER
+        try:
+            return token_ids(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None  # train.py reports what is wrong with it
 
     @cached_property
     def lora(self) -> LoraSettings | None:

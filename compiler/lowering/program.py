@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.runtime.model.adapters import Adapter, LoraSettings, trained_whole
+from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings, trained_whole
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.base import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
@@ -83,8 +83,13 @@ class Program:
 
     @property
     def whole(self) -> tuple[Parameter, ...]:
-        """The parameters that are trained in full in addition to adapters."""
+        """The parameters that are trained in addition to adapters: whole ones, and rows of the embedding."""
         return trained_whole(self.parameters, self.lora)
+
+    @property
+    def token_rows(self) -> tuple[Parameter, ...]:
+        """The trained rows of the embedding, as an array of their own; () for none."""
+        return tuple(parameter for parameter in self.whole if parameter.path == TOKEN_ROWS)
 
     @property
     def trainable_parameters(self) -> int:

@@ -204,6 +204,8 @@ def state_bytes(program: Program) -> float:
         if parameter.path in whole:
             stored, trained = width, _trained_bytes(program, width)
         total += local(parameter.shape, parameter.spec) * (stored + trained)
+    for rows in program.token_rows:
+        total += local(rows.shape, rows.spec) * (width + _trained_bytes(program, width))
     for adapter in program.adapters:
         numbers = sum(local(shape, spec) for _, shape, spec in adapter.arrays)
         total += numbers * (width + _trained_bytes(program, width))

@@ -41,7 +41,7 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
     "lora": {
         **{"products": (None,), "plus_ratio": (None,), "start_from": (None,)},
-        **{"kind": ("lora",), "train_also": ([],)},
+        **{"kind": ("lora",), "train_also": ([],), "train_tokens": ([],)},
     },
 }
 """Keys that are newer than cached plans. They count only if their value is not one of these, so that older

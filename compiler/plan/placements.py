@@ -39,6 +39,7 @@ def _tunix(program: Program) -> Iterator[Array]:
         dtype = program.lora.dtype if program.lora and p.path in whole else program.recipe.model.dtype
         yield p.path, p.shape, p.spec, BYTES[dtype]
     if program.lora is not None:
+        yield from ((p.path, p.shape, p.spec, BYTES[program.lora.dtype]) for p in program.token_rows)
         for x in program.adapters:
             yield from ((*array, BYTES[program.lora.dtype]) for array in x.arrays)
 

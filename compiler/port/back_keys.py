@@ -401,6 +401,8 @@ def _axolotl(config: Config) -> None:
         found, regular, parameters = targets(config)
         keys["lora_target_modules"] = regular or found
         keys |= {"lora_target_parameters": parameters} if parameters else {}
+        if lora.train_tokens and all(isinstance(token, int) for token in lora.train_tokens):
+            keys["peft_trainable_token_indices"] = [*lora.train_tokens]
         if lora.init == "gaussian" or (principal(lora.init) and lora.init != "loftq"):
             keys["peft_init_lora_weights"] = lora.init
         config.start("lora_model_dir")

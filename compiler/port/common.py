@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.port.keys import OFF, Keys, table, tools
-from recipec.compiler.port.meaning import models
+from recipec.compiler.port.meaning import adapters, models
 from recipec.runtime.training.objectives import OBJECTIVES
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -20,6 +20,8 @@ COMMON = table("""
 learned use_dora peft_use_dora: the run trains no adapter, so it has no magnitudes
 learned modules_to_save lora_modules_to_save additional_target: the run has no adapters, and these modules are
     trained only next to adapters
+learned trainable_token_indices peft_trainable_token_indices: the run has no adapters, and rows of the
+    embedding are trained only next to adapters
 learned loraplus_lr_ratio lorap_lr_ratio: the run trains no adapter, so there is no B to give a higher
     learning rate
 learned lora_model_dir adapter_name_or_path: recipec starts from one adapter, and continues to train that
@@ -131,6 +133,9 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
             ]
             apart = tied and not keys.flag("peft_ensure_weight_tying")
             keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
+    for key in ("trainable_token_indices", "peft_trainable_token_indices"):
+        if adapted and key not in keys.said and keys.given(key) and keys.value(key) not in off:
+            adapters.say_tokens(keys, key)
     for row in METHODS:
         on = [key for key in row.keys if keys.given(key) and keys.value(key) not in off]
         if not on or keys.said.intersection(on) or not (adapted if row.target.startswith("lora.") else sft):

@@ -140,6 +140,12 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
     if program.lora.layers is not None:
         lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
     lora["start_from"] = None  # an adapter of the original
+    # The miniature has few of the original's tokens, and fewer rows. The probe's has no tokenizer.
+    added = recipe.get("model", {}).get("add_tokens", ())
+    lora["train_tokens"] = [
+        token if token in added else small.vocab_size - 1 - number
+        for number, token in enumerate(lora["train_tokens"][: small.vocab_size // 2])
+    ]
     most = small.hidden_size
     if principal(lora["init"]):  # no rank may exceed the rank of the weight itself
         adapters = build_adapters(family, small, replace(program.lora, layers=None))

@@ -110,11 +110,15 @@ def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]])
                     f"{json.dumps(config.get(key))}",
                     f"combine adapters of one base; if both mean the same, edit {ADAPTER_CONFIG}",
                 )
-        if config.get("modules_to_save"):
-            raise ArtifactError(
-                f"{folder} has whole modules besides its adapters, which are not combined",
-                "combine adapters without modules_to_save",
-            )
+        for key, what in (
+            ("modules_to_save", "whole modules"),
+            ("trainable_token_indices", "rows of the embedding"),
+        ):
+            if config.get(key):
+                raise ArtifactError(
+                    f"{folder} has {what} besides its adapters, which are not combined",
+                    f"combine adapters without {key}",
+                )
         if config.get("target_parameters"):
             raise ArtifactError(
                 f"{folder} has adapters on parameters (experts), which PEFT does not combine",

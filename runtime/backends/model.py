@@ -15,15 +15,16 @@ import numpy as np
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices, build_adapters, train_only
 from ..model.initial import initial_adapters
-from ..peft.adapter import WRAPPER, open_adapter
+from ..peft.adapter import ROWS, WRAPPER, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
-from ..peft.fitting import fitting
+from ..peft.fitting import fitting, whole_sources
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint
 
 Pairs = Mapping[str, Matrices]
-"""A, B and, with DoRA, the magnitude vector of each trained projection."""
+"""A, B and, with DoRA, the magnitude vector of each trained projection; and the embedding's trained rows, by
+their tensor's name in the checkpoint."""
 
 ADAPTER = "default"
 """PEFT's name for a model's only adapter."""
@@ -116,11 +117,15 @@ def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSe
             "build the recipe with lora.dropout: 0, or without the projections of feed-forward blocks",
         )
     peft_model = get_peft_model(model, LoraConfig(**config), autocast_adapter_dtype=False)
+    head = peft_model.get_output_embeddings()
+    if lora.train_tokens and hasattr(head, "token_adapter"):
+        head.bias = head.token_adapter.base_layer.bias  # TRL 1.16 reads it, and PEFT's wrapper lacks it
     dtype = getattr(torch, lora.dtype)
     for parameter in peft_model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-    found = {name.rpartition(".")[0] for name in adapter_parameters(peft_model, base)}
+    trained = adapter_parameters(peft_model, base)
+    found = {name.rpartition(".")[0] for name in trained if not name.endswith(ROWS)}
     if found != set(modules):
         raise AssertionError(f"PEFT's adapters differ from the recipe's: {sorted(found ^ set(modules))[:3]}")
     return peft_model
@@ -159,6 +164,10 @@ def start(base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | str
                 "use an earlier checkpoint of its training",
             )
         out[name] = parts
+    for source in whole_sources(base, lora, rows=True):
+        rows = found.read(found.whole[source.name]).astype(np.float32)
+        order = [found.config.tokens.index(int(token)) for token in lora.train_tokens]
+        out[source.full_name(base.prefix)] = (rows[order],)
     return out
 
 
@@ -168,6 +177,10 @@ def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
 
     with torch.no_grad():
         for name, parameter in adapter_parameters(model, base).items():
+            if name.endswith(ROWS):
+                if name in values:  # if absent, they keep the base's values
+                    parameter.copy_(torch.from_numpy(values[name][0]))
+                continue
             module, _, which = name.rpartition(".")
             parts = dict(zip(PARTS, values[module], strict=False))
             if which.removeprefix("lora_") in parts:  # if absent, DoRA's magnitudes keep PEFT's values
@@ -190,7 +203,8 @@ def set_base(model: Any, base: HFCheckpoint, names: Iterable[str], frozen: HFChe
 
 
 def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
-    """Return the adapters' parameters under a trace's names, such as "layers.0.self_attn.q_proj.lora_A".
+    """Return the adapters' parameters under a trace's names, such as "layers.0.self_attn.q_proj.lora_A", and
+    the embedding's trained rows.
 
     Args:
         model: from `attach`, or an object with its parameters under the same names.
@@ -202,6 +216,9 @@ def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
             end = f".lora_{called}.{ADAPTER}.weight"
             if name.startswith(start) and name.endswith(end):
                 out[f"{name.removeprefix(start).removesuffix(end)}.lora_{which}"] = parameter
+        own = name.removesuffix(f".{ADAPTER}")
+        if name.startswith(start) and own.endswith(ROWS):
+            out[base.prefix + own.removeprefix(start)] = parameter
     return out
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..checkpoints.adapter_reader import Delta
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
-from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
+from ..peft.adapter import ADAPTER_CONFIG, ROWS, WEIGHTS
 from ..peft.exporting import adapter_config, config_bytes, write_weights
 from ..settings import ModelSettings
 from ..training.trace import PARTS
@@ -34,6 +34,7 @@ def save_adapter(
     lora: LoraSettings,
     values: Pairs,
     initial: Pairs | None = None,
+    rows: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write adapter_config.json and adapter_model.safetensors as merge.py does.
 
@@ -41,6 +42,7 @@ def save_adapter(
         folder: is created; an existing adapter is replaced once the new one is complete.
         values: A [rank, in], B [out, rank] and for DoRA the magnitudes [out], by module within the decoder.
         initial: their initial values, if these are a part of the base's weights.
+        rows: the embedding's trained rows by their tensor's name.
 
     Raises:
         UserError: they cannot be written.
@@ -53,7 +55,7 @@ def save_adapter(
 
     def write(target: Path) -> None:
         with (target / WEIGHTS).open("wb") as file:
-            write_weights(file, base, lora, deltas)
+            write_weights(file, base, lora, deltas, rows)
         (target / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, lora, deltas)))
 
     _replace(folder, write)
@@ -88,7 +90,7 @@ def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray
 
 def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:
     """Return A, B and magnitudes by module, from arrays with a trace's names, such as "MODULE.lora_A"."""
-    modules = dict.fromkeys(name.rpartition(".")[0] for name in values)
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in values if not name.endswith(ROWS))
     names = {module: [f"{module}.lora_{part}" for part in PARTS] for module in modules}
     return {module: tuple(values[name] for name in own if name in values) for module, own in names.items()}
 

@@ -19,6 +19,8 @@ from ..addresses import failed, is_address, open_address, passing, path_of, reac
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import (
+    EMBEDDING,
+    TOKEN_ROWS,
     Adapter,
     LoraSettings,
     Matrices,
@@ -74,7 +76,7 @@ class TrainedAdapters:
             of plain adapters that make the same change (`runtime.model.principal.plain`).
         adapters: their layout.
         arrays: each adapter's Tunix arrays by its weight's path, in the order of Adapter.arrays.
-        parameters: the parameters that were trained whole.
+        parameters: the parameters that were trained whole, and the embedding's trained rows.
         whole: their Tunix arrays by path.
     """
 
@@ -107,10 +109,27 @@ class TrainedAdapters:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
         if self.parameters:
-            from .full import replaced
+            from .full import ReplacedTensor, replaced
 
-            out |= replaced(self.parameters, self.read, base)
+            out |= replaced([one for one in self.parameters if one.path != TOKEN_ROWS], self.read, base)
+            if TOKEN_ROWS in self.whole:
+                (source,) = parameters[EMBEDDING].sources
+                rows = ReplacedTensor(source.shape, lambda: self.read(TOKEN_ROWS), self.numbers)
+                out[source.full_name(base.prefix)] = rows
         return out
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return which rows of the embedding were trained."""
+        return tuple(int(number) for number in self.settings.train_tokens)
+
+    def saved(self, base: HFCheckpoint) -> dict[str, np.ndarray]:
+        """Return the tensors that PEFT saves in addition to the adapters', by their full names."""
+        if not self.parameters:
+            return {}
+        from .full import replaced
+
+        return {name: one.read() for name, one in replaced(self.parameters, self.read, base).items()}
 
     def deltas(self) -> dict[str, Delta]:
         """Return A, B and scale of each trained projection as in PEFT (Adapter.split), by its module's name
@@ -250,9 +269,14 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     if section is None:
         return None
     try:
-        return lora_settings(section, base.architecture.num_layers)
+        settings = lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
+    if not settings.train_tokens:
+        return settings
+    from ..data.new_tokens import numbered
+
+    return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
 
 
 def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:

@@ -30,10 +30,12 @@ class ReplacedTensor:
     Attributes:
         shape: Hugging Face's.
         read: returns the trained values, in the dtype that they were trained in.
+        rows: the rows that were replaced, in the order of the values; None for the whole tensor.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..model.adapters import LoraSettings
+    from ..weights.checkpoint import HFCheckpoint
 
 TOKENIZER, CONFIG, ADDED, SPECIAL = (
     "tokenizer.json",
@@ -105,6 +110,45 @@ def tokenizer_folder(folder: Path, tokens: Mapping[str, str | None], rows: int) 
         for name, content in with_tokens(files, tokens, rows, str(folder)).items():
             (Path(temporary) / name).write_bytes(content)
         yield Path(temporary)
+
+
+def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | None]) -> LoraSettings:
+    """Return the settings with a number for each token of lora.train_tokens.
+
+    Args:
+        base: the checkpoint, with its tokenizer.
+        added: model.add_tokens of the recipe.
+
+    Raises:
+        UserError: when the tokenizer lacks a token, the embedding lacks its row, or a token is named twice.
+    """
+    rows, ids = base.architecture.vocab_size, dict[str, int]()
+    if any(isinstance(token, str) for token in lora.train_tokens):
+        files = {name: base.side_file(name) for name in base.side_files if name == TOKENIZER}
+        if TOKENIZER not in files:
+            raise UserError(
+                f"{base.name}: no {TOKENIZER}, in which lora.train_tokens looks up its texts",
+                "write the tokens' numbers in lora.train_tokens",
+            )
+        files = with_tokens(files, added, rows, base.name) if added else files
+        ids = token_ids(json.loads(files[TOKENIZER]))
+    found: list[int] = []
+    for token in lora.train_tokens:
+        number = ids.get(token, -1) if isinstance(token, str) else token
+        if number < 0:
+            raise UserError(
+                f"{base.name}: the tokenizer has no token `{token}`, which lora.train_tokens names",
+                "write a token of the tokenizer, or its number; model.add_tokens adds tokens",
+            )
+        if number >= rows:
+            raise UserError(
+                f"{base.name}: the embedding has {rows} rows, and lora.train_tokens names row {number}",
+                f"name rows from 0 to {rows - 1}",
+            )
+        if number in found:
+            raise UserError(f"lora.train_tokens names token {number} twice", "name each token once")
+        found.append(number)
+    return replace(lora, train_tokens=tuple(found))
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

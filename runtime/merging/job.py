@@ -184,8 +184,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     from ..peft.exporting import adapter_config, config_bytes, write_weights
 
     assert isinstance(job.trained, TrainedAdapters)
-    deltas, changes = job.trained.deltas(), job.trained.changes(job.base).items()
-    whole = {name: change.read() for name, change in changes if not isinstance(change, Delta)}
+    deltas, whole = job.trained.deltas(), job.trained.saved(job.base)
     journal = begin(folder, job.identity, _adapter_files())
     try:
         with folder.create(WEIGHTS) as file, Sink(file) as sink:

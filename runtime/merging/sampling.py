@@ -21,7 +21,7 @@ import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..model.adapters import Adapter, LoraSettings
+from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings
 from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
@@ -203,7 +203,8 @@ def _check_values(
 ) -> Sampled:
     """Compare a tensor with its float64 value, or with the base's if training did not change it; return
     `result` updated."""
-    for rows in sampled_blocks(merged.shapes[name], random):
+    also = [np.array([row]) for row in (expected.also if expected else ())]
+    for rows in [*sampled_blocks(merged.shapes[name], random), *also]:
         weight = _base_rows(base, name, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
         stored = merged.rows(name, rows)
@@ -293,21 +294,28 @@ class Expected:
         value: (rows, the base's rows) -> the float64 value, and the allowed error of float32 arithmetic;
             both [rows, elements of a row].
         change: rows -> the change that training added, None if it replaced them.
+        also: rows that are compared in addition to sampled ones.
     """
 
     value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
     change: Callable[[Rows], np.ndarray] | None = None
+    also: tuple[int, ...] = ()
 
 
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """Return the expected value of each changed tensor, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
     for parameter in trained.parameters:
+        if parameter.path == TOKEN_ROWS:
+            continue
         for index, source in enumerate(parameter.sources):
             out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
     if not isinstance(trained, TrainedAdapters):
         return out
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
+    if trained.numbers:
+        (source,) = parameters[EMBEDDING].sources
+        out[source.full_name(base.prefix)] = _with_rows(trained)
     for adapter in trained.adapters:
         if adapter.target.experts:
             parameter = parameters[adapter.target.weight]
@@ -442,6 +450,19 @@ def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
         rank = settings.rank_of(part.name)
         out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
     return out
+
+
+def _with_rows(trained: TrainedAdapters) -> Expected:
+    """Return the expected value of the embedding, of which training replaced some rows."""
+    values = trained.read(TOKEN_ROWS).astype(np.float64)
+
+    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
+        out = weight.copy()
+        for number, row in zip(trained.numbers, values, strict=True):
+            out[rows == number] = row
+        return out, 0.0
+
+    return Expected(value, also=trained.numbers)
 
 
 def _replaced(trained: TrainedAdapters | TrainedWeights, parameter: Parameter, index: int) -> Expected:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Spec
+from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Source, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", int, float)
 Matrices = tuple["np.ndarray", ...]
 """A and B of a projection and, with DoRA, its magnitudes."""
+
+EMBEDDING = "embedder.input_embedding"
+TOKEN_ROWS = f"{EMBEDDING}_rows"
+"""The paths of the token embedding, and of its rows that lora.train_tokens trains."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class LoraSettings:
         targets: projection names ("q_proj"), or regular expressions that match a whole module name
             ("layers.7.self_attn.q_proj"); "experts" and "router" for experts and routers.
         train_also: modules that are trained whole: "embed_tokens", "lm_head", norms, or regular expressions.
+        train_tokens: tokens whose rows of the embedding are trained: numbers, or texts of the tokenizer.
+            `runtime.data.new_tokens.numbered` replaces the texts by numbers.
         layers: indices of the adapted layers, None for all.
         rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
         rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
@@ -64,6 +70,7 @@ class LoraSettings:
     dropout: float
     targets: tuple[str, ...]
     train_also: tuple[str, ...] = ()
+    train_tokens: tuple[int | str, ...] = ()
     layers: tuple[int, ...] | None = None
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
@@ -299,14 +306,29 @@ def matches(target: str, module: str) -> bool:
 
 
 def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
-    """Return the arrays that a recipe's lora.train_also selects, in the model's order."""
+    """Return the arrays that a recipe's lora.train_also selects, in the model's order, and that of
+    lora.train_tokens."""
     names = lora.train_also if lora is not None else ()
-    return tuple(
+    whole = tuple(
         parameter
         for parameter in (parameters if names else ())
         if parameter.trainable
         and any(matches(name, source.module) for name in names for source in parameter.sources)
     )
+    embedding = next((parameter for parameter in parameters if parameter.path == EMBEDDING), None)
+    if lora is None or not lora.train_tokens or embedding is None:  # transformers' models have no such path
+        return whole
+    return (*whole, _rows(embedding, lora))
+
+
+def _rows(embedding: Parameter, lora: LoraSettings) -> Parameter:
+    """Return the trained rows of the embedding as an array [tokens, D], in the order of lora.train_tokens.
+
+    Its tensor is the one that PEFT saves.
+    """
+    shape = (len(lora.train_tokens), embedding.shape[1])
+    name = f"{embedding.sources[0].module}.token_adapter.trainable_tokens_delta"
+    return Parameter(TOKEN_ROWS, shape, (None, embedding.spec[1]), (Source(name, shape, shape, (0, 1)),))
 
 
 def train_only(parameters: Sequence[Parameter], names: Sequence[str]) -> tuple[Parameter, ...]:
@@ -408,13 +430,16 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
-    layers = section["layers"]
+    layers, tokens = section["layers"], tuple(section.get("train_tokens") or ())
+    if not all(type(token) in (int, str) for token in tokens):
+        raise TypeError(f"train_tokens is {list(tokens)}")
     return LoraSettings(
         rank=section["rank"],
         alpha=section["alpha"],
         targets=tuple(section["targets"]),
         dropout=section["dropout"],
         train_also=tuple(section.get("train_also") or ()),
+        train_tokens=tokens,
         layers=None if layers == "all" else parse_layers(layers, num_layers),
         kind=section.get("kind", "lora"),
         init=section["init"],

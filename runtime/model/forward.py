@@ -9,7 +9,7 @@ through here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from ..settings import ModelSettings
 from . import context, remat, sharding
+from .adapters import TOKEN_ROWS
 from .families import Architecture, Family
 from .families.base import Spec
 
@@ -38,6 +39,8 @@ class Head:
         softcap: logits become softcap * tanh(logits / softcap); None for none.
         cap_dtype: the dtype of that computation; None for the product's.
         scale: factor of the logits.
+        rows: [N, D], trained rows of the embedding that replace the weight's; None for none.
+        numbers: int32[N], which rows they are.
     """
 
     weight: jax.Array
@@ -47,11 +50,13 @@ class Head:
     cap_dtype: Any
     scale: float = 1.0
     bias: jax.Array | None = None
+    rows: jax.Array | None = None
+    numbers: jax.Array | None = None
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Return the weight and, if there is one, the bias."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        """Return the weight and, if there is one, the bias, or the rows: a tied head has no bias."""
+        return self.weight, *(one for one in (self.bias, self.rows) if one is not None)
 
     @property
     def vocab_size(self) -> int:
@@ -66,18 +71,21 @@ class Head:
         """Return `arrays` with the weight placed for computing logits."""
         return sharding.constrain_weight(arrays[0], self.spec), *arrays[1:]
 
-    def logits(self, hidden: jax.Array, weight: jax.Array, *bias: jax.Array) -> jax.Array:
+    def logits(self, hidden: jax.Array, weight: jax.Array, *rest: jax.Array) -> jax.Array:
         """Return float32[B, T, V], bit for bit as Tunix computes the logits.
 
         Args:
             hidden: [B, T, D].
-            weight, bias: `self.arrays`, placed for this product.
+            weight, rest: `self.arrays`, placed for this product.
         """
         dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
         logits = jnp.einsum(equation, hidden.astype(dtype), weight.astype(dtype))
-        for one in bias:
-            logits = logits + one.astype(dtype)
+        if self.rows is not None:
+            own = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
+            logits = logits.at[..., self.numbers].set(own, unique_indices=True)
+        elif rest:
+            logits = logits + rest[0].astype(dtype)
         if self.softcap is not None:
             logits = logits.astype(self.cap_dtype or dtype)
             logits = jnp.tanh(logits / self.softcap) * self.softcap
@@ -123,7 +131,7 @@ class Forward:
         length = tokens.shape[1]
         if self.dealt:
             tokens, positions, segment_ids = map(context.deal, (tokens, positions, segment_ids))
-        with self.replaced(segment_ids):
+        with self.replaced(segment_ids), _rows(model):
             # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
             logits = model(tokens, positions, None, self._mask(segment_ids))[0]
         return context.collect(logits, length) if self.dealt else logits
@@ -143,7 +151,7 @@ class Forward:
             captured.append(x)
             return x
 
-        with self.replaced(segment_ids):
+        with self.replaced(segment_ids), _rows(model):
             projection: Callable[..., jax.Array] = module.Einsum.__call__
 
             def einsum(self: Any, x: jax.Array) -> jax.Array:
@@ -163,6 +171,11 @@ class Forward:
         own = getattr(model, "lm_head", None)
         holder = model.embedder if own is None else own
         bias = getattr(own, "bias", None)
+        rows = None
+        if own is None and _has_rows(model):
+            from .token_rows import trained
+
+            rows = trained(model.embedder)
         config = getattr(holder, "config", None)
         softcap = getattr(model.config, "final_logit_softcap", None)
         return Head(
@@ -173,6 +186,8 @@ class Forward:
             cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
             scale=getattr(model.config, "logit_scale", 1.0),
             bias=None if bias is None else bias.get_value(),
+            rows=None if rows is None else rows[0],
+            numbers=None if rows is None else rows[1],
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:
@@ -195,6 +210,19 @@ class Forward:
 
             yield from self.family.splash(attend_within(segment_ids, self.settings.attention_block))
         yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
+
+
+def _has_rows(model: Any) -> bool:
+    return hasattr(model.embedder, TOKEN_ROWS.rpartition(".")[2])
+
+
+def _rows(model: Any) -> AbstractContextManager[None]:
+    """Compute the model with the trained rows of its embedding, if it has any."""
+    if not _has_rows(model):
+        return nullcontext()
+    from .token_rows import replaced
+
+    return replaced(model.embedder)
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:

@@ -107,7 +107,7 @@ class Embedder(nnx.Module):
         self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
 
     def encode(self, tokens: jax.Array) -> jax.Array:
-        return constrain(self.input_embedding.get_value()[tokens], STREAM)
+        return constrain(self.input_embedding[tokens], STREAM)
 
     def decode(self, x: jax.Array) -> jax.Array:
         return jnp.dot(x, self.input_embedding.get_value().T)

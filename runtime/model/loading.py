@@ -19,7 +19,16 @@ from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import remat, sharding
-from .adapters import Adapter, LoraSettings, Matrices, build_adapters, train_only, trained_whole
+from .adapters import (
+    EMBEDDING,
+    TOKEN_ROWS,
+    Adapter,
+    LoraSettings,
+    Matrices,
+    build_adapters,
+    train_only,
+    trained_whole,
+)
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
@@ -36,7 +45,7 @@ flax.config.update("flax_always_shard_variable", False)
 
 
 class Frozen(nnx.Variable[Any]):
-    """Arrays that full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
+    """Arrays that are not trained: buffers, arrays that the checkpoint does not fill, and tokens' numbers."""
 
 
 class Whole(nnx.LoRAParam[Any]):
@@ -58,7 +67,7 @@ class Built:
         model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
-        whole: the parameters that are trained with the adapters.
+        whole: the parameters that are trained with the adapters, and the trained rows of the embedding.
         lora: the settings of the adapters, None without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
         quantized: the layouts of weights that are stored quantized, by path; {} for none.
@@ -121,7 +130,12 @@ def abstract_model(
     else:
         for holder, name, parameter in _holders(model, whole):
             shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
-            own = jnp.dtype(getattr(holder, name).dtype)
+            if parameter.path == TOKEN_ROWS:
+                from .token_rows import NUMBERS
+
+                numbers = jax.ShapeDtypeStruct(parameter.shape[:1], jnp.int32)
+                setattr(holder, NUMBERS, Frozen(numbers, out_sharding=(None,)))
+            own = jnp.dtype(settings.dtype if parameter.path == TOKEN_ROWS else getattr(holder, name).dtype)
             types = {"computed_in": own, "kept_in": shape.dtype}
             setattr(holder, name, Whole(shape, out_sharding=parameter.spec, **types))
     quantized: Mapping[str, Layout] = {}
@@ -218,6 +232,13 @@ def build(
             path, _, spec = adapter.arrays[-1]
             made = jax.jit(functools.partial(magnitudes, adapter), out_shardings=sharding.named(mesh, spec))
             arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
+    if lora is not None and lora.train_tokens:
+        from .token_rows import first_values
+
+        rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
+        embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
+        for path, value in first_values(base, embedding, lora).items():
+            arrays[path] = _put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
     for path, variable in variables.items():
         variable.set_raw_value(arrays.pop(path))
     assert not arrays, sorted(arrays)

@@ -39,7 +39,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "its weights are stored as [in, out], unlike those of every supported model",
         "check that the adapter was trained on this base",
     ),
-    "trainable_token_indices": ("rows of the embedding were trained in addition to the adapters", MERGE),
     "layer_replication": ("its model has layers of the base more than once", MERGE),
     "alora_invocation_tokens": (
         "activated LoRA applies only to the tokens after its invocation",
@@ -57,7 +56,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
 PASSIVE = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
-        *("modules_to_save", "revision", "runtime_config", "task_type"),
+        *("modules_to_save", "revision", "runtime_config", "task_type", "trainable_token_indices"),
         # The tensors of the file show which modules are adapted.
         *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),
         "target_parameters",
@@ -98,6 +97,7 @@ class PeftConfig:
         parameters: `target_parameters`: adapted parameters of no linear layer, by the end of their name.
         dora: whether it has DoRA's magnitudes.
         saved: `modules_to_save`: modules that were trained whole, by the end of their name.
+        tokens: `trainable_token_indices`: the trained rows of the embedding, in the order of their tensor.
     """
 
     rank: int
@@ -111,6 +111,7 @@ class PeftConfig:
     parameters: tuple[str, ...] = ()
     dora: bool = False
     saved: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module ("model.layers.7.self_attn.q_proj")."""
@@ -156,6 +157,7 @@ def _parse_config(content: bytes, path: str) -> PeftConfig:
         parameters=_names(fields, "target_parameters", path),
         dora=bool(fields.get("use_dora")),
         saved=_names(fields, "modules_to_save", path),
+        tokens=_tokens(fields, path),
     )
 
 
@@ -215,6 +217,25 @@ def _names(fields: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
+    """Return trainable_token_indices, which PEFT also writes by the name of an embedding."""
+    value = fields.get("trainable_token_indices") or []
+    if isinstance(value, dict):
+        if [name.rpartition(".")[2] in EMBEDDED for name in value] != [True]:
+            raise UserError(
+                f"{path}: trainable_token_indices names {', '.join(value)}: rows of another module than the "
+                "embedding were trained",
+                MERGE,
+            )
+        (value,) = value.values()
+    whole = isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    if not whole or len(set(value)) < len(value):
+        raise UserError(
+            f"{path}: trainable_token_indices is {json.dumps(value)}, not a list of different tokens", AGAIN
+        )
+    return tuple(value)
+
+
 def _rank(value: Any, key: str, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{path}: {key} is {json.dumps(value)}, not a rank", AGAIN)
@@ -231,16 +252,20 @@ PICKLED = "adapter_model.bin"
 READ = ("F16", "BF16", "F32")
 """Element types of an adapter."""
 WHICH = ("A", "B", "magnitude_vector")
+EMBEDDED = ("embed_tokens", "embed_in", "word_embeddings", "wte")
+"""transformers' names of a token embedding."""
 EMBEDDINGS = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
 _LORA = re.compile(
     r"(?P<module>.+)\.lora_((?P<which>[AB])(?:\.[^.]+)?\.weight|(?P<length>magnitude_vector)(?:\..+)?)"
 )
 _WHOLE = re.compile(r"\.modules_to_save(\.default)?\.")
+ROWS = ".token_adapter.trainable_tokens_delta"
 LAYER = re.compile(rf"{LAYERS}\.(\d{{1,9}})\..+")
 _ELSE: Mapping[str, tuple[str, str]] = {
     r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
     r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
     r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
+    rf"{re.escape(ROWS)}$": ("rows of an embedding, without trainable_token_indices", AGAIN),
     rf"\.({'|'.join(EMBEDDINGS)})\.(base_layer\.)?weight$": (
         "the base's own embedding",
         "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
@@ -258,7 +283,8 @@ class PeftAdapter:
         config: its adapter_config.json.
         full_names: the modules' names in transformers' model.
         tensors: the places of A, B and, with DoRA, the magnitudes in the file.
-        whole: tensors that were trained whole, by their names within the decoder ("embed_tokens.weight").
+        whole: tensors that were trained whole, by their names within the decoder ("embed_tokens.weight"), and
+            the trained rows of the embedding.
         files: the files of its folder.
         sha256: of both files, in hexadecimal digits.
     """
@@ -347,6 +373,8 @@ def open_adapter(address: Path | str) -> PeftAdapter:
                 raise UserError(f"{path}: {module} {has} {which}", AGAIN)
     if not pairs:
         raise UserError(f"{path}: holds no adapter", AGAIN)
+    if config.tokens and not any(name.endswith(ROWS) for name in whole):
+        raise UserError(f"{path}: has no rows of the embedding for trainable_token_indices", AGAIN)
     digests = {
         ADAPTER_CONFIG: hashlib.sha256(content).hexdigest(),
         WEIGHTS: hashlib.sha256(files.view(WEIGHTS, 0, header.size)).hexdigest(),
@@ -356,7 +384,7 @@ def open_adapter(address: Path | str) -> PeftAdapter:
 
 
 def _saved(name: str, config: PeftConfig) -> str | None:
-    """Return the decoder's name of a tensor of modules_to_save; None for any other tensor.
+    """Return the decoder's name of a tensor of modules_to_save or of trained rows; None for any other tensor.
 
     In addition to modules_to_save, PEFT writes the embedding and the head if it believes that the vocabulary
     was changed, or the head if it believes that it is tied.
@@ -364,7 +392,8 @@ def _saved(name: str, config: PeftConfig) -> str | None:
     own = _WHOLE.sub(".", name.removeprefix(WRAPPER))
     module = own.rpartition(".")[0]
     ends = (*config.saved, *EMBEDDINGS) if config.saved else ()
-    if not name.startswith(WRAPPER) or not any(f".{module}".endswith(f".{end}") for end in ends):
+    rows = bool(config.tokens) and name.endswith(ROWS)
+    if not name.startswith(WRAPPER) or not (rows or any(f".{module}".endswith(f".{end}") for end in ends)):
         return None
     prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if own.startswith(prefix)), "")
     return own.removeprefix(prefix)

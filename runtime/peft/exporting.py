@@ -121,6 +121,7 @@ def adapter_config(
             else {}
         ),
         "task_type": "CAUSAL_LM",
+        **({"trainable_token_indices": [*settings.train_tokens]} if settings.train_tokens else {}),
         "use_dora": settings.kind == "dora",
         "use_rslora": settings.rslora,
     }

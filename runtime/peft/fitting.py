@@ -14,10 +14,18 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, trained_whole
+from ..model.adapters import (
+    TOKEN_ROWS,
+    Adapter,
+    LoraSettings,
+    Value,
+    build_adapters,
+    by_pattern,
+    trained_whole,
+)
 from ..model.families import Architecture, Family
 from ..model.families.base import Source
-from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, WHICH, PeftAdapter, PeftConfig, plain
+from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig, plain
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
@@ -52,16 +60,20 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
     adapters = build_adapters(base.family, base.architecture, settings)
     _check_settings(found, adapters, base, settings)
     _check_shapes(found, adapters)
-    for source in whole_sources(base, settings):
+    for source in whole_sources(base, settings, rows=True):
         if found.whole[source.name].shape != source.shape:
             raise _other_shape(found, source.name, found.whole[source.name].shape, source.shape)
     return found
 
 
-def whole_sources(base: Known, settings: LoraSettings) -> list[Source]:
-    """Return the tensors that a recipe trains whole, in addition to the adapters."""
+def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> list[Source]:
+    """Return the tensors that a recipe trains whole, in addition to the adapters.
+
+    Args:
+        rows: whether to include the trained rows of the embedding.
+    """
     whole = trained_whole(base.family.parameters(base.architecture), settings)
-    return [source for parameter in whole for source in parameter.sources]
+    return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
 
 
 def _check_known(found: PeftAdapter, base: Known) -> None:
@@ -95,11 +107,18 @@ def _check_settings(
     if present != wanted:
         parts += _one_sided(wanted, present, "")
         lines += _targets(present, base, settings)
-    whole = {source.name for source in whole_sources(base, settings)}
-    if whole != found.whole.keys():
-        parts += _one_sided(whole, found.whole, " whole")
-        names = sorted({name.removesuffix(".weight") for name in found.whole})
+    own, every = ({s.name for s in whole_sources(base, settings, rows=rows)} for rows in (False, True))
+    rows = {name for name in found.whole if name.endswith(ROWS)}
+    whole = found.whole.keys() - rows
+    if own != whole:
+        parts += _one_sided(own, whole, " whole")
+        names = sorted({name.removesuffix(".weight") for name in whole})
         lines.append(f"lora.train_also: {_yaml(names)}")
+    known = all(isinstance(token, int) for token in settings.train_tokens)
+    if rows != every - own or (known and {*config.tokens} != {*settings.train_tokens}):
+        tokens, ours = _yaml(list(config.tokens)), _yaml(list(settings.train_tokens))
+        parts.append(f"the adapter has the embedding's rows {tokens}, and the recipe trains {ours}")
+        lines.append(f"lora.train_tokens: {tokens}")
     if config.dora != (settings.kind == "dora"):
         kind = "dora" if config.dora else "lora"
         parts.append(f"use_dora is {_yaml(config.dora)}, and lora.kind {settings.kind}")

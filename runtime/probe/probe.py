@@ -80,8 +80,12 @@ class Probed:
 
 
 def _drawn(lora: LoraSettings | None) -> LoraSettings | None:
-    """Return settings with random adapters if the run's start from base weights, which are random too."""
-    return lora if lora is None or not lora.principal else replace(lora, init="peft")
+    """Return settings for random weights: adapters that start from the base's weights are random too, and
+    which rows of the embedding are trained does not matter."""
+    if lora is None:
+        return None
+    tokens = tuple(range(len(lora.train_tokens)))
+    return replace(lora, init="peft" if lora.principal else lora.init, train_tokens=tokens)
 
 
 def main(artifact: Path, argv: Sequence[str] | None = None) -> int:

@@ -116,8 +116,8 @@ QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesi
 def keeps_copy(objective: str, lora: Any) -> bool:
     """Return whether a run keeps a copy of what it starts from, as the objective's reference. Without a copy,
     the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL, and
-    so does one that trains whole modules, whose original values are nowhere else."""
-    kept = lora is None or lora.start_from is not None or bool(lora.train_also)
+    so does one that trains whole modules or rows, whose original values are nowhere else."""
+    kept = lora is None or lora.start_from is not None or bool(lora.train_also or lora.train_tokens)
     return OBJECTIVES[objective].reference and kept
 
 

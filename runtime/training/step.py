@@ -282,13 +282,14 @@ def fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
     the states of modules that are trained whole: flax uses the type in which the model computes them.
 
     Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
+    optax.MultiSteps accumulates gradients in float32.
     """
-    for _, node in nnx.iter_graph(optimizer):
+    for path, node in nnx.iter_graph(optimizer):
         if not isinstance(node, nnx.Variable) or "out_sharding" not in node.get_metadata():
             continue
         value, metadata = node.get_raw_value(), node.get_metadata()
         if "kept_in" in metadata and value.dtype == metadata["computed_in"]:
-            kept = metadata["kept_in"]
+            kept = jnp.dtype(jnp.float32) if "acc_grads" in path else metadata["kept_in"]
             shapes = isinstance(value, jax.ShapeDtypeStruct)
             node.set_raw_value(value.update(dtype=kept) if shapes else value.astype(kept))
         shape = value.shape

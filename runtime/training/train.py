@@ -6,7 +6,7 @@ import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +144,10 @@ def _run(
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
     schedule = learning_rate(session.total)
+    if settings.lora is not None and settings.lora.train_tokens:
+        from ..data.new_tokens import numbered
+
+        settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
     frozen: HFCheckpoint = base
     start: int | Mapping[str, Matrices] = train.seed
     if settings.lora is not None and settings.lora.principal:

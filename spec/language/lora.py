@@ -61,6 +61,42 @@ Layers = Annotated[
 ]
 
 
+def _tokens(value: Any) -> Any:
+    form = 'train_tokens: [128256, "<note>"], tokens by number or by text'
+    if not isinstance(value, list):
+        raise fault("E0103", f"`train_tokens` must be a list of tokens, not {flow(value)}", form)
+    for index, item in enumerate(value):
+        if isinstance(item, bool) or not isinstance(item, int | str) or item == "":
+            raise fault(
+                "E0103", f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]"
+            )
+        if isinstance(item, int) and not 0 <= item < ROWS:
+            message = f"a token's number must be from 0 to {ROWS - 1:,}, not {item}"
+            raise fault("E0105", message, form, at=f"[{index}]")
+    return distinct(value)
+
+
+ROWS = 16_777_216
+"""The most rows of an embedding, as for model.vocab_size."""
+
+Tokens = Annotated[
+    list[int | str],
+    BeforeValidator(_tokens),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {"type": "integer", "minimum": 0, "maximum": ROWS - 1},
+                    {"type": "string", "minLength": 1},
+                ]
+            },
+            "uniqueItems": True,
+        }
+    ),
+]
+
+
 INITS = Literal["peft", "qwix", "gaussian", "zero_a", "pissa", "olora", "loftq"]
 _FAST = re.compile(r"pissa_niter_[1-9]\d{0,2}")
 
@@ -134,6 +170,15 @@ class Lora(Section):
         "name. They are stored in lora.dtype and computed in model.dtype.",
         [],
         example=["embed_tokens", "lm_head"],
+    )
+    train_tokens: Tokens = field(
+        "Tokens whose rows of the embedding are trained, as with PEFT's trainable_token_indices: their "
+        "numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay "
+        "frozen. A head that is the embedding uses the trained rows too; another head keeps its own. The "
+        "rows are stored in lora.dtype and computed in model.dtype.",
+        [],
+        unit="tokens",
+        example=[128_256, "<note>"],
     )
     layers: Layers = field(
         'The decoder layers that get adapters, counted from 0: all, a range "20-59" (both ends included), or '

@@ -45,6 +45,7 @@ KEYS: dict[str, str] = {
             "lora.kind": "use_dora peft_use_dora lora_use_dora dora",
             "lora.plus_ratio": "loraplus_lr_ratio lora_plus_lr_ratio lorap_lr_ratio",
             "lora.train_also": "modules_to_save lora_modules_to_save additional_target",
+            "lora.train_tokens": "trainable_token_indices peft_trainable_token_indices",
             "lora.start_from": "lora_model_dir adapter_name_or_path adapter_checkpoint",
             "lora.init": "init_lora_weights peft_init_lora_weights",
             "data.train": "datasets dataset train_dataset train_file train_data dataset_path "
@@ -136,7 +137,6 @@ KEYS: dict[str, str] = {
             ),
             "lora.apply_lora_to_output apply_lora_to_output lora_head": "`lora: {train_also: [lm_head]}` "
             "trains the head whole",
-            "trainable_token_indices": "`lora: {train_also: [embed_tokens]}` trains the whole embedding",
             "loraplus_lr_embedding loftq_config use_galore use_badam use_apollo pissa_init vera ia3": "it is "
             "not in this version; `lora: {rslora: true}` scales by the square root of the rank",
             "bias lora_bias fan_in_fan_out lora_fan_in_fan_out task_type inference_mode layers_pattern "

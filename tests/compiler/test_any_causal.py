@@ -104,6 +104,7 @@ def test_a_rule_overrides_those_by_names(lowered: Lower, tmp_path: Path) -> None
     [
         ("lora=null", "E0948", "model.id"),
         ("lora.quantize=nf4", "E0948", "lora.quantize"),
+        ("lora.train_tokens=[3]", "E0326", "lora.train_tokens"),
         ("model.attention=splash", "E0948", "model.attention"),
         ("mesh={accelerator: v5p-32, axes: {fsdp: 16}}", "E0948", "mesh.accelerator"),
         ("lora.targets=[lm_head]", "E0302", "lora.targets[0]"),

@@ -1,4 +1,4 @@
-"""Tests that ORPO by train_trl.py is the run of train.py, in float32.
+"""Tests that ORPO, and DPO with trained rows of the embedding, by train_trl.py are train.py's runs, in float32.
 
 tests/e2e/test_torchax_preference.py has more.
 """
@@ -23,3 +23,12 @@ def test_orpo_is_one_run(tmp_path: Path) -> None:
     orpo = case(*llama, {"fsdp": 2, "tp": 1}, TARGETS, "orpo", eval_fraction=0.1)
     backends = (Backend.TUNIX, Backend.TRL)
     assert_one_run(Place(tmp_path, orpo, backends), backends)
+
+
+def test_dpo_with_rows_of_the_embedding_is_one_run(tmp_path: Path) -> None:
+    """The reference has the embedding's own rows: PEFT's without its adapters, and a copy in train.py."""
+    qwen = ("Qwen/Qwen3-0.6B", ["full_attention"] * 2)
+    dpo = case(*qwen, {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
+    dpo.recipe["lora"] |= {"train_tokens": ["<|im_start|>", 70, "<|im_end|>"], "plus_ratio": 2.0}
+    backends = (Backend.TUNIX, Backend.TRL)
+    assert_one_run(Place(tmp_path, dpo, backends), backends)

@@ -59,7 +59,8 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     return {name: tuple(part.copy() for part in parts) for name, parts in out.items()}
 
 
-LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from", "train_also", "vocab_size")
+LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from")
+LORA += ("train_also", "train_tokens", "vocab_size")
 """Fields of LoraSettings that `twenty_steps` takes, and that the model takes."""
 PRINCIPAL = ("pissa", "olora")
 """Initial values that PEFT computes itself from the base's weights."""
@@ -281,6 +282,7 @@ def peft_steps(
     options |= {key: methods[key] for key in ("rank_pattern",) if key in methods}
     options |= {"use_rslora": True} if methods.get("rslora") else {}
     options |= {"use_dora": dora, "modules_to_save": whole, "ensure_weight_tying": bool(whole)}
+    options |= {"trainable_token_indices": [*methods.get("train_tokens", ())] or None}
     if adapter := methods.get("start_from"):
         from peft import PeftModel
 
@@ -319,7 +321,8 @@ def peft_steps(
     of_a = [p for name, p in weights.items() if name.endswith("lora_A")]
     others = [p for name, p in weights.items() if not name.endswith("lora_A")]
     groups = [{"params": of_a}, {"params": others}]
-    saved = {name: p for name, p in model.named_parameters() if ".modules_to_save." in name}
+    own = re.compile(r"\.(modules_to_save|trainable_tokens_delta)\.")
+    saved = {name: p for name, p in model.named_parameters() if own.search(name)}
     groups[0]["params"] += saved.values()
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     found, norms = [], []
@@ -354,6 +357,10 @@ def peft_steps(
         a, b, *magnitude = end[name]
         end[name] = a * sign[:, None], b * sign, *magnitude
     for name, parameter in saved.items():
-        own = name.replace(".modules_to_save.default", "").removeprefix("base_model.model.")
-        end[own.removeprefix("model.")] = (parameter.detach().numpy(),)
+        called = re.sub(r"(\.modules_to_save)?\.default", "", name).removeprefix("base_model.model.")
+        values = parameter.detach().numpy()
+        if "trainable_tokens_delta" in name:  # an adapter may have another order
+            numbers = model.get_input_embeddings().token_adapter.token_indices["default"]
+            values = values[[numbers.index(token) for token in methods["train_tokens"]]]
+        end[called.removeprefix("model.")] = (values,)
     return found, norms, end

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
-from recipec.runtime.checkpoints.full import ReplacedTensor
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import LocalFolder
@@ -131,10 +130,8 @@ def write_merged(
 def write_adapter(folder: Path, base: HFCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
     """Write a PEFT adapter, as a merge does: its weights and adapter_config.json."""
     deltas = trained.deltas()
-    changes = trained.changes(base).items() if trained.parameters else ()
-    whole = {name: change.read() for name, change in changes if isinstance(change, ReplacedTensor)}
     with (folder / WEIGHTS).open("xb") as file:
-        write_weights(file, base, trained.settings, deltas, whole)
+        write_weights(file, base, trained.settings, deltas, trained.saved(base))
     config = adapter_config(base, model, trained.settings, deltas)
     (folder / ADAPTER_CONFIG).write_bytes(config_bytes(config))
 

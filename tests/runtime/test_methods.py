@@ -86,54 +86,86 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
 
 
 @pytest.mark.parametrize(
-    ("case", "whole"),
-    [("phi3", ("embed_tokens", "lm_head", "input_layernorm")), ("gemma1", ("embed_tokens", "model.norm"))],
+    ("case", "whole", "rows", "tp"),
+    [
+        ("phi3", ("embed_tokens", "lm_head", "input_layernorm"), (), 2),
+        ("gemma1", ("embed_tokens", "model.norm"), (), 2),
+        ("phi3", ("lm_head",), (499, 3, 41), 1),
+        ("gemma1", (), (3, 499, 400, 516), 2),
+    ],
 )
-def test_twenty_steps_with_whole_modules_are_those_of_peft(
-    case: str, whole: tuple[str, ...], tmp_path: Path
+def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
+    case: str, whole: tuple[str, ...], rows: tuple[int, ...], tp: int, tmp_path: Path
 ) -> None:
-    """Train whole modules.
+    """Train whole modules, and rows of the embedding.
 
     The first case starts from a DoRA adapter of PEFT. The second model ties its head to its embedding
     (ensure_weight_tying in PEFT), and gets rows that tp does not divide and that tokens use.
     """
     import jax
 
-    more: dict[str, Any] = {"vocab_size": 517}
+    more: dict[str, Any] = {"vocab_size": 517, "neftune_noise_alpha": 5.0 if rows else None}
     model = make(case, tmp_path / "base", **({} if case == "phi3" else {"vocab_size": 400}))
     if case == "phi3":
         more = {"kind": "dora", "start_from": str(tmp_path / "adapter")}
         names = ("qkv_proj",)
-        save_adapter(model, tmp_path / "adapter", names, use_dora=True, modules_to_save=[*whole])
+        saved = {"modules_to_save": [*whole], "trainable_token_indices": sorted(rows) or None}
+        save_adapter(model, tmp_path / "adapter", names, use_dora=True, **saved)
         model = type(model).from_pretrained(tmp_path / "base")
     with jax.default_matmul_precision("highest"):
-        axes, targets = {"fsdp": 2, "tp": 2}, ("q_proj", "qkv_proj")
-        alike = twenty_steps(
-            tmp_path / "base", model, axes, tmp_path / "run", targets=targets, train_also=whole, **more
-        )
+        axes, targets = {"fsdp": tp, "tp": tp}, ("q_proj", "qkv_proj")
+        more |= {"train_also": whole, "train_tokens": rows}
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
     held(alike)
 
 
-def test_a_bfloat16_model_keeps_whole_modules_in_float32(tmp_path: Path) -> None:
-    """Sum updates of 1e-5, far below bfloat16's steps, and gradients of that size."""
+@pytest.mark.parametrize(
+    "methods", [{"train_also": ("embed_tokens", "norm")}, {"train_also": ("norm",), "train_tokens": (7, 499)}]
+)
+def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
+    methods: dict[str, Any], tmp_path: Path
+) -> None:
+    """Sum updates of 1e-5, far below bfloat16's steps, and gradients of that size.
+
+    Of the embedding, only the rows have a state.
+    """
     import optax
 
-    make("phi3", tmp_path / "base")
-    mesh, built = training.build(
-        tmp_path / "base", {"fsdp": 2, "tp": 1}, dtype="bfloat16", train_also=("embed_tokens", "norm")
-    )
+    base, axes = tmp_path / "base", {"fsdp": 2, "tp": 1}
+    make("phi3", base)
+    mesh, built = training.build(base, axes, dtype="bfloat16", **methods)
     before = training.adapters(built)
     with mesh:
         trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-5), 2, every_steps=3)
         training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5)
-    states = {str(array.dtype) for array in training.arrays(trainer.optimizer).values()}
-    assert "bfloat16" not in states
+    states = training.arrays(trainer.optimizer).values()
+    assert "bfloat16" not in {str(array.dtype) for array in states}
+    rows = "train_tokens" in methods
+    assert rows != any(array.shape[:1] == (tiny.VOCAB,) for array in states)
+    assert rows == any(array.shape == (2, 48) for array in states)
     after = training.adapters(built)
     assert len(built.whole) == 2
     for path in (parameter.path for parameter in built.whole):
         assert after[path].dtype == np.float32
         assert 0 < np.abs(after[path] - before[path]).max() < 1e-4
     assert built.model.embedder.input_embedding.get_value().dtype == "bfloat16"
+
+
+def test_whole_modules_and_rows_in_bfloat16_accumulate_gradients_in_float32(tmp_path: Path) -> None:
+    """As adapters in bfloat16 do: their moments are bfloat16."""
+    import optax
+
+    make("gemma1", tmp_path / "base")
+    methods = {"train_also": ("norm",), "train_tokens": (7, 499), "lora_dtype": "bfloat16"}
+    mesh, built = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, dtype="bfloat16", **methods)
+    before = training.adapters(built)
+    with mesh:
+        trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-2), 2, every_steps=2)
+        training.fit(trainer, tmp_path / "run", 2, lambda step: 1e-2)
+    states = training.arrays(trainer.optimizer).items()
+    kinds = {(("acc_grads" in path), str(array.dtype)) for path, array in states if array.ndim}
+    assert kinds == {(True, "float32"), (False, "bfloat16")}
+    assert all((training.adapters(built)[p.path] != before[p.path]).any() for p in built.whole)
 
 
 @pytest.mark.parametrize(("init", "which"), [("gaussian", 0), ("zero_a", 1)])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recipec.runtime.data.new_tokens import with_tokens
+from recipec.runtime.data.new_tokens import numbered, with_tokens
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, ModelSettings
 from tests.runtime.chats import tokenizer
 
@@ -57,6 +60,37 @@ def test_a_pieces_list_has_its_text_changed() -> None:
     content = json.loads(made["tokenizer.json"])
     assert content["model"]["vocab"][1] == ["<a>", 0]
     assert [(one["id"], one["content"]) for one in content["added_tokens"]] == [(1, "<a>")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (("<c>",), "no token `<c>`"),
+        ((20_000,), "has 10000 rows"),
+        (("<b>", 11, "<a>", 10_000 - 1), None),
+    ],
+)
+def test_rows_to_train_have_the_numbers_of_their_tokens(
+    tmp_path: Path, tokens: tuple[int | str, ...], message: str | None
+) -> None:
+    """A token that the recipe adds has the number that the run's tokenizer gives it."""
+    saved(tmp_path, 10_000, "<reserved_0>")
+    added = {"<a>": None, "<b>": "<reserved_0>"}
+    numbers = dict(zip(added, loaded(tmp_path, **added).convert_tokens_to_ids([*added]), strict=True))
+    base: Any = SimpleNamespace(
+        architecture=SimpleNamespace(vocab_size=10_000),
+        name="base",
+        side_files=[path.name for path in tmp_path.iterdir()],
+        side_file=lambda name: (tmp_path / name).read_bytes(),
+    )
+    lora = LoraSettings(1, 1.0, 0.0, (), train_tokens=tokens)
+    if message is None:
+        found = numbered(lora, base, added).train_tokens
+        assert found == (numbers["<b>"], 11, numbers["<a>"], 9_999)
+        lora = replace(lora, train_tokens=(numbers["<a>"], "<a>"))
+        message = "twice"
+    with pytest.raises(UserError, match=message):
+        numbered(lora, base, added)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
 
     Args:
         options: dtype, remat, only, rules, seed and vocab_size of the model; full for a model without LoRA;
-            and LoraSettings' fields. If adapters start from the base's weights, also the folder of their
-            initial values, which are computed if the folder has none.
+            its dtype as lora_dtype; and LoraSettings' other fields. If adapters start from the base's
+            weights, also the folder of their initial values, which are computed if the folder has none.
     """
     from recipec.runtime.model.adapters import LoraSettings
     from recipec.runtime.model.loading import build as build_model
@@ -91,10 +91,11 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
     kept = options.pop("kept", None)
     full = options.pop("full", False)
+    kind = {"dtype": options.pop("lora_dtype", "float32")}
     lora = (
         None
         if full
-        else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+        else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options, **kind})
     )
     if kept is not None:
         base, seed = first_values(base, settings, lora, kept, seed, axes)

@@ -144,6 +144,7 @@ def test_adapters_that_do_not_go_together_are_refused(
         (wide, "rank 4, 8, which cannot be added"),
         (layer, "layers_to_transform"),
         (pattern, "target_modules is a list"),
+        (adapted(model, tmp_path / "rows", 3, trainable_token_indices=[3]), "rows of the embedding"),
     ):
         with pytest.raises(ArtifactError, match=message):
             combine(Combination([adapter, second], (1, 1), "linear"), tmp_path / "out")

@@ -228,12 +228,13 @@ def _stored(facts: Facts, serve: Serve, config: Mapping[str, Any]) -> Iterator[D
 
 
 def _beside_projections(facts: Facts) -> list[str]:
-    """Return what the recipe adapts that is not a projection: experts, router."""
+    """Return what the recipe trains that is not a projection: experts, router, rows of the embedding."""
     lora = facts.recipe.lora
     if lora is None:
         return []
     sites = (one for one in facts.lora_targets if one.words and one.layer in (facts.layers or ()))
-    return list(dict.fromkeys(one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)))
+    found = [one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)]
+    return list(dict.fromkeys([*found, *(["train_tokens"] if lora.train_tokens else [])]))
 
 
 def _address(serve: Serve) -> Iterator[Diagnostic]:

@@ -670,8 +670,6 @@ exact dataloader_drop_last: recipec leaves out an epoch's last batch if it is no
 exact shuffle_merged_datasets: each epoch has its own order, in Axolotl and in recipec
 exact float32: model.dtype sets the precision
 learned peft_layer_replication: recipec does not repeat layers: the model keeps its depth
-learned peft_trainable_token_indices: recipec does not train single rows of the embedding: these tokens keep
-    theirs
 learned relora: recipec does not merge and restart adapters during the run
 learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
 learned unfrozen_parameters: recipec cannot select rows of a weight, or names that the model does not have

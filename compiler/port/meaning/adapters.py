@@ -19,12 +19,12 @@ from recipec.compiler.port.meaning import experts
 from recipec.compiler.port.names import known, of_model
 from recipec.compiler.wording import listing
 from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
 learned lora_bias=null/false: recipec does not train biases of B
 learned bias=null/none: recipec keeps biases frozen
-learned trainable_token_indices=null: recipec keeps the embedding frozen: it does not train new tokens
 learned layer_replication=null: recipec keeps the model's own layers
 learned alora_invocation_tokens=null: recipec applies the adapter to all tokens
 learned use_qalora=null/false: recipec gives A all inputs, not pooled ones
@@ -135,6 +135,20 @@ def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
         keys.say(key, made, lost)
     else:
         keys.unless(key, (), "recipec puts no adapter on parameters with these names")
+
+
+def say_tokens(keys: Keys, key: str) -> None:
+    """Record PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
+    found = keys.value(key)
+    if isinstance(found, Mapping):
+        if [str(name).rpartition(".")[2] in EMBEDDED for name in found] != [True]:
+            keys.learned(key, (), "recipec trains single rows of the token embedding, and of no other module")
+            return
+        (found,) = found.values()
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        keys.refuse(key, "E1160", f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
+        return
+    keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
 
 
 def say_dropout(keys: Keys, chosen: Chosen | None) -> None:

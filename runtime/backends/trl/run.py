@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ...metrics import run_facts
 from ...metrics.run_state import Ending, recorded
 from ...metrics.services import open_services
 from ...model.adapters import LoraSettings
+from ...peft.adapter import ROWS
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.stopping import Evaluations
 from ...training.trace import Trace, check_writable
@@ -150,6 +151,11 @@ def _run(job: _Job) -> int:
     with place.local_main_process_first():
         base = HFCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
+    if lora is not None and lora.train_tokens:
+        from ...data.new_tokens import numbered
+
+        lora = numbered(lora, base, dict(model.add_tokens))
+        job = replace(job, settings=replace(job.settings, lora=lora))
     with place.local_main_process_first():
         tokenizer, prepared = _data(job, base, place.num_processes, folder)
     total = prepared.total_steps
@@ -330,7 +336,8 @@ def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, e
     output = job.arguments.output.expanduser().resolve()
     if lora is not None:
         values = saving.pairs(trace.trained)
-        saving.save_adapter(output / saving.ADAPTER, base, model, lora, values, initial)
+        rows = {name: value for name, value in trace.trained.items() if name.endswith(ROWS)}
+        saving.save_adapter(output / saving.ADAPTER, base, model, lora, values, initial, rows)
     elif ended:
         saving.save_model(output / saving.MODEL, base, trace.trained)
     if job.arguments.trace is not None:

@@ -187,8 +187,9 @@ class RecipeTrainer(SFTTrainer):
             if ratio is None:
                 self.optimizer = self._training.optimizer(list(trained.values()))
             else:
-                of_a = [p for name, p in trained.items() if name.endswith(".lora_A")]
-                groups = of_a, [p for name, p in trained.items() if not name.endswith(".lora_A")]
+                faster = (".lora_B", ".lora_magnitude")
+                others = [p for name, p in trained.items() if not name.endswith(faster)]
+                groups = others, [p for name, p in trained.items() if name.endswith(faster)]
                 self.optimizer = self._training.optimizer([{"params": group} for group in groups])
                 self.optimizer.param_groups[1]["lr"] *= ratio
         return self.optimizer

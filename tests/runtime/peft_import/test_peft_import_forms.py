@@ -29,7 +29,13 @@ from tests.runtime.runs import save_run, write_lock
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"dtype": "bfloat16"}, {"kv": "shared"}, {"train_also": ["embed_tokens", "q_norm"]}],
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"kv": "shared"},
+        {"train_also": ["embed_tokens", "q_norm"]},
+        {"train_tokens": [7, 3]},
+    ],
     ids=str,
 )
 def test_what_was_exported_is_imported_bit_for_bit(

@@ -37,7 +37,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         )
         for key, value in {
             **dict.fromkeys(("lora_bias", "fan_in_fan_out", "use_qalora"), True),
-            "trainable_token_indices": [1, 2],
             "layer_replication": [[0, 2], [1, 2]],
             "alora_invocation_tokens": [5],
             **{
@@ -45,6 +44,14 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
                 for name in ("megatron", "use_bdlora", "arrow", "kasa", "monteclora")
             },
         }.items()
+    },
+    **{
+        f"rows {tokens}": (set_config(trainable_token_indices=tokens), message, help)
+        for tokens, message, help in (
+            ([1, 2], "has no rows of the embedding for trainable_token_indices", "download or save"),
+            ([1, 1], "trainable_token_indices is [1, 1], not a list of different tokens", "download or save"),
+            ({"lm_head": [1]}, "trainable_token_indices names lm_head", "merge_and_unload"),
+        )
     },
     "biases": (
         set_config(bias="all"),
@@ -244,6 +251,11 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
         "use_dora is false, and lora.kind dora; layers.0.self_attn.q_proj (and 7 more) has rank 3",
         "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all, lora.train_also: [], "
         "lora.kind: lora, lora.rank: 3, lora.rank_pattern: {}",
+    ),
+    "rows of the embedding": (
+        {"train_tokens": [3, 7]},
+        "does not fit the recipe: the adapter has the embedding's rows [], and the recipe trains [3, 7]",
+        "lora.train_tokens: []",
     ),
     "rank": (
         {"rank": 4},
