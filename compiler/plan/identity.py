@@ -48,8 +48,8 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
 results keep their names."""
 NEWER = {
     "Norm": ("weighted",),
-    "Experts": ("balanced", "latent", "summed"),
-    "ExpertTensors": ("boxed", "correction"),
+    "Experts": ("balanced", "latent", "summed", "eps"),
+    "ExpertTensors": ("boxed", "correction", "beside"),
 }
 """Fields of the parts of a description that are newer than cached plans, by class. They count only if they
 differ from their default."""

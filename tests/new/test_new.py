@@ -174,7 +174,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
             "no no.jsonl",
         ),
         (["demo", "--model", "./empty", "--accelerator", "v6e-1"], 1, "config.json"),
-        (["demo", "--model", "MiniMaxAI/MiniMax-M2", "--accelerator", "v6e-8"], 1, "cannot be trained"),
+        (["demo", "--model", "Qwen/Qwen3-8B-AWQ", "--accelerator", "v6e-8"], 1, "stored quantized"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_leaves_nothing(

@@ -1,4 +1,4 @@
-"""Tests that ORPO, and DPO with trained rows of the embedding, by train_trl.py are train.py's runs, in float32.
+"""Tests that train_trl.py runs as train.py does, in float32: ORPO, and DPO with trained rows of embeddings.
 
 tests/e2e/test_torchax_preference.py has more.
 """
