@@ -392,7 +392,7 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, original: Architecture, text: Mapping[str, Any], axes: Mapping[str, int], head_dim: int
+        cls, original: Architecture, text: Mapping[str, Any], axes: Mapping[str, int], head_dim: int = 16
     ) -> Sizes:
         step, tp = math.lcm(8, shards("fsdp", axes), *axes.values()), axes.get("tp", 1)
         head_dim = _multiple(head_dim, step)
