@@ -89,7 +89,12 @@ probe() {
     see_python
     venv/bin/python "$name/probe.py" --output . || status="$?"
     if [[ -f probe.json ]]; then
-        printf '%s\n' "-----BEGIN probe.json-----" "$(< probe.json)" "-----END probe.json-----"
+        # By cat, which writes it at once: bash writes a line at a time, between the lines of other hosts.
+        cat << END
+-----BEGIN probe.json-----
+$(< probe.json)
+-----END probe.json-----
+END
     fi
     return "$status"
 }

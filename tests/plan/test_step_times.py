@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scripts.step_times import BEGIN, END, PAGE, table
 
 
+@pytest.mark.e2e
 def test_the_page_has_the_table_that_the_model_gives() -> None:
     said = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     assert said == f"{table()}\n", "python -m scripts.step_times write"
