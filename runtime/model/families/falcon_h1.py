@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .base import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
-from .ssm import heads_of, limits
+from .ssm import mixer
 
 
 class FalconH1(DecoderFamily):
@@ -68,20 +68,12 @@ def mamba(config: Mapping[str, Any]) -> Mamba:
     """Return the sizes of the mixers."""
     given = {key: value for key, value in config.items() if value is not None}
     expanded = integer(config, "mamba_expand") * integer(config, "hidden_size")
-    inner = integer(given, "mamba_d_ssm", expanded)
-    heads, groups, head_dim = heads_of(config, inner, "mamba_d_ssm")
-    biases = {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "projectors_bias"}
-    shortest, longest = limits(config)
-    return Mamba(
-        heads,
-        head_dim,
-        groups,
-        integer(config, "mamba_d_state"),
-        integer(config, "mamba_d_conv"),
-        biases=tuple(part for part, key in biases.items() if flag(config, key)),
-        shortest=shortest,
-        longest=longest,
-        norm_parts=groups if flag(config, "mamba_rms_norm") else 0,
+    return mixer(
+        config,
+        integer(given, "mamba_d_ssm", expanded),
+        "mamba_d_ssm",
+        {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "projectors_bias"},
+        norm_parts=integer(config, "mamba_n_groups") if flag(config, "mamba_rms_norm") else 0,
         gate_last=flag(config, "mamba_norm_before_gate"),
         input_scale=multiplier(config, "ssm_in_multiplier"),
         scales=multipliers(config, "ssm_multipliers", 5),

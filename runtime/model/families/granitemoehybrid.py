@@ -11,7 +11,7 @@ from .base import FULL, LINEAR, built_in, count, integer
 from .decoder import DecoderArchitecture, Experts, Mamba, Names, chosen, flag, listed_types
 from .granite import Granite
 from .granitemoe import TENSORS
-from .ssm import heads_of, limits
+from .ssm import mixer
 
 KINDS = {"mamba": LINEAR, "attention": FULL, LINEAR: LINEAR, FULL: FULL}
 """The kinds of layers by their names in config.json, old and new."""
@@ -81,20 +81,8 @@ class GraniteMoeHybrid(Granite):
 def mamba(config: Mapping[str, Any]) -> Mamba:
     """Return the sizes of the mixers."""
     inner = integer(config, "mamba_expand") * integer(config, "hidden_size")
-    heads, groups, head_dim = heads_of(config, inner, "mamba_expand")
     biases = {"in": "mamba_proj_bias", "conv": "mamba_conv_bias", "out": "mamba_proj_bias"}
-    shortest, longest = limits(config)
-    return Mamba(
-        heads,
-        head_dim,
-        groups,
-        integer(config, "mamba_d_state"),
-        integer(config, "mamba_d_conv"),
-        biases=tuple(part for part, key in biases.items() if flag(config, key)),
-        shortest=shortest,
-        longest=longest,
-        norm_parts=1,
-    )
+    return mixer(config, inner, "mamba_expand", biases, norm_parts=1)
 
 
 FAMILY = GraniteMoeHybrid()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .base import UnsupportedCheckpoint, integer
+from .decoder import Mamba, flag
 
 LIMITS = "time_step_limit"
 
@@ -23,11 +24,15 @@ def divided(config: Mapping[str, Any], heads: str, groups: str) -> tuple[int, in
     return n, k
 
 
-def heads_of(config: Mapping[str, Any], inner: int, key: str) -> tuple[int, int, int]:
-    """Return the numbers of heads and of groups, and the features of a head.
+def mixer(
+    config: Mapping[str, Any], inner: int, key: str, biases: Mapping[str, str], **different: Any
+) -> Mamba:
+    """Return the sizes of a mixer that is described by `mamba_...` keys.
 
     Args:
         inner: the features of all heads, by the config.json's `key`.
+        biases: the key of each bias of `Mamba.biases`.
+        different: other fields of `Mamba`.
 
     Raises:
         UnsupportedCheckpoint: unless the heads have these features together.
@@ -39,7 +44,18 @@ def heads_of(config: Mapping[str, Any], inner: int, key: str) -> tuple[int, int,
         raise UnsupportedCheckpoint(
             f"config.json: {inner} features by {key} are not {heads} heads of {width}", key
         )
-    return heads, groups, width
+    shortest, longest = limits(config)
+    return Mamba(
+        heads,
+        width,
+        groups,
+        integer(config, "mamba_d_state"),
+        integer(config, "mamba_d_conv"),
+        biases=tuple(part for part, key in biases.items() if flag(config, key)),
+        shortest=shortest,
+        longest=longest,
+        **different,
+    )
 
 
 def limits(config: Mapping[str, Any]) -> tuple[float, float | None]:
