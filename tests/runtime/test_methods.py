@@ -35,7 +35,7 @@ def held(alike: Alike) -> None:
     assert alike.moved > 5e-3
 
 
-@pytest.mark.parametrize("case", ["gemma1", "granite"])
+@pytest.mark.parametrize("case", ["gemma1", pytest.param("granite", marks=pytest.mark.nightly)])
 def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_path: Path) -> None:
     """Cover both orders: transformers scales Gemma's embeddings before the noise, and Granite's after it."""
     import jax
@@ -48,7 +48,11 @@ def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("case", "targets"), [("phi3", EVERY), ("gemma3", ("q_proj", "v_proj", "down_proj"))]
+    ("case", "targets"),
+    [
+        ("phi3", EVERY),
+        pytest.param("gemma3", ("q_proj", "v_proj", "down_proj"), marks=pytest.mark.nightly),
+    ],
 )
 def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, ...], tmp_path: Path) -> None:
     """Cover fused keys and values of which only one half has an adapter."""
@@ -89,7 +93,7 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
     ("case", "whole", "rows", "tp"),
     [
         ("phi3", ("embed_tokens", "lm_head", "input_layernorm"), (), 2),
-        ("gemma1", ("embed_tokens", "model.norm"), (), 2),
+        pytest.param("gemma1", ("embed_tokens", "model.norm"), (), 2, marks=pytest.mark.nightly),
         ("phi3", ("lm_head",), (499, 3, 41), 1),
         ("gemma1", (), (3, 499, 400, 516), 2),
     ],
@@ -120,7 +124,11 @@ def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
 
 
 @pytest.mark.parametrize(
-    "methods", [{"train_also": ("embed_tokens", "norm")}, {"train_also": ("norm",), "train_tokens": (7, 499)}]
+    "methods",
+    [
+        pytest.param({"train_also": ("embed_tokens", "norm")}, marks=pytest.mark.nightly),
+        {"train_also": ("norm",), "train_tokens": (7, 499)},
+    ],
 )
 def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
     methods: dict[str, Any], tmp_path: Path

@@ -326,7 +326,7 @@ def stepper(built: Any) -> Any:
     one = training.batch(0)
     graph = nnx.graphdef(built.model)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=training.QUICK)
     def step(adapters: Any, state: Any, base: Any) -> Any:
         def loss(adapters: Any) -> Any:
             return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)
