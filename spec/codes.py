@@ -596,8 +596,9 @@ LORA: dict[str, Code] = {
     "E0321": Code(
         "DoRA cannot be combined with this",
         "DoRA scales the outputs of each projection to trained magnitudes. PEFT has no DoRA for experts and "
-        "routers, and with dropout it also drops inputs of the frozen product. recipec does not compute the "
-        "norms of quantized weights. vLLM does not serve DoRA adapters.",
+        "routers, and with dropout it also drops inputs of the frozen product. With quantized weights and "
+        "pissa, olora or loftq, the norms would not be those of the stored weights. vLLM "
+        "does not serve DoRA adapters.",
         "Change the key that the message names, or write `kind: lora`.",
     ),
     "E0320": Code(

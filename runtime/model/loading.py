@@ -230,7 +230,8 @@ def build(
             from .dora import magnitudes
 
             path, _, spec = adapter.arrays[-1]
-            made = jax.jit(functools.partial(magnitudes, adapter), out_shardings=sharding.named(mesh, spec))
+            lengths = functools.partial(magnitudes, adapter, dtype=dtype)
+            made = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
             arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
     if lora is not None and lora.train_tokens:
         from .token_rows import first_values
