@@ -641,7 +641,7 @@ DATA: dict[str, Code] = {
         "chat template of another family",
         "The template writes turn markers that the checkpoint was not trained with, such as Gemma 3's "
         "`<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that are tokens of the checkpoint's "
-        "tokenizer are allowed.",
+        "tokenizer are allowed, and a model that is not tuned for chat can learn any markers.",
         "Leave `data.chat_template` out to use the checkpoint's template. If the checkpoint's own template "
         "is wrong, copy the one from the model's repository.",
     ),
