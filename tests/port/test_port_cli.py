@@ -1,4 +1,4 @@
-"""Test `recipe port` on the command line: what it writes where, its exit statuses, and that nothing is lost."""
+"""Test `recipe port` on the command line: what it writes where, exit statuses, and that nothing is lost."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_the_page_has_the_record() -> None:
 
 
 def test_a_packed_row_is_its_samples() -> None:
-    """Tell samples apart by positions that start again, by the numbers of a mask, or by what positions see."""
+    """Tell samples apart by positions that start again, by numbers of a mask, or by what positions see."""
     batch = {"input_ids": [[5, 6, 7, 8, 0]], "labels": [[-100, 6, -100, 8, -100]]}
     numbers = np.array([1, 1, 2, 2, 0])
     sees = np.tril(numbers[:, None] == numbers) & (numbers > 0)
