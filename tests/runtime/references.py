@@ -60,8 +60,9 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("train_also", "train_tokens", "vocab_size")
-"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes."""
+LORA += ("train_also", "train_tokens", "vocab_size", "qat")
+"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
+reference rounds by itself."""
 PRINCIPAL = ("pissa", "olora")
 """Initial values that PEFT computes itself from the base's weights."""
 
