@@ -59,7 +59,8 @@ def _beyond(model: Model, full: bool) -> str | None:
         return "experts"
     if architecture.stateful:
         return "layers that carry a state"
-    return "inputs of each layer" if full and getattr(architecture, "per_layer_input", 0) else None
+    more = full and bool(getattr(architecture, "per_layer_input", 0))
+    return "inputs of each layer" if more else None
 
 
 def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
