@@ -77,7 +77,8 @@ def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
     if lora is not None and section.head:
         found.append(("train.qat.head", "adapters, which leave the head as it is", "head: false"))
     for path, what, help in found:
-        yield Diagnostic("E0519", f"train.qat cannot be combined with {what}", path, f"{help}, or qat: null")
+        name = path if path.startswith("train.qat") else "train.qat"
+        yield Diagnostic("E0519", f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
 
 
 def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
