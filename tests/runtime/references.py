@@ -60,8 +60,9 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("quantize", "train_also", "train_tokens", "vocab_size")
-"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes."""
+LORA += ("quantize", "train_also", "train_tokens", "vocab_size", "qat")
+"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
+reference rounds by itself."""
 NF4 = [
     -1.0,
     -0.6961928009986877,
