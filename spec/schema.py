@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -81,6 +82,7 @@ def modeline(target: str) -> str:
     return f"# yaml-language-server: $schema={target}"
 
 
+@functools.cache
 def text() -> str:
     """Return the text of docs/recipe.schema.json."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"

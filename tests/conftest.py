@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 
 from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
 
@@ -26,6 +29,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# typer derives every command of an application from its function, and its runner would do so for each call.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 ROOT = Path(__file__).resolve().parent.parent
 

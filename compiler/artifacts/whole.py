@@ -198,5 +198,5 @@ def linked_folder(folder: Path, path: str) -> Path | None:
 
 def is_inside(path: str) -> bool:
     """Return whether a relative path stays in its folder."""
-    pure = PurePosixPath(path)
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path

@@ -13,7 +13,6 @@ from recipec.runtime.model.adapters import (
     EMBEDDING,
     Adapter,
     Projection,
-    build_adapters,
     by_pattern,
     matches,
     meant,
@@ -75,7 +74,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             return
     if facts.model is None or facts.layers is None:
         return
-    everywhere = {one.layer for one in facts.lora_targets if meant(target, one)}
+    everywhere = {layer for layer, _ in facts.hits[target]}
     if not everywhere:
         yield Diagnostic(
             "E0302",
@@ -180,7 +179,7 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     layers = facts.layers
     if facts.model is None or layers is None:
         return
-    hits = [[one.layer for one in facts.lora_targets if meant(target, one)] for target in section.targets]
+    hits = [[layer for layer, _ in facts.hits[target]] for target in section.targets]
     if all(hits) and not any(layer in layers for found in hits for layer in found):
         everywhere = sorted({layer for found in hits for layer in found})
         yield Diagnostic(
@@ -196,11 +195,10 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 def _experts(facts: Facts) -> Iterator[Diagnostic]:
     """Check targets of models with experts: whether the experts, which hold most of the weights, are
     targeted, and settings that experts do not support."""
-    if facts.model is None or facts.lora is None or not any(map(expert_layer, facts.defaults)):
+    adapters = facts.adapters
+    if facts.model is None or facts.lora is None or adapters is None:
         return
-    try:
-        adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
-    except ValueError:  # `_patterns` reports this
+    if not any(map(expert_layer, facts.defaults)):
         return
     found = reach(facts.defaults, adapters)
     if adapters and found.expert_layers:
@@ -238,7 +236,7 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report a target whose projections all belong to an earlier target."""
     seen: set[str] = set()
     for index, target in enumerate(section.targets):
-        hit = {module for one in facts.lora_targets for module in meant(target, one)}
+        hit = {module for _, module in facts.hits[target]}
         if hit and hit <= seen:
             yield Diagnostic(
                 "W0306",
@@ -255,8 +253,9 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if facts.lora is None:
         return
     lora = facts.lora
+    named = {module for found in facts.hits.values() for _, module in found}
     adapted = [
-        [module for module in one.modules if _is_target(section, one, module)]
+        [module for module in one.modules if module in named]
         for one in facts.lora_targets
         if one.layer in (facts.layers or ())
     ]
@@ -297,10 +296,6 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 "kv: independent",
             )
             return
-
-
-def _is_target(section: Lora, site: LoraTarget, module: str) -> bool:
-    return any(module in meant(target, site) for target in section.targets)
 
 
 def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -441,13 +436,9 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         return
     objective, init = facts.recipe.train.objective, f"init: {section.init}"
     words = [s.words[0] for s in facts.lora_targets if s.parameter and _adapted(facts, section, s)]
-    adapters = []
-    if facts.model is not None and facts.lora is not None:
-        try:
-            adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
-        except ValueError:  # `_patterns` reports this
-            return
-    linear = [a for a in adapters if not a.target.parameter]
+    if facts.adapters is None and facts.model is not None and facts.lora is not None:
+        return  # `_patterns` reports why
+    linear = [a for a in facts.adapters or () if not a.target.parameter]
     sizes = {part.name: (part.rank, *_matrix(a, part)) for a in linear for part in a.projections}
     narrow = next((name for name, (rank, *size) in sizes.items() if rank > min(size)), None)
     unstored = section.init == "loftq" and section.quantize != "nf4"

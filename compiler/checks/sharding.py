@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.wording import divisors, flow, grouped, listing, split_layer
-from recipec.runtime.model.adapters import build_adapters
+from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import TOKENS, Indivisible, axes_of, indivisible
 from recipec.spec.diagnostics import Diagnostic
@@ -82,20 +83,22 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
 def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
     """Yield one diagnostic for each length that an axis does not divide, for any number of arrays."""
     misfits: dict[tuple[str, int, str], list[Indivisible]] = {}
+    axes = facts.axes
+
+    @functools.cache  # layers are alike
+    def fits(shape: tuple[int, ...], spec: Spec) -> bool:
+        return not indivisible("", shape, spec, axes)
+
+    specs = {p.path: p.spec for p in facts.ruled}
     arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
-    weights = {path for path, shape, spec in arrays if indivisible(path, shape, spec, facts.axes)}
-    if facts.lora is not None and facts.model is not None:
-        specs = {p.path: p.spec for p in facts.ruled}
-        try:
-            adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora, specs)
-        except ValueError:
-            adapters = []  # the checks of the lora section report why
-        for adapter in adapters:
-            if adapter.target.weight not in weights:  # else the weight's own dimension is already reported
-                arrays += adapter.arrays
+    weights = {path for path, shape, spec in arrays if not fits(shape, spec)}
+    for adapter in facts.adapters or ():
+        weight = adapter.target.weight
+        if weight not in weights:  # else the weight's own dimension is already reported
+            arrays += placed(adapter, specs[weight]).arrays
     defaults = {p.path: p.spec for p in facts.defaults}
     for path, shape, spec in arrays:
-        for misfit in indivisible(path, shape, spec, facts.axes):
+        for misfit in () if fits(shape, spec) else indivisible(path, shape, spec, axes):
             ruled = path in defaults and defaults[path] != spec
             if ruled or not _splits_heads(misfit, spec):
                 where = _rule_of(facts, path) if ruled else f"mesh.axes.{misfit.axis}"

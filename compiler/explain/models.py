@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from recipec.compiler.lowering import catalog, families
 from recipec.compiler.serving.features import implementation
 from recipec.compiler.wording import listing, quantity, table
-from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families import FAMILIES, Architecture, Family
 from recipec.runtime.model.reach import reach
 from recipec.spec.diagnostics import Diagnostic
 
@@ -103,13 +104,19 @@ def _known(id: str, copy: str | None = None) -> KnownModel:
     return KnownModel(
         id=id,
         family=_family(id),
-        parameters=reach(family.parameters(family.architecture(entry["config"])), ()).total,
+        parameters=_total(family, family.architecture(entry["config"])),
         chat=entry.get("chat"),
         trained=TRAINED,
         splash=family.flash_attention,
         served=SERVED.get(implementation(entry["config"]) or ""),
         copy=copy,
     )
+
+
+@functools.cache
+def _total(family: Family, architecture: Architecture) -> int:
+    """Return a model's parameters; several entries have the same architecture."""
+    return reach(family.parameters(architecture), ()).total
 
 
 def _family(id: str) -> str:

@@ -27,6 +27,7 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import added, quantized
 from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
+from recipec.runtime.model.families.base import arrays
 from recipec.runtime.model.families.transformers import refuse
 from recipec.runtime.weights.formats import format_of, plain
 
@@ -359,7 +360,7 @@ def read(
     shapes = {} if family.tunix else _shapes(model_id, config, listed)
     try:
         architecture = family.architecture_of(config, shapes)
-        sizes = {n for parameter in family.parameters(architecture) for n in parameter.shape}
+        sizes = {n for parameter in arrays(family, architecture) for n in parameter.shape}
         if not all(isinstance(n, int) and n > 0 for n in sizes):
             raise TypeError("a size is not a positive whole number")
     except UnsupportedCheckpoint:

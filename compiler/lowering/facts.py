@@ -20,9 +20,16 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
 from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
-from recipec.runtime.model.adapters import LoraSettings, lora_settings, parse_layers
+from recipec.runtime.model.adapters import (
+    Adapter,
+    LoraSettings,
+    build_adapters,
+    lora_settings,
+    meant,
+    parse_layers,
+)
 from recipec.runtime.model.families import UnsupportedCheckpoint
-from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec
+from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel
 from recipec.runtime.weights.grown import with_vocabulary
 from recipec.spec.diagnostics import Diagnostic
@@ -54,7 +61,7 @@ class Facts:
     def folder(self) -> Path:
         return self.source.parent
 
-    @property
+    @cached_property
     def axes(self) -> dict[str, int]:
         """Devices along each mesh axis."""
         return dict(self.recipe.mesh.axes)
@@ -115,14 +122,34 @@ class Facts:
         return lora_settings(section.model_dump(), self.model.architecture.num_layers)
 
     @cached_property
+    def adapters(self) -> tuple[Adapter, ...] | None:
+        """The adapters, with the family's shardings; None without any, or where projections that share A are
+        given different ranks or alphas, which the checks of the lora section report."""
+        if self.model is None or self.lora is None:
+            return None
+        try:
+            return tuple(build_adapters(self.model.family, self.model.architecture, self.lora))
+        except ValueError:
+            return None
+
+    @cached_property
+    def hits(self) -> Mapping[str, Sequence[tuple[int, str]]]:
+        """The layers and modules that each of lora.targets matches."""
+        targets = self.recipe.lora.targets if self.recipe.lora else ()
+        return {
+            target: [(one.layer, module) for one in self.lora_targets for module in meant(target, one)]
+            for target in targets
+        }
+
+    @cached_property
     def defaults(self) -> tuple[Parameter, ...]:
         """The model's arrays with the family's shardings; () without a model."""
-        return tuple(self.model.family.parameters(self.model.architecture)) if self.model else ()
+        return arrays(self.model.family, self.model.architecture) if self.model else ()
 
     @cached_property
     def lora_targets(self) -> tuple[LoraTarget, ...]:
         """The weights that can carry LoRA; () without a model."""
-        return tuple(self.model.family.all_targets(self.model.architecture)) if self.model else ()
+        return sites(self.model.family, self.model.architecture) if self.model else ()
 
     @cached_property
     def ruled(self) -> tuple[Parameter, ...]:

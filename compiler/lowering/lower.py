@@ -9,7 +9,7 @@ from recipec.compiler.checks import run_checks
 from recipec.compiler.emitters.recipe_text import recipe_text
 from recipec.compiler.lowering.facts import Facts, gather
 from recipec.compiler.lowering.program import Program
-from recipec.runtime.model.adapters import build_adapters, train_only
+from recipec.runtime.model.adapters import placed, train_only
 from recipec.runtime.model.partition_rules import resolve_specs
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.load import Loaded, locate
@@ -59,10 +59,10 @@ def _program(facts: Facts, text: str, notes: tuple[Diagnostic, ...]) -> Program:
     assert facts.model is not None and facts.accelerator is not None
     family, architecture = facts.model.family, facts.model.architecture
     on_indivisible = "replicate" if facts.replicates else "error"
-    placed = resolve_specs(facts.defaults, facts.rules, facts.axes, on_indivisible)
-    parameters = train_only(placed, recipe.train.only)
+    resolved = resolve_specs(facts.defaults, facts.rules, facts.axes, on_indivisible)
+    parameters = train_only(resolved, recipe.train.only)
     specs = {parameter.path: parameter.spec for parameter in parameters}
-    adapters = build_adapters(family, architecture, facts.lora, specs) if facts.lora else []
+    adapters = [placed(adapter, specs[adapter.target.weight]) for adapter in facts.adapters or ()]
     return Program(
         recipe=recipe,
         source=facts.source,

@@ -21,7 +21,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Source, Spec
+from .families.base import (
+    PREFIXES,
+    Architecture,
+    Family,
+    LoraTarget,
+    Parameter,
+    Source,
+    Spec,
+    arrays,
+    sites,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -291,9 +301,10 @@ def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
         return site.modules
     if site.words and not any(word in target for word in site.words):
         return ()
-    return tuple(module for module in site.modules if matches(target, module))
+    return tuple([module for module in site.modules if matches(target, module)])
 
 
+@functools.lru_cache(maxsize=2**16)
 def matches(target: str, module: str) -> bool:
     """Return whether a recipe's target matches a Hugging Face module ("layers.7.self_attn.q_proj").
 
@@ -392,9 +403,9 @@ def build_adapters(
     Raises:
         ValueError: when projections that share A are given different ranks or alphas.
     """
-    parameters = {p.path: p for p in family.parameters(architecture)}
+    parameters = {p.path: p for p in arrays(family, architecture)}
     out = []
-    for target in family.all_targets(architecture):
+    for target in sites(family, architecture):
         if lora.layers is not None and target.layer not in lora.layers:
             continue
         projections = _projections(target, lora)
@@ -403,20 +414,26 @@ def build_adapters(
         weight = parameters[target.weight]
         spec = (specs or {}).get(target.weight, weight.spec)
         rank = projections[-1].start + projections[-1].rank
-        first = target.stacked
-        rest = [axis for axis in range(first, len(weight.shape)) if axis not in target.contract]
-        out.append(
-            Adapter(
-                target=target,
-                projections=projections,
-                a_shape=(*weight.shape[:first], *(weight.shape[i] for i in target.contract), rank),
-                b_shape=(*weight.shape[:first], rank, *(weight.shape[i] for i in rest)),
-                a_spec=(*spec[:first], *(spec[i] for i in target.contract), None),
-                b_spec=(*spec[:first], None, *(spec[i] for i in rest)),
-                dora=lora.kind == "dora",
-            )
-        )
+        a_shape, b_shape = _pair(target, weight.shape, rank)
+        a_spec, b_spec = _pair(target, spec, None)
+        out.append(Adapter(target, projections, a_shape, b_shape, a_spec, b_spec, lora.kind == "dora"))
     return out
+
+
+def placed(adapter: Adapter, spec: Spec) -> Adapter:
+    """Return the adapter with the shardings that follow from this one of its weight."""
+    a_spec, b_spec = _pair(adapter.target, spec, None)
+    if (a_spec, b_spec) == (adapter.a_spec, adapter.b_spec):
+        return adapter
+    return replace(adapter, a_spec=a_spec, b_spec=b_spec)
+
+
+def _pair(target: LoraTarget, weight: tuple[Any, ...], rank: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return what holds for the axes of A and of B, from what holds for those of the weight and the rank."""
+    first = target.stacked
+    rest = [weight[axis] for axis in range(first, len(weight)) if axis not in target.contract]
+    summed = [weight[axis] for axis in target.contract]
+    return (*weight[:first], *summed, rank), (*weight[:first], rank, *rest)
 
 
 def principal(init: str) -> bool:

@@ -92,9 +92,9 @@ def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple
 def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
     """Return the dimensions of one array that their axes do not divide."""
     return [
-        Indivisible(path, i, length, axis, shards(axis, axes))
+        Indivisible(path, i, length, axis, size)
         for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
-        if axis is not None and length % shards(axis, axes)
+        if axis is not None and length % (size := shards(axis, axes))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,8 +49,13 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Yield every block of a page in order, including indented ones."""
+@functools.cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    """Return every block of a page in order, including indented ones."""
+    return tuple(_blocks(page))
+
+
+def _blocks(page: Path) -> Iterator[Block]:
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
     for number, token in enumerate(tokens):
         if token.type not in ("fence", "code_block"):
@@ -68,8 +74,13 @@ def blocks(page: Path) -> Iterator[Block]:
         )
 
 
-def inline(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield every `text in backticks` of a page, with its line."""
+@functools.cache
+def inline(page: Path) -> tuple[tuple[int, str], ...]:
+    """Return every `text in backticks` of a page, with its line."""
+    return tuple(_inline(page))
+
+
+def _inline(page: Path) -> Iterator[tuple[int, str]]:
     for token in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
         for child in token.children or ():
             if child.type == "code_inline":

@@ -118,6 +118,11 @@ echo Avail
 cat "$CLOUD/free" 2> /dev/null || echo 1000000
 """
 
+SLEEP = """#!/usr/bin/env bash
+# Whatever is waited for comes quickly here.
+exec /bin/sleep 0.05
+"""
+
 TRAINER = r"""#!/usr/bin/env bash
 # Does what the next line of $CLOUD/plan-HOST says: a status to end with, or `wait` for the file $CLOUD/go.
 plan="$CLOUD/plan-$HOST"
@@ -129,7 +134,7 @@ if [[ "$1" == *probe.py && "$next" != wait ]]; then echo "{}" > probe.json; fi
 echo "step 1 on $HOST"
 mkdir -p sample/logs && echo "process of $HOST" > "sample/logs/process-${HOST##*-}.log"
 if [[ "$next" == wait ]]; then
-    until [[ -e "$CLOUD/go" ]]; do sleep 0.05; done
+    until [[ -e "$CLOUD/go" ]]; do /bin/sleep 0.05; done
 fi
 [[ "$next" =~ ^[0-9]+$ ]] || next=0
 exit "$next"
@@ -190,7 +195,7 @@ class Cloud:
         self.laptop = folder / "laptop"
         commands = folder / "bin"
         commands.mkdir()
-        stubs = {"gcloud": GCLOUD, "python3": PYTHON3, "hf": HF, "df": DF, "trainer": TRAINER}
+        stubs = {"gcloud": GCLOUD, "python3": PYTHON3, "hf": HF, "df": DF, "sleep": SLEEP, "trainer": TRAINER}
         for stub, text in stubs.items():
             (commands / stub).write_text(text)
             (commands / stub).chmod(0o755)
@@ -210,7 +215,7 @@ class Cloud:
     def environment(self, **more: str) -> dict[str, str]:
         path = f"{self.folder / 'bin'}:/usr/bin:/bin"
         own = {"PATH": path, "HOME": str(self.laptop), "CLOUD": str(self.folder), "ZONE": "a-zone"}
-        return own | {"POLL_SECONDS": "0.1", "WEIGHTS": "weights"} | more
+        return own | {"WEIGHTS": "weights"} | more
 
     def start(self, *arguments: str, **environ: str) -> Started:
         command = ["bash", f"generated/{self.name}/launch/tpu-vm.sh", *arguments]

@@ -23,9 +23,14 @@ from recipec.spec.load import load
 from recipec.spec.schema import text as schema_text
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return files_of(tmp_path_factory.mktemp("made"))
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, bytes]:
-    return files_of(tmp_path / "recipes")
+def files(made: dict[str, bytes]) -> dict[str, bytes]:
+    return {**made}
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ from recipec.compiler.lowering.program import Program
 from recipec.spec.diagnostics import has_errors
 
 CASES = 40
+RUN = 12
+"""How many of them are run: the slowest readers are the shells."""
 
 CANARY = "CANARY"
 
@@ -194,7 +196,7 @@ def test_scripts_run_nothing_of_them(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path, root: Path
 ) -> None:
     """Check that gcloud, xpk and hf receive the values unchanged; stubs record their arguments."""
-    for number, (program, files) in enumerate(hostile):
+    for number, (program, files) in enumerate(hostile[:RUN]):
         here = tmp_path / str(number)
         name, settings = program.name, program.recipe.launch
         (stubs := here / "stubs").mkdir(parents=True)
@@ -245,7 +247,7 @@ def test_a_readme_has_its_own_blocks_alone(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path
 ) -> None:
     """Check that all code blocks are code, and that all headings are those of every README.md."""
-    for program, files in hostile:
+    for program, files in hostile[:RUN]:
         page = files["README.md"]
         blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
         assert page.count("\n```") == 2 * len(blocks)

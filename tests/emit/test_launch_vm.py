@@ -24,20 +24,18 @@ FOUR_HOSTS = [
     "train.global_batch_size=16",
     "checkpoint.directory=gs://my-bucket/sample",
 ]
-SPOT = [*FOUR_HOSTS, "launch.spot=true"]
-NAMED = [*FOUR_HOSTS, "merge.output=merged.v1"]
-TWO_SLICES = [
-    *FOUR_HOSTS[:2],
-    "mesh={accelerator: v5e-8, axes: {dcn: 2, fsdp: 8, tp: 1}}",
-    *FOUR_HOSTS[3:],
-]
+HOSTS = 2
+TWO_HOSTS = [*FOUR_HOSTS, "mesh={accelerator: v5p-16, axes: {fsdp: 8, tp: 1}}"]
+SPOT = [*TWO_HOSTS, "launch.spot=true"]
+NAMED = [*TWO_HOSTS, "merge.output=merged.v1"]
+TWO_SLICES = [*FOUR_HOSTS, "mesh={accelerator: v5e-8, axes: {dcn: 2, fsdp: 8, tp: 1}}"]
 
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str, bytes]]:
     """Make artifacts with only the files that a launch needs."""
     found = {}
-    kinds = {"four": FOUR_HOSTS, "spot": SPOT, "named": NAMED, "slices": TWO_SLICES}
+    kinds = {"four": FOUR_HOSTS, "two": TWO_HOSTS, "spot": SPOT, "named": NAMED, "slices": TWO_SLICES}
     for kind, sets in kinds.items():
         files = emit(program_of(tmp_path_factory.mktemp(kind), sets))
         wanted = ("launch/host.sh", "launch/tpu-vm.sh", "requirements-train.txt")
@@ -45,14 +43,26 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str
     return found
 
 
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory, artifacts: dict[str, Mapping[str, bytes]]) -> Path:
+    """Make a cloud whose hosts are prepared for training."""
+    cloud = Cloud(tmp_path_factory.mktemp("ready"), artifacts["two"], NAME, HOSTS)
+    prepare(cloud)
+    return cloud.folder
+
+
 @pytest.fixture
-def clouds(tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]]) -> Iterator[Callable[..., Cloud]]:
+def clouds(
+    tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]], ready: Path
+) -> Iterator[Callable[..., Cloud]]:
     made: list[Cloud] = []
 
-    def make(kind: str = "four", hosts: int = 4) -> Cloud:
+    def make(kind: str = "two", hosts: int = HOSTS, prepared: bool = False) -> Cloud:
         folder = tmp_path / f"cloud-{len(made)}"
         folder.mkdir()
         made.append(Cloud(folder, artifacts[kind], NAME, hosts))
+        if prepared:
+            shutil.copytree(ready, folder, dirs_exist_ok=True)
         return made[-1]
 
     yield make
@@ -68,16 +78,16 @@ def tools(folder: Path) -> str:
     return str(folder / "tools")
 
 
-def prepared(cloud: Cloud) -> None:
+def prepare(cloud: Cloud) -> None:
     for command in ("up", "push", "setup", "stage"):
         ran = cloud.run(command)
         assert ran.status == 0, ran.err
 
 
 def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    prepared(cloud)
-    prepared(cloud)
+    cloud = clouds("four", 4)
+    prepare(cloud)
+    prepare(cloud)
     assert len(cloud.calls("tpu-vm create")) == 1
     (create,) = cloud.calls("tpu-vm create")
     assert create.split()[4:] == [
@@ -106,31 +116,30 @@ def test_a_probe_leaves_its_file_and_no_machine(clouds: Callable[..., Cloud]) ->
     assert cloud.run("probe").status == 1 and not cloud.calls("create")
     ran = cloud.run("probe", NAME)
     assert ran.status == 0
-    assert ran.out.count("-----BEGIN probe.json-----\n{}\n-----END probe.json-----\n") == 4
+    assert ran.out.count("-----BEGIN probe.json-----\n{}\n-----END probe.json-----\n") == HOSTS
     assert (cloud.laptop / "results" / NAME / "probe.json").read_text() == "{}\n"
-    assert len(cloud.lines("trainings")) == 4 and not cloud.lines("hf")
+    assert len(cloud.lines("trainings")) == HOSTS and not cloud.lines("hf")
     assert len(cloud.calls("delete")) == 1 and cloud.run("status").out == "absent\n"
     # A number outside its tolerance, and a host where nothing can be installed.
-    cloud.plan("sample-2", 1)
+    cloud.plan("sample-1", 1)
     assert cloud.run("probe", NAME).status == 1
-    (cloud.folder / "fault-2").write_text("x\n" * 9)
+    (cloud.folder / "fault-1").write_text("x\n" * 9)
     assert cloud.run("probe", NAME).status == 1
     assert len(cloud.calls("delete")) == 3 and cloud.run("status").out == "absent\n"
 
 
 def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    prepared(cloud)
-    for host, statuses in enumerate([(75, 137, 0), (75, 75, 0), (143, 75, 0), (137, 75, 0)]):
+    cloud = clouds(prepared=True)
+    for host, statuses in enumerate([(75, 137, 0), (143, 75, 0)]):
         cloud.plan(f"sample-{host}", *statuses)
     ran = cloud.run("train")
     assert ran.status == 0, ran.err
-    assert len(cloud.lines("trainings")) == 12
+    assert len(cloud.lines("trainings")) == 3 * HOSTS
     assert ran.err.count("starting it again") == 2
-    cloud.plan("sample-2", 1)
+    cloud.plan("sample-1", 1)
     ran = cloud.run("train")
     assert ran.status == 1 and "error: the training ended with an error" in ran.err
-    assert len(cloud.lines("trainings")) == 16
+    assert len(cloud.lines("trainings")) == 4 * HOSTS
 
 
 def test_a_host_without_an_environment_is_not_started_again_and_again(clouds: Callable[..., Cloud]) -> None:
@@ -145,10 +154,9 @@ def test_a_host_without_an_environment_is_not_started_again_and_again(clouds: Ca
 
 
 def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds(hosts=4)
+    cloud = clouds(prepared=True)
     script = cloud.laptop / "generated/sample/launch/tpu-vm.sh"
     script.write_text(script.read_text().replace("--max-restarts=20", "--max-restarts=2"))
-    prepared(cloud)
     cloud.plan("sample-0", *[137] * 9)
     ran = cloud.run("train")
     assert ran.status == 1 and "interrupted 2 times" in ran.err
@@ -170,26 +178,26 @@ def test_a_queued_resource_is_waited_for(clouds: Callable[..., Cloud]) -> None:
 
 def test_spot_capacity_that_is_taken_away_is_replaced(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("spot")
-    for host in range(4):
+    for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait", "0")
     process = cloud.start("run", "sample")
-    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: len(cloud.lines("trainings")) == HOSTS)
     (cloud.folder / "full").touch()  # no capacity at the first try
     cloud.preempt()
     ran = process.ends()
     assert ran.status == 0, ran.err
     assert "sample is PREEMPTED" in ran.err and "The training is done." in ran.err
     assert len(cloud.calls("tpu-vm create", "--spot")) == 3 and len(cloud.calls("tpu-vm delete")) == 1
-    assert len(cloud.lines("trainings")) == 8
+    assert len(cloud.lines("trainings")) == 2 * HOSTS
     assert all(line.endswith("--resume") for line in cloud.lines("trainings"))
 
 
 def test_nothing_is_replaced_where_no_name_was_typed(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("spot")
-    for host in range(4):
+    for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait")
     process = cloud.start("run")
-    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: len(cloud.lines("trainings")) == HOSTS)
     cloud.preempt()
     ran = process.ends()
     assert ran.status == 1
@@ -199,19 +207,18 @@ def test_nothing_is_replaced_where_no_name_was_typed(clouds: Callable[..., Cloud
 
 
 def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    prepared(cloud)
-    (cloud.folder / "fault-2").write_text("x\n")
+    cloud = clouds(prepared=True)
+    (cloud.folder / "fault-1").write_text("x\n")
     ran = cloud.run("setup")
     assert ran.status == 0 and "a host failed; trying again" in ran.err
-    (cloud.folder / "fault-2").write_text("x\n" * 3)
+    (cloud.folder / "fault-1").write_text("x\n" * 3)
     assert cloud.run("setup").status == 1
     # Watching waits for a host that does not answer.
-    (cloud.folder / "fault-2").write_text("")
+    (cloud.folder / "fault-1").write_text("")
     cloud.plan("sample-0", "wait")
     process = cloud.start("train")
-    until(lambda: len(cloud.lines("trainings")) == 4)
-    (cloud.folder / "fault-2").write_text("x\n" * 2)
+    until(lambda: len(cloud.lines("trainings")) == HOSTS)
+    (cloud.folder / "fault-1").write_text("x\n" * 2)
     (cloud.folder / "go").touch()
     ran = process.ends()
     assert ran.status == 0 and "not every host answers" in ran.err
@@ -285,12 +292,11 @@ def test_help_explains_every_command(clouds: Callable[..., Cloud]) -> None:
 
 
 def test_run_follows_a_training_that_runs(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    prepared(cloud)
-    for host in range(4):
+    cloud = clouds(prepared=True)
+    for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait")
     first = cloud.start("train")
-    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: len(cloud.lines("trainings")) == HOSTS)
     until(lambda: cloud.calls("host.sh follow"))
     first.interrupt()
     first.ends()
@@ -303,12 +309,12 @@ def test_run_follows_a_training_that_runs(clouds: Callable[..., Cloud]) -> None:
     (cloud.folder / "go").touch()
     ran = second.ends()
     assert ran.status == 0 and "A training runs on sample: following it" in ran.err
-    assert len(cloud.lines("trainings")) == 4 and len(cloud.calls("scp")) == copies
+    assert len(cloud.lines("trainings")) == HOSTS and len(cloud.calls("scp")) == copies
 
 
 def test_only_what_a_run_says_of_itself_is_fetched(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("named")
-    prepared(cloud)
+    prepare(cloud)
     assert cloud.run("train").status == 0
     assert cloud.run("fetch").status == 0
     (call,) = cloud.calls("storage rsync")
@@ -323,44 +329,42 @@ def test_only_what_a_run_says_of_itself_is_fetched(clouds: Callable[..., Cloud])
 
 
 def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    prepared(cloud)
-    assert len(cloud.lines("hf")) == 4
-    script = cloud.home(2) / "sample/launch/host.sh"
+    cloud = clouds(prepared=True)
+    assert len(cloud.lines("hf")) == HOSTS
+    script = cloud.home(1) / "sample/launch/host.sh"
     script.write_text(script.read_text().replace("Llama-3.2-1B-Instruct", "Llama-3.2-1B"))
     for command in ("stage", "train"):
         ran = cloud.run(command)
         assert ran.status == 1 and "error: weights holds meta-llama/Llama-3.2-1B-Instruct" in ran.err
         assert "this run begins with meta-llama/Llama-3.2-1B" in ran.err
-    assert len(cloud.lines("hf")) == 4
-    (cloud.home(3) / "weights/.origin").unlink()
-    (cloud.home(3) / "weights/model.safetensors").touch()
+    assert len(cloud.lines("hf")) == HOSTS
+    (cloud.home(0) / "weights/.origin").unlink()
+    (cloud.home(0) / "weights/model.safetensors").touch()
     assert "error: weights holds files that stage did not write" in cloud.run("stage").err
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
 def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], pause: float) -> None:
     """Press Ctrl-C at the start of following the log, and later."""
-    cloud = clouds()
-    prepared(cloud)
-    for host in range(4):
+    cloud = clouds(prepared=True)
+    for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait")
     process = cloud.start("train")
-    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: len(cloud.lines("trainings")) == HOSTS)
     until(lambda: cloud.calls("host.sh follow"))
     time.sleep(pause)
     process.interrupt()
     ran = process.ends()
     assert ran.status == 130 and "continues without this terminal" in ran.err
-    assert cloud.run("status").out.count("running") == 4
+    assert cloud.run("status").out.count("running") == HOSTS
     watching = cloud.start("train")  # finds a running training, and starts none
     until(lambda: len(cloud.calls("host.sh follow")) > 1)
     assert cloud.run("push").status == 1  # not during a training
     assert cloud.run("stop").status == 0
     ran = watching.ends()
     assert ran.status == 0 and "The training was stopped" in ran.err
-    assert len(cloud.lines("trainings")) == 4
-    for host in range(4):
+    assert len(cloud.lines("trainings")) == HOSTS
+    for host in range(HOSTS):
         assert (cloud.home(host) / "train.status").read_text() == "143\n"
         assert "saved at a signal" in (cloud.home(host) / "train.log").read_text()
 
@@ -371,7 +375,7 @@ def test_secrets_go_in_a_file_of_ones_own(clouds: Callable[..., Cloud]) -> None:
     for command in ("up", "push", "setup", "stage"):
         assert cloud.run(command, HF_TOKEN=secret).status == 0
     assert not any("secret\\" in line or secret in line for line in cloud.lines("calls"))
-    assert (cloud.home(3) / "secrets.env").stat().st_mode & 0o777 == 0o600
+    assert (cloud.home(1) / "secrets.env").stat().st_mode & 0o777 == 0o600
     assert all(line.endswith(f"token={secret}") for line in cloud.lines("hf"))
 
 
@@ -390,7 +394,7 @@ def test_a_pods_process_takes_the_signal_itself(clouds: Callable[..., Cloud]) ->
 
 def test_slices_are_asked_for_together_and_started_together(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("slices", hosts=1)
-    prepared(cloud)
+    prepare(cloud)
     (create,) = cloud.calls("queued-resources create")
     assert "--node-count=2 --node-prefix=sample" in create and "--accelerator-type=v5litepod-8" in create
     ran = cloud.run("train")

@@ -91,6 +91,7 @@ def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
         "pip",
         "install",
         "--quiet",
+        "--no-compile",
         "--target",
         "../site",
         "-r",

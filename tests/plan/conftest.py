@@ -30,7 +30,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Replace the worker by the fake, with an empty cache, and return the folder with its starts."""
     log = tmp_path / "starts"
     log.mkdir()
-    monkeypatch.setattr(pool, "WORKER", (str(FAKE),))
+    monkeypatch.setattr(pool, "WORKER", ("-I", "-S", str(FAKE)))
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(pool, "require_compiler", lambda: None)
     monkeypatch.setenv("FAKE_WORKER_LOG", str(log))
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))

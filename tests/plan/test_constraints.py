@@ -26,8 +26,8 @@ SETS = (
     "train.global_batch_size=2",
     "data.max_length=64",
 )
-LAYERS = range(6)
-"""One repeat of Gemma 4 31B's pattern with a global layer, at its real sizes: nothing is computed."""
+LAYERS = (4, 5)
+"""A sliding and a global layer of Gemma 4 31B, at their real sizes: nothing is computed."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_every_constraint_of_a_tpu_is_there_and_no_other(program: Program, ours:
         theirs = constraints(program)
     assert ours == theirs
     # Queries, keys, values, the feed-forward block and both results, in each layer.
-    assert sum(ours.values()) >= 6 * 7
+    assert sum(ours.values()) >= len(LAYERS) * 7
     assert any('"tp"' in key for key in ours) and any('"fsdp"' in key for key in ours)
 
 

@@ -76,7 +76,7 @@ def test_a_worker_that_takes_too_long_is_ended(
     code = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     python = worker(tmp_path, monkeypatch, code)
     with pytest.raises(ArtifactError, match="longer than"):
-        run_worker(python, job(example, (6,)), tmp_path, lambda line: None, timeout=3)
+        run_worker(python, job(example, (6,)), tmp_path, lambda line: None, timeout=1.5)
     assert gone(int(marker.read_text()))
 
 

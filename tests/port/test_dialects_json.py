@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from recipec.compiler.port.keys import DATA, keys_of
@@ -11,18 +9,9 @@ from scripts import dialects
 from tests.port import wheels
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return wheels.fetch()
-
-
-def test_the_file_is_what_the_sources_say(folder: Path) -> None:
-    made = dialects.text(dialects.catalog(folder))
+def test_the_file_is_what_the_sources_say() -> None:
+    made = dialects.text(dialects.catalog(wheels.fetch()))
     assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
-
-
-def test_it_is_made_alike_each_time(folder: Path) -> None:
-    assert dialects.text(dialects.catalog(folder)) == dialects.text(dialects.catalog(folder))
 
 
 @pytest.mark.parametrize(

@@ -463,6 +463,18 @@ class Family(ABC):
         """
 
 
+@functools.lru_cache(maxsize=4)
+def arrays(family: Family, architecture: Architecture) -> tuple[Parameter, ...]:
+    """Return the family's `parameters`, of which a model with many experts has many, made once."""
+    return tuple(family.parameters(architecture))
+
+
+@functools.lru_cache(maxsize=4)
+def sites(family: Family, architecture: Architecture) -> tuple[LoraTarget, ...]:
+    """Return the family's `all_targets`, made once."""
+    return tuple(family.all_targets(architecture))
+
+
 def matrices(
     family: Family, architecture: Architecture, parameters: Sequence[Parameter]
 ) -> dict[str, tuple[int, ...]]:

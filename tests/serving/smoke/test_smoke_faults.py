@@ -197,7 +197,7 @@ def test_a_server_that_dies_between_two_checks_ends_them(
 def test_a_server_that_hangs_is_not_asked_again(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     """Send no further request after a timeout."""
     faults = Faults(pauses={"/v1/chat/completions": 5.0})
-    status, output = run(fake(faults=faults), "--timeout", "1.5")
+    status, output = run(fake(faults=faults), "--timeout", "0.8")
     assert status == 1
     said = "FAILED first request N s URL/v1/chat/completions gave no answer within N s\n"
     assert line(output, "first request") == said

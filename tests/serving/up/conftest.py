@@ -16,6 +16,12 @@ def artifact(tmp_path: Path) -> Path:
     return build(tmp_path, f"serve.port={PORT}")
 
 
+@pytest.fixture(autouse=True)
+def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask a server more often whether it is ready."""
+    monkeypatch.setattr("recipec.compiler.serving.up.ASK_SECONDS", 0.02)
+
+
 @pytest.fixture
 def docker(tmp_path: Path) -> Iterator[FakeDocker]:
     with FakeDocker(tmp_path) as engine:
