@@ -816,14 +816,15 @@ DATA: dict[str, Code] = {
     ),
     "E0431": Code(
         "loss of another objective",
-        "dpo compares with a reference model and cpo does not, and kto rates single answers, so they do not "
-        "share all losses.",
+        "sft has losses of texts to write; dpo compares with a reference model and cpo does not, and kto "
+        "rates single answers, so they do not share all losses.",
         "Use another `loss_type`, or the objective that has this one.",
     ),
     "E0432": Code(
         "label_smoothing with a loss that has none",
-        "Only the logistic losses can assume that a share of the preferences is wrong.",
-        "Remove it, or write `loss_type: sigmoid` or `robust`.",
+        "Only the logistic losses can assume that a share of the preferences is wrong, and of the losses of "
+        "texts to write only nll spreads a target over the vocabulary.",
+        "Remove it, or write `loss_type: sigmoid` or `robust`, for sft `loss_type: nll`.",
     ),
     "E0720": Code(
         "answers without a label",
@@ -904,9 +905,10 @@ TRAIN: dict[str, Code] = {
         "Remove it, or choose an optimizer that has it.",
     ),
     "W0511": Code(
-        "preference key without effect",
-        "beta, loss_type, label_smoothing, simpo_gamma, cpo_alpha, desirable_weight and undesirable_weight "
-        "each belong to certain objectives or losses, which this recipe does not use.",
+        "key of another objective or loss",
+        "beta, loss_type, label_smoothing, z_loss, neftune_noise_alpha, simpo_gamma, cpo_alpha, eaft_alpha, "
+        "eaft_top_k, eaft_entropy, asft_alpha, desirable_weight and undesirable_weight each belong to "
+        "certain objectives or losses, which this recipe does not use.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -1564,10 +1566,10 @@ UNAVAILABLE: dict[str, Code] = {
         "Give the devices of cp to fsdp, or build without `--backend torchax`.",
     ),
     "E0940": Code(
-        "label smoothing or z-loss with TRL",
-        "Both need the logits of the whole vocabulary. TRL's fused head returns only the log-probabilities "
+        "label smoothing, z-loss, eaft or asft with TRL",
+        "They need the logits of the whole vocabulary. TRL's fused head returns only the log-probabilities "
         "of the targets.",
-        "Write `0`, or build without `--backend trl`.",
+        "Write `0`, or `loss_type: nll` or `dft`, or build without `--backend trl`.",
     ),
     "E0941": Code(
         "embedding noise with TorchAX",

@@ -198,7 +198,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     """Check the keys for preferences against the objective and its loss."""
     train = facts.recipe.train
     objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
-    if objective.losses and objective.loss(train.loss_type) is None:
+    if "loss_type" in objective.settings and objective.loss(train.loss_type) is None:
         having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
         yield Diagnostic(
             "E0431",

@@ -38,5 +38,5 @@ def beside_bytes(recipe: Recipe, size: int) -> int:
     """
     optimizer = recipe.train.optimizer
     moments = MOMENTS[optimizer.name] + (optimizer.name in ("rmsprop", "sgd") and optimizer.momentum > 0)
-    reference = size if keeps_copy(recipe.train.objective, recipe.lora) else 0
+    reference = size if keeps_copy(recipe.train, recipe.lora) else 0
     return reference + (4 + moments * 4 if needs_master_weights(recipe) else moments * size)

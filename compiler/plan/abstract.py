@@ -83,7 +83,7 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
-    reference = trained if keeps_copy(train.objective, lora) else None
+    reference = trained if keeps_copy(train, lora) else None
     base = (placed_base(step.base[0], built.quantized, mesh), reference)
     batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
     sizes = Compiled(

@@ -44,7 +44,7 @@ def abstract_torchax_step(
     step = Step(model, rule, train, train.accumulation_steps(data_parallel), mesh)
     trained, state = step.live
     base = model.base
-    if keeps_copy(train.objective, lora):
+    if keeps_copy(train, lora):
         base = with_reference(model, base, trained)
     batch = abstract_batch(train, settings.data.max_length, data_parallel, mesh)
     sizes = Compiled(

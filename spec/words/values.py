@@ -45,6 +45,7 @@ VALUES: dict[str, dict[str, str]] = {
             "lora qlora full": "`objective: sft`; adapters are the section `lora: {rank: 16}`",
         },
         "train.loss_type": {
+            "cross_entropy ce chunked_nll": "`loss_type: nll`",
             "dpo": "`loss_type: sigmoid`",
             "slic": "`loss_type: hinge`",
             "orpo odds_ratio": "remove the line, with `objective: orpo`",

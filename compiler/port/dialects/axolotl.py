@@ -80,6 +80,7 @@ def port(ledger: Ledger) -> None:
     _adapters(keys, model)
     say_data(keys, model, objective)
     _training(keys, model)
+    _eaft(keys, objective)
     pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
     streaming.say_stream(keys, "streaming", buffers, 10000, pretrains)
@@ -96,6 +97,18 @@ def port(ledger: Ledger) -> None:
     say_start(keys, "lora_model_dir")
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
+
+
+def _eaft(keys: Keys, objective: str) -> None:
+    """Record the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
+    if objective != "sft":
+        keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
+    elif keys.flag("use_eaft"):
+        losses.weighted(keys, "use_eaft", "eaft")
+        keys.say("eaft_alpha", {"train.eaft_alpha": keys.number("eaft_alpha")})
+        keys.say("eaft_k", {"train.eaft_top_k": keys.integer("eaft_k")})
+        keys.ledger.set("train.eaft_entropy", 1.0, "Axolotl does not divide the entropy")
+    keys.same("use_eaft", note="off")
 
 
 def _mlflow(keys: Keys) -> None:
@@ -445,7 +458,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
         keys.ledger.defaulted("--devices", processes, rows, f"--devices gives it: {made}")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
-        kept = "tokens" if made.rows == made.per_device else "micro_batches"
+        kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
         note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
 
@@ -674,7 +687,6 @@ learned relora: recipec does not merge and restart adapters during the run
 learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
 learned unfrozen_parameters: recipec cannot select rows of a weight, or names that the model does not have
 learned use_onebitllms: recipec does not train one-bit weights
-learned use_eaft: recipec's loss is plain cross-entropy, not weighted by entropy
 learned embedding_lr embedding_lr_scale lr_groups: recipec uses one learning rate for all parameters
 learned jagged_restart_steps: recipec does not restart the schedule
 learned optim_target_modules: recipec's optimizer treats all parameters alike
