@@ -167,10 +167,10 @@ def test_asft_compares_with_the_model_before_training(full: bool, tmp_path: Path
     assert abs(values[0] - values[1] - expected) <= 2e-5 * expected
 
 
-def test_dft_by_trl_is_trls_own() -> None:
-    """Compute it from the log-probabilities that TRL's fused head returns."""
+def test_dft_by_trl_needs_only_the_targets_probabilities() -> None:
+    """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
     import torch
-    from trl.trainer.sft_trainer import dft_loss
+    import torch.nn.functional as f
 
     from recipec.runtime.backends.trl.objectives import objective_of
 
@@ -183,7 +183,8 @@ def test_dft_by_trl_is_trls_own() -> None:
     given = SimpleNamespace(log_probs=torch.where(kept, chosen, 0.0))
     piece = {"input_ids": None, "position_ids": None, "labels": labels, "weights": torch.full((3,), 1 / 20)}
     found = objective_of(settings(loss_type="dft"))(lambda **_: given, None, piece)[0]
-    expected = dft_loss(SimpleNamespace(logits=logits), labels, 20)
+    nll = f.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
+    expected = (nll * (-nll.detach()).exp()).sum() / 20
     assert abs(float(found.detach()) - float(expected.detach())) <= 1e-6 * float(expected.detach())
     pair = [torch.autograd.grad(value, logits, retain_graph=True)[0].numpy() for value in (found, expected)]
     assert largest(*pair) < 1e-6
