@@ -941,6 +941,13 @@ TRAIN: dict[str, Code] = {
         "The model keeps several modules in one array, which is trained as a whole.",
         "Name all modules of the array, or none.",
     ),
+    "E0518": Code(
+        "muon with adapters or experts",
+        "Muon orthogonalizes the updates of a model's matrices. Whether it also does so for A and B of "
+        "adapters depends on the tool. For experts it depends on the version of transformers, in which they "
+        "are matrices or one array.",
+        "Write `name: adamw`, or remove the section lora.",
+    ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
         "Without a lora section there is no adapter to write.",
@@ -1655,9 +1662,10 @@ UNAVAILABLE: dict[str, Code] = {
         "Build without `--backend torchax`.",
     ),
     "E0920": Code(
-        "lion with TRL",
-        "The recipe is built for TRL. Neither torch nor transformers has the optimizer Lion.",
-        "Write `name: adamw`, or build without `--backend trl`.",
+        "an optimizer that a backend lacks",
+        "Neither torch nor transformers has the optimizer Lion, or a Muon with Adam for parameters that are "
+        "no matrices. TorchAX lacks Muon, too.",
+        "Write `name: adamw`, or build without that `--backend`.",
     ),
     "E0922": Code(
         "shared A with PEFT",

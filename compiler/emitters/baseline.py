@@ -44,10 +44,11 @@ def check(program: Program) -> Iterator[Diagnostic]:
     """Yield what TRL and PEFT cannot do of a recipe, or do differently from train.py."""
     recipe = program.recipe
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
-    if optimizer == "lion":
+    if optimizer in ("lion", "muon"):
+        which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         yield Diagnostic(
             "E0920",
-            "--backend trl: torch and transformers have no Lion",
+            f"--backend trl: torch and transformers have no {which}",
             "train.optimizer.name",
             "name: adamw, or build without --backend trl",
         )

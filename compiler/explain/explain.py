@@ -693,6 +693,9 @@ def _rule(o: Optimizer) -> str:
     if o.name == "rmsprop":
         momentum = f"momentum={o.momentum:g}, " if o.momentum else ""
         return f"RMSprop(learning_rate, b2={o.b2:g}, eps={o.eps:g}), {momentum}{decay} added to the gradient"
+    if o.name == "muon":
+        rest = f"Adam(b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}) for embeddings, the head and vectors"
+        return f"Muon(learning_rate, momentum={o.momentum:g}) for matrices, {rest}, {decay}"
     return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
 
 

@@ -67,6 +67,7 @@ OPTIMIZERS = {
     "lion": "lion_32bit",
     "rmsprop": "rmsprop",
     "sgd": "sgd",
+    "muon": "adamw_torch",
 }
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """The reader of `datasets` by a file's suffix."""
@@ -561,7 +562,9 @@ def _held(config: Config) -> bool:
 def _optimizer(config: Config, key: str) -> None:
     given = config.recipe.train.optimizer
     config.keys[key] = OPTIMIZERS[given.name]
-    unused = {"adamw": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
+    if given.name == "muon" and config.tool == "llama-factory":
+        config.keys["use_muon"] = True
+    unused = {"adamw": (), "muon": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
     for name in unused:
         config.keys.pop(direct(config.tool)[f"train.optimizer.{name}"])
     if given.name == "sgd":

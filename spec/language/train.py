@@ -14,11 +14,15 @@ def _b2_of_optimizer(given: dict[str, Any]) -> float:
     return 0.99 if given.get("name") in ("lion", "rmsprop") else 0.999
 
 
+def _momentum_of_optimizer(given: dict[str, Any]) -> float:
+    return 0.95 if given.get("name") == "muon" else 0.0
+
+
 class Optimizer(Section):
     """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not "
     "have."""
 
-    name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd"] = field(
+    name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd", "muon"] = field(
         "The optimizer.",
         "adamw",
         choices={
@@ -27,6 +31,9 @@ class Optimizer(Section):
             "lion": "Sign of the running mean, with a single moment.",
             "rmsprop": "Gradients divided by the root of the squared gradient's running mean, as in PyTorch.",
             "sgd": "Plain gradient descent, optionally with momentum.",
+            "muon": "For full fine-tuning: each matrix's momentum, made orthogonal by five Newton-Schulz "
+            "steps in bfloat16, times 0.2 x the root of its longer side. Embeddings, the head and vectors "
+            "have Adam.",
         },
     )
     learning_rate: float = field(
@@ -44,11 +51,14 @@ class Optimizer(Section):
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(
-        "For sgd and rmsprop: decay of the running sum of the gradients that a step takes.",
-        0.0,
+        "For sgd, rmsprop and muon: decay of the running sum of the gradients that a step takes; for muon in "
+        "Nesterov's form.",
         unit="none (a factor)",
+        default_is="0, or 0.95 for muon",
+        default_factory=_momentum_of_optimizer,
         ge=0,
         lt=1,
+        example=0.9,
     )
     master_weights: bool = field(
         "For full fine-tuning in bfloat16: keep a float32 copy of the weights, so that small updates count.",

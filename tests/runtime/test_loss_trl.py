@@ -23,10 +23,9 @@ def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]], los
     from trl import SFTConfig, SFTTrainer
 
     rows = datasets.Dataset.from_dict({"input_ids": [[3, 4, 5]]})
-    options = {"gradient_accumulation_steps": ACCUMULATION, "gradient_checkpointing": False}
-    config = SFTConfig(
-        str(folder), use_cpu=True, bf16=False, report_to="none", loss_type=loss_type, **options
-    )
+    options: dict[str, Any] = {"gradient_accumulation_steps": ACCUMULATION, "loss_type": loss_type}
+    options |= {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+    config = SFTConfig(str(folder), **options)
     trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer())
     trainer.current_gradient_accumulation_steps = ACCUMULATION
     trainer.create_optimizer()
@@ -53,7 +52,7 @@ def test_normalization_is_trls(normalization: str, loss_type: str, tmp_path: Pat
     from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.step import micro_batch_loss
 
-    given = {} if loss_type == "nll" else {"loss_type": loss_type}
+    given: dict[str, Any] = {} if loss_type == "nll" else {"loss_type": loss_type}
     settings = TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **given)
 
     model = tiny.make_llama(tmp_path / "model", num_hidden_layers=1)

@@ -67,7 +67,7 @@ def port(ledger: Ledger) -> None:
     stage = _stage(keys)
     method = _method(keys)
     model = _model(keys)
-    run = Run(method == "lora", keys.number("learning_rate") or 0.0)
+    run = Run(method == "lora", keys.number("learning_rate") or 0.0, muon=_muon(keys, method == "lora"))
     launch, taken = trainer.placement(keys, sharding.ray(keys, trainer.launched(keys)))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
@@ -165,6 +165,17 @@ def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
         if alpha := {"eaft": "eaft_alpha", "asft": "asft_alpha"}.get(WEIGHTED[key]):
             keys.say(alpha, {f"train.{alpha}": keys.number(alpha)})
     keys.passive(WEIGHTED, "off")
+
+
+def _muon(keys: Keys, lora: bool) -> str:
+    """Return the key that selects Muon, "" if the run has another optimizer."""
+    if lora:
+        keys.learned("use_muon", OFF, "recipec's muon does not train adapters")
+    first = next((key for key in BEFORE_MUON if keys.value(key) not in OFF), None)
+    if first or lora or not keys.flag("use_muon"):
+        keys.same("use_muon", note=f"{first} comes first" if first else "off")
+        return ""
+    return "use_muon"
 
 
 def _undivided(keys: Keys) -> None:
@@ -718,6 +729,8 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "orpo": {"train.objective": "orpo"},
 }
 """The values of pref_loss."""
+BEFORE_MUON = ("use_galore", "use_apollo", "loraplus_lr_ratio", "use_badam", "use_adam_mini")
+"""Keys that select other optimizers, which LLaMA-Factory checks before use_muon."""
 WEIGHTED = {"use_dft_loss": "dft", "use_eaft_loss": "eaft", "use_asft_loss": "asft"}
 """Keys that select a loss of supervised fine-tuning, in LLaMA-Factory's order, with the recipe's loss."""
 OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
@@ -749,7 +762,6 @@ learned use_galore: recipec does not project gradients to a low rank: other upda
 learned use_apollo: recipec does not scale gradients by a low-rank projection: other updates
 learned use_badam: recipec trains all parameters at each step, not one block after another
 learned use_adam_mini: recipec uses AdamW instead, which keeps a second moment for each parameter
-learned use_muon: recipec uses AdamW instead, which does not orthogonalize updates
 learned freeze_language_model: recipec trains the language model
 learned split_special_tokens: recipec reads the template's markers as special tokens
 learned add_tokens: recipec adds only special tokens to the tokenizer: each of these stays several tokens

@@ -19,7 +19,7 @@ from recipec.compiler.port.meaning import (
     templates,
     training,
 )
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import flow, listing
 
 NAME = "llamafactory_v1"
 TITLE = "LLaMA-Factory v1"
@@ -39,7 +39,7 @@ launch dist_timeout
 checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
 evaluation eval_dataset
 method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
-learned optim_config: AdamW with PyTorch's defaults, without settings
+learned optim_config: recipec has only its muon, for full fine-tuning
 learned lr_scheduler_config: the learning rate stays at its peak
 """)
 OF_LORA = table("""
@@ -52,6 +52,9 @@ exact name: a setting of the training
 """)
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
 """The defaults of LLaMA-Factory's get_lora_model for keys that the section lacks."""
+MUON: dict[str, Any] = {"wd": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5}
+MUON |= {"adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8}
+"""The defaults of LLaMA-Factory's create_muon_optimizer."""
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
 OPENING = "LLaMA-Factory also trains on `<|im_start|>assistant` before an answer"
 OWN = "recipec does not read rows in LLaMA-Factory's own form"
@@ -70,6 +73,7 @@ def port(ledger: Ledger) -> None:
     model = named.model if named else None
     adapts = _lora(keys, model)
     _batch(keys)
+    _optimizer(keys, adapts)
     _data(keys, model)
     _precision(keys, adapts)
     training.directory(keys, "output_dir")
@@ -159,11 +163,7 @@ def _batch(keys: Keys) -> None:
     else:
         keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
         keys.same("max_steps", note="whole epochs")
-    made_by = "torch.optim.AdamW's own settings"
     keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
-    adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
-    for key, value in adam.items():
-        keys.ledger.set(f"train.optimizer.{key}", value, made_by)
     keys.ledger.set(
         "train.schedule.name", "constant", "without lr_scheduler_config the learning rate is constant"
     )
@@ -172,6 +172,32 @@ def _batch(keys: Keys) -> None:
     keys.same(
         "seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another random generator: other draws"
     )
+
+
+def _optimizer(keys: Keys, adapts: bool) -> None:
+    """Record the optimizer: torch's AdamW, or Muon for full fine-tuning."""
+    section = keys.below("optim_config", MUON)
+    if adapts or keys.mapping("optim_config").get("name") != "muon":
+        adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+        for key, value in adam.items():
+            keys.ledger.set(f"train.optimizer.{key}", value, "torch.optim.AdamW's own settings")
+        return
+    section.same("name", {"train.optimizer.name": "muon"})
+    section.say("wd", {"train.optimizer.weight_decay": section.number("wd")})
+    section.say("momentum", {"train.optimizer.momentum": section.number("momentum")})
+    section.say("adamw_eps", {"train.optimizer.eps": section.number("adamw_eps")})
+    betas = section.value("adamw_betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
+        section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
+    else:
+        message = f"`optim_config.adamw_betas` are {flow(betas)}, not two numbers"
+        section.refuse("adamw_betas", "E1160", message, "adamw_betas: [0.9, 0.95]")
+    for key, held in (("nesterov", True), ("ns_steps", 5)):
+        if section.value(key) == held:
+            section.same(key, note="the same in recipec")
+        section.learned(key, (), f"in recipec's muon it is {flow(held)}")
+    section.same("lr", note="learning_rate overrides it")
+    keys.same("optim_config")
 
 
 def _data(keys: Keys, model: Model | None) -> None:
