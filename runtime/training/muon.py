@@ -80,16 +80,19 @@ def scale_by_muon(
     def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         count = optax.safe_increment(state.count)
         corrections = tuple(1 - b**count for b in (b1, b2))
-        done: list[jax.Array] = []
+        tokens: list[jax.Array] = []
 
         def one(path: Any, g: jax.Array, mu: jax.Array, nu: jax.Array) -> tuple[jax.Array, ...]:
             axes = axes_of(path)
             if axes is not None:
                 mu = momentum * mu + g
-                # Otherwise XLA gathers all matrices of the model at once.
-                x, _ = jax.lax.optimization_barrier((g + momentum * mu, done[-AT_ONCE:][:1]))
-                done.append(orthogonalized(x, axes, dtype))
-                return done[-1], mu, nu
+                x = g + momentum * mu
+                # An array waits for an earlier one: otherwise XLA gathers all matrices of the model at once.
+                if len(tokens) >= AT_ONCE:
+                    x = x + 0 * tokens[-AT_ONCE]
+                step, token = orthogonalized(x, axes, dtype)
+                tokens.append(token.astype(x.dtype))
+                return step, mu, nu
             mu, nu = b1 * mu + (1 - b1) * g, b2 * nu + (1 - b2) * g**2
             step = mu / (jnp.sqrt(nu) + eps) * jnp.sqrt(corrections[1]) / corrections[0]
             return step, mu, nu
@@ -101,21 +104,26 @@ def scale_by_muon(
     return optax.GradientTransformation(init, update)
 
 
-def orthogonalized(x: jax.Array, axes: Axes, dtype: DTypeLike) -> jax.Array:
+def orthogonalized(x: jax.Array, axes: Axes, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Orthogonalize each matrix of an array, and scale it to the RMS of a matrix of its size.
 
-    Each device gathers the matrix, multiplies its own part of the longer side, and gathers the result.
+    Each device multiplies its own part of the longer side. An array that has several axes for a side is
+    gathered before and after: XLA reshapes few of their shardings without copies on all devices.
+
+    Returns:
+        The array, and one number of the result.
     """
     inputs, outputs = axes
     stacked = tuple(axis for axis in range(x.ndim) if axis not in (*inputs, *outputs))
     order = (*stacked, *inputs, *outputs)
     sizes = [math.prod(x.shape[axis] for axis in some) for some in (stacked, inputs, outputs)]
-    turned = _gathered(x.astype(dtype)).transpose(order)
+    whole = _gathered if len(inputs) + len(outputs) > 2 else lambda x: x
+    turned = whole(x.astype(dtype)).transpose(order)
     matrix, tall = turned.reshape(sizes), sizes[1] > sizes[2]
-    made = _gathered(_newton_schulz(matrix.mT if tall else matrix))
+    made = whole(_newton_schulz(matrix.mT if tall else matrix))
     made = (made.mT if tall else made).reshape(turned.shape)
     back = made.transpose(sorted(range(x.ndim), key=order.__getitem__))
-    return back.astype(x.dtype) * (RMS * math.sqrt(max(sizes[1:])))
+    return back.astype(x.dtype) * (RMS * math.sqrt(max(sizes[1:]))), made.ravel()[0]
 
 
 def _gathered(x: jax.Array) -> jax.Array:

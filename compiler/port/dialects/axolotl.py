@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -233,7 +232,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
     if keys.text("rl") in ("dpo", "ipo", "kto"):
         keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains them alone")
-    _unfrozen_adapters(keys, model)
+    freezing.say_adapters(keys, "unfrozen_parameters", model)
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
@@ -268,50 +267,6 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
     keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
 
 
-def _patterns(keys: Keys) -> list[re.Pattern[str]]:
-    """Return the patterns of `unfrozen_parameters`, [] if one selects rows of a weight.
-
-    They match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
-    """
-    found = keys.texts("unfrozen_parameters") or []
-    given = [found] if isinstance(found, str) else found
-    if any(re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
-        return []
-    try:
-        return [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
-    except re.error:
-        return []
-
-
-def _unfrozen(keys: Keys, model: Model) -> list[str]:
-    """Return `train.only` for `unfrozen_parameters`, [] where it has none."""
-    patterns = _patterns(keys)
-    return freezing.chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
-
-
-def _unfrozen_adapters(keys: Keys, model: Model | None) -> None:
-    """Record `unfrozen_parameters` with adapters: Axolotl then freezes all whose names no pattern matches.
-
-    PEFT's names begin with `base_model.model.`, so patterns of the model's own names leave nothing to train.
-    """
-    patterns = _patterns(keys)
-    names = [
-        f"base_model.model.{module.name}.lora_{which}.default.weight"
-        for module in (adapters.modules(model) if model is not None else ())
-        for which in "AB"
-    ]
-    matched = [any(pattern.match(name) for pattern in patterns) for name in names]
-    if patterns and matched and all(matched):
-        keys.same("unfrozen_parameters", note="the patterns match all adapters")
-    note = "Axolotl freezes all adapters whose names no pattern matches"
-    if patterns and matched and not any(matched):
-        note = (
-            "PEFT's names of adapters begin with base_model.model., which no pattern matches, so Axolotl "
-            "freezes all adapters and trains nothing; without the key it trains them"
-        )
-    keys.learned("unfrozen_parameters", OFF, note)
-
-
 def _full(keys: Keys, model: Model | None) -> None:
     """Record full fine-tuning."""
     keys.ledger.set("lora", None)
@@ -319,7 +274,7 @@ def _full(keys: Keys, model: Model | None) -> None:
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
     if {pattern.removesuffix(".*") for pattern in patterns} >= WHOLE_TEXT:
         keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
-    if model is not None and patterns and (only := _unfrozen(keys, model)):
+    if model is not None and patterns and (only := freezing.unfrozen(keys, "unfrozen_parameters", model)):
         keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
