@@ -221,10 +221,12 @@ class TrainSettings:
     Attributes:
         objective: a key of `runtime.training.objectives.OBJECTIVES`.
         beta: beta of DPO's, CPO's and KTO's losses, or the weight of ORPO's odds ratio.
-        loss_type: for DPO, CPO and KTO: a key of the objective's `losses`.
+        loss_type: a key of the objective's `losses`; for sft without one, the negative log-likelihood.
         label_smoothing: the assumed share of wrong preferences; for sft the share of a target
             that is spread over the vocabulary.
         z_loss: sft: weight of the squared logsumexp of the logits.
+        eaft_alpha, eaft_top_k, eaft_entropy: EAFT's exponent, number of tokens and entropy of weight 1.
+        asft_alpha: ASFT's weight of the KL divergence.
         neftune_noise_alpha: sft: alpha of the noise on the embeddings, or None.
         simpo_gamma: SimPO's margin.
         cpo_alpha: weight of the chosen texts' likelihood in CPO.
@@ -250,6 +252,10 @@ class TrainSettings:
     loss_type: str = "sigmoid"
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    eaft_alpha: float = 1.0
+    eaft_top_k: int = 20
+    eaft_entropy: float = 3.0
+    asft_alpha: float = 0.1
     neftune_noise_alpha: float | None = None
     simpo_gamma: float = 0.5
     cpo_alpha: float = 1.0

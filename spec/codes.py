@@ -817,14 +817,15 @@ DATA: dict[str, Code] = {
     ),
     "E0431": Code(
         "loss of another objective",
-        "dpo compares with a reference model and cpo does not, and kto rates single answers, so they do not "
-        "share all losses.",
+        "sft has losses of texts to write; dpo compares with a reference model and cpo does not, and kto "
+        "rates single answers, so they do not share all losses.",
         "Use another `loss_type`, or the objective that has this one.",
     ),
     "E0432": Code(
         "label_smoothing with a loss that has none",
-        "Only the logistic losses can assume that a share of the preferences is wrong.",
-        "Remove it, or write `loss_type: sigmoid` or `robust`.",
+        "Only the logistic losses can assume that a share of the preferences is wrong, and of the losses of "
+        "texts to write only nll spreads a target over the vocabulary.",
+        "Remove it, or write `loss_type: sigmoid` or `robust`, for sft `loss_type: nll`.",
     ),
     "E0720": Code(
         "answers without a label",
@@ -905,9 +906,10 @@ TRAIN: dict[str, Code] = {
         "Remove it, or choose an optimizer that has it.",
     ),
     "W0511": Code(
-        "preference key without effect",
-        "beta, loss_type, label_smoothing, simpo_gamma, cpo_alpha, desirable_weight and undesirable_weight "
-        "each belong to certain objectives or losses, which this recipe does not use.",
+        "key of another objective or loss",
+        "beta, loss_type, label_smoothing, z_loss, neftune_noise_alpha, simpo_gamma, cpo_alpha, eaft_alpha, "
+        "eaft_top_k, eaft_entropy, asft_alpha, desirable_weight and undesirable_weight each belong to "
+        "certain objectives or losses, which this recipe does not use.",
         "Remove it.",
     ),
     "W0513": Code(
@@ -972,6 +974,13 @@ TRAIN: dict[str, Code] = {
         "writes 8 bits with one scale for each output.",
         "Write `merge.quantization: null`, and quantize the merged checkpoint with a tool that has the "
         "format that was trained for.",
+    ),
+    "E0523": Code(
+        "muon with adapters or experts",
+        "Muon orthogonalizes the updates of a model's matrices. Whether it also does so for A and B of "
+        "adapters depends on the tool. For experts it depends on the version of transformers, in which they "
+        "are matrices or one array.",
+        "Write `name: adamw`, or remove the section lora.",
     ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
@@ -1598,10 +1607,10 @@ UNAVAILABLE: dict[str, Code] = {
         "Give the devices of cp to fsdp, or build without `--backend torchax`.",
     ),
     "E0940": Code(
-        "label smoothing or z-loss with TRL",
-        "Both need the logits of the whole vocabulary. TRL's fused head returns only the log-probabilities "
+        "label smoothing, z-loss, eaft or asft with TRL",
+        "They need the logits of the whole vocabulary. TRL's fused head returns only the log-probabilities "
         "of the targets.",
-        "Write `0`, or build without `--backend trl`.",
+        "Write `0`, or `loss_type: nll` or `dft`, or build without `--backend trl`.",
     ),
     "E0941": Code(
         "embedding noise with TorchAX",
@@ -1692,9 +1701,10 @@ UNAVAILABLE: dict[str, Code] = {
         "Build without `--backend torchax`.",
     ),
     "E0920": Code(
-        "lion with TRL",
-        "The recipe is built for TRL. Neither torch nor transformers has the optimizer Lion.",
-        "Write `name: adamw`, or build without `--backend trl`.",
+        "an optimizer that a backend lacks",
+        "Neither torch nor transformers has the optimizer Lion, or a Muon with Adam for parameters that are "
+        "no matrices. TorchAX lacks Muon, too.",
+        "Write `name: adamw`, or build without that `--backend`.",
     ),
     "E0922": Code(
         "shared A with PEFT",

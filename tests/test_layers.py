@@ -54,7 +54,7 @@ DOORS = {
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
     "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting"},
     "runtime.training": {
-        *("runtime.training.objectives", "runtime.training.optimizers"),
+        *("runtime.training.muon", "runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),
     },
     "runtime.weights": {

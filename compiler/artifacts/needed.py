@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from recipec import runtime
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import ANY, FAMILIES
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import NLL, OBJECTIVES
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -55,7 +55,11 @@ def _has_pairs(program: Program) -> bool:
 
 
 def _has_losses(program: Program) -> bool:
-    return bool(OBJECTIVES[program.recipe.train.objective].losses)
+    return bool(OBJECTIVES[program.recipe.train.objective].format)
+
+
+def _weighs_tokens(program: Program) -> bool:
+    return not _has_losses(program) and program.recipe.train.loss_type != NLL
 
 
 def _has_answers(program: Program) -> bool:
@@ -115,6 +119,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
     "runtime.training.pair_losses": _has_pairs,
+    "runtime.training.token_losses": _weighs_tokens,
     "runtime.training.preference": _has_losses,
     "runtime.data.unpaired": _has_answers,
     "runtime.training.kto": _has_answers,

@@ -434,7 +434,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     to compute them."""
     if not principal(section.init):
         return
-    objective, init = facts.recipe.train.objective, f"init: {section.init}"
+    train, init = facts.recipe.train, f"init: {section.init}"
     words = [s.words[0] for s in facts.lora_targets if s.parameter and _adapted(facts, section, s)]
     if facts.adapters is None and facts.model is not None and facts.lora is not None:
         return  # `_patterns` reports why
@@ -451,8 +451,9 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         ),
         (any(a.shared for a in linear), "one A for k_proj and v_proj", "lora.kv", "kv: independent"),
         (
-            OBJECTIVES[objective].reference,
-            f"{objective}, whose reference is the model before training: the frozen weights are different",
+            OBJECTIVES[train.objective].refers(train.loss_type),
+            f"{train.objective}, whose reference is the model before training: the frozen weights are "
+            "different",
             "train.objective",
             "another objective",
         ),

@@ -34,6 +34,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _batches(facts)
     yield from _steps(facts)
     yield from _without_effect(facts)
+    yield from _muon(facts)
     yield from _preferences(facts)
     yield from _only(facts)
     train = facts.recipe.train
@@ -162,8 +163,22 @@ HYPERPARAMETERS = {
     "adafactor": set(),
     "rmsprop": {"b2", "eps", "momentum"},
     "sgd": {"momentum"},
+    "muon": {"b1", "b2", "eps", "momentum"},
 }
 """Which of the fields b1, b2, eps and momentum each optimizer has."""
+
+
+def _muon(facts: Facts) -> Iterator[Diagnostic]:
+    """Refuse what the tools orthogonalize differently."""
+    if facts.recipe.train.optimizer.name != "muon":
+        return
+    if facts.lora is not None:
+        what, help = "adapters", "name: adamw, or lora: null"
+    elif facts.model is not None and facts.model.architecture.routing[0]:
+        what, help = "experts", "name: adamw"
+    else:
+        return
+    yield Diagnostic("E0523", f"muon does not train {what}", "train.optimizer.name", help)
 
 
 def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
@@ -198,7 +213,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     """Check the keys for preferences against the objective and its loss."""
     train = facts.recipe.train
     objective, names = OBJECTIVES[train.objective], facts.recipe.train.model_fields_set
-    if objective.losses and objective.loss(train.loss_type) is None:
+    if "loss_type" in objective.settings and objective.loss(train.loss_type) is None:
         having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
         yield Diagnostic(
             "E0431",

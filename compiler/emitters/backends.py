@@ -89,7 +89,7 @@ def check_vocabulary(program: Program, backend: str) -> Iterator[Diagnostic]:
 def check_reference(program: Program, backend: str) -> Iterator[Diagnostic]:
     """Refuse a recipe whose objective compares with the adapter that it starts from."""
     lora = program.lora
-    if lora is not None and lora.start_from is not None and keeps_copy(program.recipe.train.objective, lora):
+    if lora is not None and lora.start_from is not None and keeps_copy(program.recipe.train, lora):
         yield Diagnostic(
             "E0970",
             f"--backend {backend} compares with the base, and {program.recipe.train.objective} here with the "

@@ -25,12 +25,14 @@ from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.compiler.wording import listing
 from recipec.runtime.model.adapters import principal
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.pins import Pins
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
+    from recipec.spec.language.train import Train
 
 
 UNTOLD = ("granitemoe", "granitemoehybrid")
@@ -50,10 +52,11 @@ def check(program: Program) -> Iterator[Diagnostic]:
     """Yield what TRL and PEFT cannot do of a recipe, or do differently from train.py."""
     recipe = program.recipe
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
-    if optimizer == "lion":
+    if optimizer in ("lion", "muon"):
+        which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         yield Diagnostic(
             "E0920",
-            "--backend trl: torch and transformers have no Lion",
+            f"--backend trl: torch and transformers have no {which}",
             "train.optimizer.name",
             "name: adamw, or build without --backend trl",
         )
@@ -77,15 +80,15 @@ def check(program: Program) -> Iterator[Diagnostic]:
         )
     yield from check_whole(program, "trl")
     yield from check_rounding(program, "trl")
-    for name in ("label_smoothing", "z_loss"):
-        if recipe.train.objective == "sft" and getattr(recipe.train, name):
-            yield Diagnostic(
-                "E0940",
-                f"--backend trl: TRL's fused head returns only log-probabilities of targets, and {name} "
-                "needs all logits",
-                f"train.{name}",
-                f"{name}: 0, or build without --backend trl",
-            )
+    for key, other in _of_all_logits(recipe.train):
+        what = f"the loss {recipe.train.loss_type}" if key == "loss_type" else key
+        yield Diagnostic(
+            "E0940",
+            f"--backend trl: TRL's fused head returns only log-probabilities of targets, and {what} "
+            "needs all logits",
+            f"train.{key}",
+            f"{key}: {other}, or build without --backend trl",
+        )
     if any(adapter.shared for adapter in program.adapters):
         yield Diagnostic(
             "E0922",
@@ -126,6 +129,17 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "lora.quantize",
             "remove quantize to use the same base in both",
         )
+
+
+def _of_all_logits(train: Train) -> Iterator[tuple[str, str]]:
+    """Yield the keys of `train` whose loss needs more than the targets' probabilities, and other values."""
+    if train.objective != "sft":
+        return
+    if train.loss_type in ("eaft", "asft"):
+        yield "loss_type", "nll or dft"
+    for key in ("label_smoothing", "z_loss"):
+        if getattr(train, key) and key in OBJECTIVES[train.objective].reads(train.loss_type):
+            yield key, "0"
 
 
 def packages(program: Program) -> Pins:

@@ -176,9 +176,9 @@ def _optimizer(program: Program) -> str:
     share = f"{schedule.final_ratio:g} of the peak" if schedule.final_ratio else "0"
     decay = f" to {share}" if schedule.name != "constant" else ""
     clip = f"clipped to norm {optimizer.max_grad_norm:g}" if optimizer.max_grad_norm else "no clipping"
-    name = {"adamw": "AdamW", "lion": "Lion", "adafactor": "Adafactor", "rmsprop": "RMSprop", "sgd": "SGD"}[
-        optimizer.name
-    ]
+    name = {"adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}.get(
+        optimizer.name, optimizer.name.capitalize()
+    )
     return (
         f"{name}, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
         f"weight decay {optimizer.weight_decay:g}, {clip}"

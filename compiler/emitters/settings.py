@@ -146,7 +146,8 @@ def _train(settings: RunSettings) -> Call:
     train = settings.train
     objective = OBJECTIVES[train.objective]
     quiet = {"objective", "router_aux_loss_coef", *SETTINGS}
-    quiet -= {*objective.reads(train.loss_type)} - {"loss_type"} if objective.losses else set()
+    if objective.loss(train.loss_type):
+        quiet -= {*objective.reads(train.loss_type)} - {"loss_type"}
     if not settings.data.eval and settings.data.eval_fraction is None:
         quiet.add("eval_every")
     return constructor(train, quiet=quiet)

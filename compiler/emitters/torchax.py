@@ -59,6 +59,13 @@ def packages(program: Program) -> Pins:
 def check(program: Program) -> Iterator[Diagnostic]:
     """Yield what the backend cannot do of a recipe, and what it does differently from train.py."""
     recipe = program.recipe
+    if recipe.train.optimizer.name == "muon":
+        yield Diagnostic(
+            "E0920",
+            "--backend torchax: train.py's Muon knows only Tunix's arrays",
+            "train.optimizer.name",
+            f"name: adamw, or {USE_TUNIX}",
+        )
     if program.lora is not None and program.lora.kv == "shared":
         yield Diagnostic(
             "E0922",

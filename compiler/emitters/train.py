@@ -27,6 +27,9 @@ def script(program: Program) -> dict[str, Any]:
     if recipe.cache.directory is not None:
         values["CACHE"] = recipe.cache.directory
     ratio = recipe.train.schedule.warmup_ratio is not None
+    chosen = optimization.hyperparameters(recipe.train)
+    if muon := recipe.train.optimizer.name == "muon":
+        chosen["MATRICES"] = optimization.matrices(program.parameters)
     return {
         "about": about(program),
         "wheel": program.installs_runtime,
@@ -34,10 +37,9 @@ def script(program: Program) -> dict[str, Any]:
         "lora": program.lora is not None,
         "chat_template": chat_template(program),
         "constants": [assignment(name, value) for name, value in values.items()],
-        "hyperparameters": [
-            assignment(name, value) for name, value in optimization.hyperparameters(recipe.train).items()
-        ],
+        "hyperparameters": [assignment(name, value) for name, value in chosen.items()],
         "imports": classes(values),
+        "muon": muon,
         "own_rules": ", ".join(optimization.own_rules(recipe)),
         "warmup": "warmup = math.ceil(WARMUP_RATIO * steps)" if ratio else "",
         "schedule": statement("return ", optimization.schedule(recipe.train), indent=4),

@@ -33,7 +33,7 @@ from recipec.compiler.wording import (
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
-from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS, keeps_copy, settings_of
+from recipec.runtime.training.objectives import NLL, OBJECTIVES, SETTINGS, keeps_copy, settings_of
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 
@@ -529,24 +529,24 @@ def _only(program: Program) -> list[str]:
 
 
 def _objective(program: Program) -> list[str]:
-    """Describe what is learned from preferences, and which reference and settings that needs."""
+    """Describe a loss other than the plain likelihood, and which reference and settings it needs."""
     recipe, train = program.recipe, program.recipe.train
     objective = OBJECTIVES[train.objective]
-    if not objective.losses:
+    if objective.loss(train.loss_type) == NLL:
         return []
     out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
-    if recipe.lora is not None and keeps_copy(train.objective, recipe.lora):
+    if recipe.lora is not None and keeps_copy(train, recipe.lora):
         whole = " and of the whole modules" if recipe.lora.train_also else ""
         whole += " and of the embedding's rows" if recipe.lora.train_tokens else ""
         what = "adapters" if recipe.lora.start_from is None else "adapter"
         out.append(f"the reference is a copy of the {what}{whole} that training starts from")
-    elif keeps_copy(train.objective, recipe.lora):
+    elif keeps_copy(train, recipe.lora):
         gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
         out.append(
             f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "
             "devices"
         )
-    elif objective.reference:
+    elif objective.refers(train.loss_type):
         out.append("the reference is the base without its adapters, so it needs no additional weights")
     if train.loss_type in objective.mismatched:
         out.append(
@@ -575,7 +575,7 @@ def _batches(program: Program) -> list[str]:
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
         *_balance(train.router_aux_loss_coef),
-        *(_penalties(program.recipe.train) if train.objective == "sft" else ()),
+        *_penalties(program.recipe.train),
         *_rounding(program),
     ]
 
@@ -601,11 +601,14 @@ def _rounding(program: Program) -> list[str]:
 
 def _penalties(train: Train) -> Iterator[str]:
     """Yield what a step adds to the targets' likelihood and to the embeddings."""
-    if train.label_smoothing:
+    if train.objective != "sft":
+        return
+    read = OBJECTIVES[train.objective].reads(train.loss_type)
+    if train.label_smoothing and "label_smoothing" in read:
         yield f"{train.label_smoothing:g} of each target is spread evenly over the vocabulary"
-    if train.z_loss:
+    if train.z_loss and "z_loss" in read:
         yield f"{train.z_loss:g} x the squared logsumexp of each target's logits is added to it"
-    if train.neftune_noise_alpha is not None:
+    if train.neftune_noise_alpha is not None and "neftune_noise_alpha" in read:
         bound = f"{train.neftune_noise_alpha:g} / sqrt(row's tokens x hidden size)"
         yield f"noise on the embeddings, uniform within {bound}; none in evaluations"
 
@@ -710,6 +713,9 @@ def _rule(o: Optimizer) -> str:
     if o.name == "rmsprop":
         momentum = f"momentum={o.momentum:g}, " if o.momentum else ""
         return f"RMSprop(learning_rate, b2={o.b2:g}, eps={o.eps:g}), {momentum}{decay} added to the gradient"
+    if o.name == "muon":
+        rest = f"Adam(b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}) for embeddings, the head and vectors"
+        return f"Muon(learning_rate, momentum={o.momentum:g}) for matrices, {rest}, {decay}"
     return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
 
 

@@ -3,13 +3,20 @@ them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from recipec.compiler.emitters.python_text import Call, Name, Value, source
 from recipec.compiler.lowering.sizes import needs_master_weights
 
 if TYPE_CHECKING:
+    from recipec.runtime.model.families.base import Parameter
     from recipec.spec.language import Optimizer, Recipe, Train
+
+
+Sides = tuple[tuple[int, ...], tuple[int, ...]]
+"""The axes of an array that are a matrix's inputs, and those that are its outputs."""
 
 
 def hyperparameters(train: Train) -> dict[str, Value]:
@@ -28,13 +35,13 @@ def hyperparameters(train: Train) -> dict[str, Value]:
 def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
     """Return the optimizer's constants; the learning rate belongs to the schedule."""
     out: dict[str, Value] = {}
-    if optimizer.name in ("adamw", "lion"):
+    if optimizer.name in ("adamw", "lion", "muon"):
         out |= {"B1": optimizer.b1, "B2": optimizer.b2}
     if optimizer.name == "rmsprop":
         out["B2"] = optimizer.b2
-    if optimizer.name in ("adamw", "rmsprop"):
+    if optimizer.name in ("adamw", "rmsprop", "muon"):
         out["EPS"] = optimizer.eps
-    if optimizer.name in ("rmsprop", "sgd") and optimizer.momentum:
+    if optimizer.name == "muon" or (optimizer.name in ("rmsprop", "sgd") and optimizer.momentum):
         out["MOMENTUM"] = optimizer.momentum
     if optimizer.name in ("adamw", "lion") or optimizer.weight_decay:
         out["WEIGHT_DECAY"] = optimizer.weight_decay
@@ -137,7 +144,52 @@ def _rmsprop(settings: Optimizer) -> list[Call]:
     ]
 
 
-_LINKS = {"adafactor": _adafactor, "rmsprop": _rmsprop}
+def _muon(settings: Optimizer) -> list[Call]:
+    """Return the links of LLaMA-Factory's Muon, which decays all parameters."""
+    arguments: dict[str, Value] = {"*0": Name("MATRICES"), "momentum": Name("MOMENTUM")}
+    arguments |= {"b1": Name("B1"), "b2": Name("B2"), "eps": Name("EPS")}
+    decay = [Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")})] if settings.weight_decay else []
+    return [
+        Call("scale_by_muon", arguments),
+        *decay,
+        Call("optax.scale_by_learning_rate", {"*0": Name("schedule")}),
+    ]
+
+
+def matrices(parameters: Iterable[Parameter]) -> dict[str, Sides]:
+    """Return the axes of the arrays that muon orthogonalizes, by their paths with * for a layer's number.
+
+    These are the tensors with two dimensions in the checkpoint, except embeddings and the head, by the names
+    by which the tools recognize them. Arrays of the same name in several layers have the same axes.
+    """
+    out: dict[str, Sides] = {}
+    for parameter in parameters:
+        if axes := _matrix_axes(parameter):
+            out[NUMBER.sub("*", parameter.path)] = axes
+    return out
+
+
+def _matrix_axes(parameter: Parameter) -> Sides | None:
+    """Return the axes of a parameter's inputs and of its outputs, None if it is not of matrices."""
+    source = next(iter(parameter.sources), None)
+    if source is None or len(source.shape) != 2 or any(part in source.name for part in UNTURNED):
+        return None
+    outputs, size = 0, 1
+    while size < source.shape[0]:
+        size *= source.reshape[outputs]
+        outputs += 1
+    free = [axis for axis in range(len(parameter.shape)) if axis not in parameter.stacked]
+    of_output = [place < outputs for place in source.transpose]
+    return (
+        tuple(axis for axis, is_output in zip(free, of_output, strict=True) if not is_output),
+        tuple(axis for axis, is_output in zip(free, of_output, strict=True) if is_output),
+    )
+
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+UNTURNED = ("embed", "lm_head")
+"""Parts of the names of matrices whose updates the tools do not orthogonalize."""
+_LINKS = {"adafactor": _adafactor, "rmsprop": _rmsprop, "muon": _muon}
 
 
 def _rule(settings: Optimizer) -> Call:

@@ -25,7 +25,7 @@ from recipec.runtime.settings import (
     Source,
     TrainSettings,
 )
-from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.objectives import NLL, OBJECTIVES
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
@@ -138,6 +138,8 @@ def train_settings(recipe: Recipe) -> TrainSettings:
     train = recipe.train
     keys = OBJECTIVES[train.objective].reads(train.loss_type)
     used: dict[str, Any] = {name: getattr(train, name) for name in keys}
+    if used.get("loss_type") == NLL:
+        del used["loss_type"]
     if recipe.data.evaluates:
         used["eval_every"] = train.eval_every
     if (stopping := train.early_stopping) is not None:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 BYTES = {"bfloat16": 2, "float32": 4}
 
-MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "rmsprop": 1, "sgd": 0}
-"""The number of weight-sized arrays that each optimizer keeps, without the momentum of rmsprop and sgd."""
+MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "rmsprop": 1, "sgd": 0, "muon": 1}
+"""The number of weight-sized arrays that each optimizer keeps, without the momentum of rmsprop and sgd, and
+without muon's second moments, which only embeddings, the head and vectors have."""
 
 
 def tp_sizes(architecture: Architecture, devices: int) -> list[int]:
@@ -38,5 +39,5 @@ def beside_bytes(recipe: Recipe, size: int) -> int:
     """
     optimizer = recipe.train.optimizer
     moments = MOMENTS[optimizer.name] + (optimizer.name in ("rmsprop", "sgd") and optimizer.momentum > 0)
-    reference = size if keeps_copy(recipe.train.objective, recipe.lora) else 0
+    reference = size if keeps_copy(recipe.train, recipe.lora) else 0
     return reference + (4 + moments * 4 if needs_master_weights(recipe) else moments * size)

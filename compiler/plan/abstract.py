@@ -15,7 +15,7 @@ import qwix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipec.compiler.emitters.python_text import source
-from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
+from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.plan.depth import renumbered, shortened
@@ -26,10 +26,9 @@ from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
-from recipec.runtime.training import optimizers
+from recipec.runtime.training import muon, optimizers
 from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
 from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
-from recipec.spec.language import Recipe
 
 SCHEDULED_STEPS = 1000
 """Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
@@ -77,13 +76,13 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
         settings.rules,
     )
     accumulation = train.accumulation_steps(settings.mesh.data_parallel)
-    rule = abstract_optimizer(built, scheduled_optimizer(program.recipe), accumulation, mesh)
+    rule = abstract_optimizer(built, scheduled_optimizer(program), accumulation, mesh)
     loss = functools.partial(micro_batch_loss, built, train)
     step = Step(built, rule, train, mesh, loss)
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
-    reference = trained if keeps_copy(train.objective, lora) else None
+    reference = trained if keeps_copy(train, lora) else None
     base = (placed_base(step.base[0], built.quantized, mesh), reference)
     batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
     sizes = Compiled(
@@ -96,10 +95,13 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
     return AbstractStep(step, ((trained, state), base, batch), sizes)
 
 
-def scheduled_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+def scheduled_optimizer(program: Program) -> optax.GradientTransformation:
     """Build train.py's optimizer with its learning rate schedule, by evaluating the same expressions."""
+    recipe = program.recipe
     names: dict[str, Any] = {
         "optax": optax,
+        "scale_by_muon": muon.scale_by_muon,
+        "MATRICES": matrices(program.parameters),
         "faster_b": optimizers.faster_b,
         "master_weights": optimizers.master_weights,
         "LORA": recipe.lora,

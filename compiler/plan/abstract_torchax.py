@@ -40,11 +40,11 @@ def abstract_torchax_step(
         config = with_layers(config, layers)
     model = abstract_model(config, settings.model, lora, mesh, settings.rules, architecture)
     data_parallel = settings.mesh.data_parallel
-    rule = scheduled_optimizer(program.recipe)
+    rule = scheduled_optimizer(program)
     step = Step(model, rule, train, train.accumulation_steps(data_parallel), mesh)
     trained, state = step.live
     base = model.base
-    if keeps_copy(train.objective, lora):
+    if keeps_copy(train, lora):
         base = with_reference(model, base, trained)
     batch = abstract_batch(train, settings.data.max_length, data_parallel, mesh)
     sizes = Compiled(

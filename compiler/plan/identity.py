@@ -35,7 +35,8 @@ IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "early_stopping", "samp
 LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "train": {
         **{"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
-        **{"loss_type": ("sigmoid",), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
+        **{"loss_type": ("sigmoid", "nll"), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
+        **{"eaft_alpha": (1.0,), "eaft_top_k": (20,), "eaft_entropy": (3.0,), "asft_alpha": (0.1,)},
         **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,), "only": ([],), "qat": (None,)},
     },
     "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, find
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.port.dialects.llamafactory import LOSSES
+from recipec.compiler.port.dialects.llamafactory import LOSSES, WEIGHTED
 from recipec.compiler.port.meaning import experts, templates
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
 from recipec.compiler.port.names import known
@@ -67,6 +67,7 @@ OPTIMIZERS = {
     "lion": "lion_32bit",
     "rmsprop": "rmsprop",
     "sgd": "sgd",
+    "muon": "adamw_torch",
 }
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 """The reader of `datasets` by a file's suffix."""
@@ -276,6 +277,7 @@ def _trl_rows(config: Config) -> None:
     data, train = recipe.data, recipe.train
     if train.objective == "sft":
         keys |= {"label_smoothing_factor": train.label_smoothing} if train.label_smoothing else {}
+        keys |= {"loss_type": "dft"} if train.loss_type == "dft" else {}
         keys |= {"packing": data.packing, **({"packing_strategy": "bfd"} if data.packing else {})}
     else:
         read = OBJECTIVES[train.objective].reads(train.loss_type)
@@ -327,6 +329,9 @@ def _llamafactory(config: Config) -> None:
     keys |= _template(config) if data.chat_template else {}
     if train.objective == "sft":
         keys |= {"label_smoothing_factor": train.label_smoothing} if train.label_smoothing else {}
+        keys |= {key: True for key, loss in WEIGHTED.items() if loss == train.loss_type}
+        keys |= {"eaft_alpha": train.eaft_alpha} if train.loss_type == "eaft" else {}
+        keys |= {"asft_alpha": train.asft_alpha} if train.loss_type == "asft" else {}
         keys["packing"] = data.packing
         if data.packing and data.format != "text":
             keys["neat_packing"] = True
@@ -436,6 +441,8 @@ def _axolotl(config: Config) -> None:
     keys["excess_length_strategy"] = "raise" if data.overlong == "error" else data.overlong
     if train.objective == "sft":
         keys["sample_packing"] = data.packing
+    if train.loss_type == "eaft":
+        keys |= {"use_eaft": True, "eaft_alpha": train.eaft_alpha, "eaft_k": train.eaft_top_k}
     config.batches("micro_batch_size")
     config.direct("train")
     _optimizer(config, "optimizer")
@@ -555,7 +562,9 @@ def _held(config: Config) -> bool:
 def _optimizer(config: Config, key: str) -> None:
     given = config.recipe.train.optimizer
     config.keys[key] = OPTIMIZERS[given.name]
-    unused = {"adamw": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
+    if given.name == "muon" and config.tool == "llama-factory":
+        config.keys["use_muon"] = True
+    unused = {"adamw": (), "muon": (), "lion": ("eps",)}.get(given.name, ("b1", "b2", "eps"))
     for name in unused:
         config.keys.pop(direct(config.tool)[f"train.optimizer.{name}"])
     if given.name == "sgd":

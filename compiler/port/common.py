@@ -177,7 +177,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
     if len(names) != 1 or not names[0] or keys.ledger.value("lora.rank") is None:
         return
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
-    if of_base and objective.reference:
+    if of_base and objective.refers(keys.ledger.value("train.loss_type") or next(iter(objective.losses))):
         note = (
             "the tool's reference is the base model without the adapter; recipec's reference has "
             "a copy of the adapter"

@@ -35,6 +35,12 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
     mesh = pxla.thread_resources.env.physical_mesh
     if mesh.empty:
         return x
+    sharding = NamedSharding(mesh, PartitionSpec(*activation_axes(x, spec, mesh)))
+    return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
+
+
+def activation_axes(x: jax.Array, spec: Sequence[str | None], mesh: Mesh) -> list[Any]:
+    """Return the axes that split each dimension of an activation; the arguments are those of `constrain`."""
     axes: list[Any] = list(divisible(x.shape, spec, mesh.shape))
     if spec and spec[0] == "fsdp":
         axes[0] = row_axes(x.shape[0], mesh.shape)
@@ -45,8 +51,7 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
             and x.shape[1] % mesh.shape[TOKENS] == 0
         ):
             axes[1] = TOKENS
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
+    return axes
 
 
 def constrain_weight(x: jax.Array, spec: Sequence[str | None]) -> jax.Array:

@@ -138,7 +138,7 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     shape = (settings.mesh.devices * pair, LENGTH)
     random, places = np.random.default_rng(0), np.broadcast_to(np.arange(LENGTH), shape)
     border, end = LENGTH // 2 + 5, LENGTH - 3
-    second = (places >= border) & (not OBJECTIVES[settings.train.objective].losses)
+    second = (places >= border) & (not OBJECTIVES[settings.train.objective].format)
     made: dict[str, np.ndarray] = {
         "tokens": random.integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.where(second, places - border, places).astype(np.int32),
@@ -146,7 +146,7 @@ def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
         "loss_mask": random.random(shape) < 0.5,
     }
     objective = OBJECTIVES[settings.train.objective]
-    norm = shape[0] // pair if objective.losses else count_targets(made)
+    norm = shape[0] // pair if objective.format else count_targets(made)
     if objective.format == "unpaired_preference":
         made["loss_mask"] = (places >= border) & (places < end)
         made["desirable"] = np.where(np.arange(shape[0]) % 2, -1, 1).astype(np.float32)

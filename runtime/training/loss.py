@@ -36,6 +36,13 @@ Arrays = tuple[jax.Array, ...]
 """The arrays of a head: its weight, and its bias if it has one."""
 Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
+Ask = Callable[["Computed", Any], Any]
+"""(how some model is computed, the model) -> anything."""
+Asked = Callable[[Ask], Any]
+"""A model that answers an `Ask`."""
+TokenLoss = Callable[..., jax.Array]
+"""(logits float32[B, T, V], targets int32[B, T]) -> float32[B, T], the loss of each target. With a reference,
+its logits are the third argument."""
 
 
 class Computed(Protocol):
@@ -119,11 +126,21 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == targets[..., None]
 
 
-def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties = PLAIN) -> jax.Array:
-    """Return the summed negative log-likelihood of a micro-batch's targets, with penalties, over its `norm`.
+def batch_loss(
+    forward: Computed,
+    model: Any,
+    batch: Batch,
+    token_loss: TokenLoss = token_nll,
+    reference: Asked | None = None,
+) -> jax.Array:
+    """Return the summed loss of a micro-batch's targets over its `norm`.
 
     Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
     has loss 0.
+
+    Args:
+        token_loss: of each target; their negative log-likelihood by default.
+        reference: a model whose logits the loss needs too, without a gradient.
     """
     tokens, segment_ids = batch["tokens"], batch["segment_ids"]
     counted = jnp.pad(batch["loss_mask"][:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
@@ -131,11 +148,21 @@ def batch_loss(forward: Computed, model: Any, batch: Batch, penalties: Penalties
     *inputs, targets, counted = map(context.deal, rows) if forward.dealt else rows
     hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
+    scanned: tuple[jax.Array, ...] = (targets, counted)
+    fixed: Arrays = ()
+    other = head
+    if reference is not None:
+        states, other = reference(
+            lambda forward, model: (forward.hidden(model, *inputs), forward.head(model))
+        )
+        scanned, fixed = (*scanned, jax.lax.stop_gradient(states)), other.arrays
 
-    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
-        return jnp.where(counted, _chunk_nll(head, own, x, targets, penalties), 0.0)
+    def loss_of(own: Arrays, fixed: Arrays, x: jax.Array, targets: jax.Array, *rest: jax.Array) -> jax.Array:
+        counted, *states = rest
+        before = (_chunk_logits(other, other.placed(fixed), state) for state in states)
+        return jnp.where(counted, token_loss(_chunk_logits(head, own, x), targets, *before), 0.0)
 
-    return _summed(nll_of, head, hidden, targets, counted, batch["norm"])
+    return _summed(loss_of, head, hidden, scanned, fixed, batch["norm"])
 
 
 def token_logps(
@@ -159,7 +186,7 @@ def token_logps(
     # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def nll_of(own: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return _chunk_nll(head, tuple(array.astype(dtype) for array in own), x, targets)
+        return token_nll(_chunk_logits(head, tuple(array.astype(dtype) for array in own), x), targets)
 
     def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         return None, nll_of(arrays, *xs)
@@ -223,21 +250,18 @@ def _continued(segment_ids: jax.Array) -> jax.Array:
     return segment_ids[:, 1:] == segment_ids[:, :-1]
 
 
-def _chunk_nll(
-    head: Head, own: Arrays, x: jax.Array, targets: jax.Array, penalties: Penalties = PLAIN
-) -> jax.Array:
-    """Return float32[B, size] of a chunk: x [B, size, D], targets int32[B, size]; `own` as `head.placed`."""
+def _chunk_logits(head: Head, own: Arrays, x: jax.Array) -> jax.Array:
+    """Return float32[B, size, V] of a chunk: x [B, size, D]; `own` as `head.placed`."""
     x = sharding.constrain(x, ("fsdp", None, None))
-    logits = sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))
-    return token_nll(logits, targets, penalties)
+    return sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))
 
 
 def _summed(
-    nll_of: Callable[[Arrays, jax.Array, jax.Array, jax.Array], jax.Array],
+    loss_of: Callable[..., jax.Array],
     head: Head,
     hidden: jax.Array,
-    targets: jax.Array,
-    counted: jax.Array,
+    scanned: tuple[jax.Array, ...],
+    fixed: Arrays,
     norm: jax.Array,
 ) -> jax.Array:
     """Return float32[], the losses of the counted targets, summed and divided by `norm`; 0 for norm 0.
@@ -246,45 +270,45 @@ def _summed(
     Otherwise the logits would have to be computed again.
 
     Args:
-        nll_of: (the head's arrays, hidden states, targets, which are counted) of a chunk -> float32[B, size].
+        loss_of: (the head's arrays, `fixed`, hidden states, *scanned) of a chunk -> float32[B, size].
         hidden: [B, T, D], the final hidden states.
-        targets: int32[B, T].
-        counted: bool[B, T].
+        scanned: [B, T, ...], what else is split into chunks, without a gradient.
+        fixed: what each chunk needs whole, without a gradient.
         norm: float32[].
     """
     chunks = Chunks.of(hidden.shape, head.vocab_size)
 
     @jax.custom_vjp
     def total(
-        hidden: jax.Array, own: Arrays, targets: jax.Array, counted: jax.Array, norm: jax.Array
+        hidden: jax.Array, own: Arrays, scanned: tuple[jax.Array, ...], fixed: Arrays, norm: jax.Array
     ) -> jax.Array:
         placed = head.placed(own)
 
         def body(_: None, xs: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
-            return None, nll_of(placed, *xs)
+            return None, loss_of(placed, fixed, *xs)
 
-        _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets, counted))
-        return _divided(chunks.join(nll).sum(), norm)
+        _, losses = jax.lax.scan(body, None, chunks.split(hidden, *scanned))
+        return _divided(chunks.join(losses).sum(), norm)
 
     def run(hidden: Any, own: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
         placed = head.placed([one.value for one in own])
-        targets, counted, norm = (argument.value for argument in rest)
+        scanned, fixed, norm = jax.tree.map(lambda one: one.value, rest)
         seed = _divided(jnp.float32(1.0), norm)
 
         def body(dw: Any, xs: tuple[jax.Array, ...]) -> tuple[Any, tuple[jax.Array, jax.Array]]:
             x, *rest = xs
-            nll, pull = jax.vjp(lambda x, own: nll_of(own, x, *rest), x, placed)
-            dx, chunk_dw = pull(jnp.full_like(nll, seed))
+            losses, pull = jax.vjp(lambda x, own: loss_of(own, fixed, x, *rest), x, placed)
+            dx, chunk_dw = pull(jnp.full_like(losses, seed))
             # Dropped, and not computed, when the head is frozen.
             summed = [
                 d if d is None else d + c.astype(jnp.float32) for d, c in zip(dw, chunk_dw, strict=True)
             ]
-            return summed, (nll, dx)
+            return summed, (losses, dx)
 
         start = [jnp.zeros(one.value.shape, jnp.float32) if one.perturbed else None for one in own]
-        dw, (nll, dx) = jax.lax.scan(body, start, chunks.split(hidden.value, targets, counted))
+        dw, (losses, dx) = jax.lax.scan(body, start, chunks.split(hidden.value, *scanned))
         of_own = tuple(d if d is None else d.astype(p.dtype) for d, p in zip(dw, placed, strict=True))
-        return _divided(chunks.join(nll).sum(), norm), (chunks.join(dx), of_own)
+        return _divided(chunks.join(losses).sum(), norm), (chunks.join(dx), of_own)
 
     def pull(gradients: tuple[Any, Any], cotangent: jax.Array) -> tuple[Any, ...]:
         def scaled(g: Any) -> Any:
@@ -294,7 +318,7 @@ def _summed(
         return scaled(of_hidden), tuple(map(scaled, of_own)), None, None, None
 
     total.defvjp(run, pull, symbolic_zeros=True)
-    return total(hidden, head.arrays, targets, counted, norm)
+    return total(hidden, head.arrays, scanned, fixed, norm)
 
 
 def _divided(total: jax.Array, norm: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """The objectives that a run can train for, a row for each. Imports no jax: the compiler reads this file.
 
-The losses of pairs are in pair_losses.py, of single answers in unpaired.py. The losses of micro-batches are
-in step.py, preference.py and kto.py, and for PyTorch in backends/trl/objectives.py.
+The losses of tokens are in loss.py and token_losses.py, of pairs in pair_losses.py, of single answers in
+unpaired.py. The losses of micro-batches are in step.py, preference.py and kto.py, and for PyTorch in
+backends/trl/objectives.py.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Objective:
         title: for a model card.
         format: the `data.format` that only this objective reads; "" where samples are texts to write.
         losses: the losses that train.loss_type chooses from, if `settings` has it, each with the keys of
-            `train` that only it reads; empty where samples are texts to write. For pairs they are keys of
-            `pair_losses.PAIR_LOSSES`.
-        reference: whether the model that training starts from runs a forward pass too.
+            `train` that only it reads. For pairs they are keys of `pair_losses.PAIR_LOSSES`, for texts to
+            write "nll" and keys of `token_losses.TOKEN_LOSSES`.
+        reference: losses for which the model that training starts from runs a forward pass too.
         likelihood: which part of the chosen texts adds its likelihood to the loss, times train.cpo_alpha:
             "text" (with the prompt), "answer", or "" for none. It is the mean over a micro-batch's tokens,
             so the loss of a step depends on how many rows its micro-batches have.
@@ -33,7 +34,7 @@ class Objective:
     title: str
     format: str = ""
     losses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    reference: bool = False
+    reference: tuple[str, ...] = ()
     likelihood: str = ""
     settings: tuple[str, ...] = ()
     mismatched: tuple[str, ...] = ()
@@ -50,7 +51,11 @@ class Objective:
 
     def forward_passes(self, loss_type: str) -> int:
         """Return the number of forward passes of a micro-batch through the model."""
-        return (2 if self.reference else 1) * (2 if loss_type in self.mismatched else 1)
+        return (2 if self.refers(loss_type) else 1) * (2 if loss_type in self.mismatched else 1)
+
+    def refers(self, loss_type: str) -> bool:
+        """Return whether a loss needs the model that training starts from."""
+        return self.loss(loss_type) in self.reference
 
     def loss(self, loss_type: str) -> str | None:
         """Return the key of `losses` that train.loss_type names; None if there is no such loss."""
@@ -58,20 +63,35 @@ class Objective:
         return name if name in self.losses else None
 
     def reads(self, loss_type: str) -> tuple[str, ...]:
-        """Return the keys of `train` that the objective reads with a loss."""
-        return *self.settings, *self.losses.get(str(self.loss(loss_type)), ())
+        """Return the keys of `train` that the objective reads with a loss; an unknown one is its first."""
+        name = self.loss(loss_type) or next(iter(self.losses))
+        return *self.settings, *self.losses[name]
 
 
+NLL = "nll"
+"""The plain loss of texts to write. TrainSettings do not name it."""
+OF_DPO: Mapping[str, tuple[str, ...]] = {
+    **{name: ("label_smoothing",) for name in ("sigmoid", "robust")},
+    **{name: () for name in ("sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard")},
+}
+OF_KTO: Mapping[str, tuple[str, ...]] = {"kto": (), "apo_zero_unpaired": ()}
 OBJECTIVES = {
-    "sft": Objective("supervised fine-tuning", settings=("label_smoothing", "z_loss", "neftune_noise_alpha")),
+    "sft": Objective(
+        "supervised fine-tuning",
+        losses={
+            NLL: ("label_smoothing", "z_loss", "neftune_noise_alpha"),
+            "dft": ("neftune_noise_alpha",),
+            "eaft": ("eaft_alpha", "eaft_top_k", "eaft_entropy", "neftune_noise_alpha"),
+            "asft": ("asft_alpha",),
+        },
+        reference=("asft",),
+        settings=("loss_type",),
+    ),
     "dpo": Objective(
         "direct preference optimization (DPO)",
         "preference",
-        losses={
-            **{name: ("label_smoothing",) for name in ("sigmoid", "robust")},
-            **{name: () for name in ("sigmoid_norm", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard")},
-        },
-        reference=True,
+        losses=OF_DPO,
+        reference=(*OF_DPO,),
         settings=("beta", "loss_type"),
     ),
     "cpo": Objective(
@@ -95,8 +115,8 @@ OBJECTIVES = {
     "kto": Objective(
         "Kahneman-Tversky optimization (KTO)",
         "unpaired_preference",
-        losses={"kto": (), "apo_zero_unpaired": ()},
-        reference=True,
+        losses=OF_KTO,
+        reference=(*OF_KTO,),
         settings=("beta", "loss_type", "desirable_weight", "undesirable_weight"),
         mismatched=("kto",),
     ),
@@ -113,19 +133,21 @@ QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesi
 """Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 
 
-def keeps_copy(objective: str, lora: Any) -> bool:
-    """Return whether a run keeps a copy of what it starts from, as the objective's reference. Without a copy,
+def keeps_copy(train: Any, lora: Any) -> bool:
+    """Return whether a run keeps a copy of what it starts from, as the loss's reference. Without a copy,
     the reference is the base without its fresh adapters. A run from lora.start_from keeps one, as in TRL, and
     so does one that trains whole modules or rows, whose original values are nowhere else."""
     kept = lora is None or lora.start_from is not None or bool(lora.train_also or lora.train_tokens)
-    return OBJECTIVES[objective].reference and kept
+    return OBJECTIVES[train.objective].refers(train.loss_type) and kept
 
 
 def settings_of(train: Mapping[str, Any]) -> str:
     """Describe the keys of a recipe's `train` that its objective reads: ", beta 0.1, loss_type ipo"."""
     objective = OBJECTIVES[train["objective"]]
-    quiet = {**QUIET, "loss_type": next(iter(objective.losses), None)}
-    read = objective.reads(train.get("loss_type", "sigmoid"))
+    given = train.get("loss_type", "sigmoid")
+    quiet = {**QUIET, "loss_type": next(iter(objective.losses))}
+    read = objective.reads(given)
+    train = {**train, "loss_type": objective.loss(given)}
     values = {key: train[key] for key in read if train.get(key) not in (None, quiet.get(key))}
     return "".join(
         f", {key} {value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items()

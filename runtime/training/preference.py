@@ -38,6 +38,7 @@ def preference_loss(
         train: settings whose objective takes pairs.
     """
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
+    compared = objective.refers(train.loss_type)
     rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
     targets = predicted(inputs["loss_mask"], inputs["segment_ids"])
     lengths = targets.sum(-1)
@@ -50,7 +51,7 @@ def preference_loss(
 
     logps = policy(*rows)
     sums = summed(logps, targets)
-    if objective.reference:
+    if compared:
         sums -= summed(jax.lax.stop_gradient(reference(*rows)), targets)
     worth = sums / jnp.maximum(lengths, 1) if loss.mean else sums
     total = mean(loss.of(FUNCTIONS, worth[0::2], worth[1::2], train))
@@ -61,7 +62,7 @@ def preference_loss(
         learned = learned[0::2] & real[:, None]
         nll = -summed(logps[0::2], learned).sum() / jnp.maximum(learned.sum(), 1)
         total += train.cpo_alpha * nll * real.sum() / norm
-    rewards = train.beta * (sums if objective.reference else worth)
+    rewards = train.beta * (sums if compared else worth)
     chosen, rejected = rewards[0::2], rewards[1::2]
     accuracy = (chosen > rejected).astype(jnp.float32)
     values = (chosen, rejected, chosen - rejected, accuracy)

@@ -41,7 +41,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
     assert lora is not None and lora.start_from is not None
     address = located(lora.start_from, session.arguments.data_dir)
     known, resumed = _recorded(session.directory), session.found.step is not None
-    if resumed and not keeps_copy(settings.train.objective, lora):
+    if resumed and not keeps_copy(settings.train, lora):
         # If the adapter is not needed, its address is not contacted.
         if known and isinstance(address, Path) and (address / ADAPTER_CONFIG).is_file():
             _tell(open_adapter(address), known)

@@ -21,7 +21,7 @@ from ..model import sharding
 from ..model.loading import Built
 from ..model.lora import mask_gradients, row_salts
 from ..settings import TrainSettings
-from .loss import Batch, Computed, Logps, Penalties, batch_loss, token_logps
+from .loss import Ask, Asked, Batch, Computed, Logps, Penalties, TokenLoss, batch_loss, token_logps, token_nll
 from .objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -42,43 +42,58 @@ def micro_batch_loss(
     """Compute the loss that a run of train.py minimizes."""
     provider = built.provider
 
-    def reference(*rows: jax.Array) -> jax.Array:
+    def reference(ask: Ask) -> Any:
         as_before = nullcontext() if provider is None else provider.before_training(before is not None)
         with as_before, _uncollected(built):
-            return token_logps(built.forward, model if before is None else before, *rows)
+            return ask(built.forward, model if before is None else before)
 
-    def still(*rows: jax.Array) -> jax.Array:
+    def still(ask: Ask) -> Any:
         graph, state = nnx.split(model)
         with _uncollected(built):
-            return token_logps(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)), *rows)
+            return ask(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
 
     return objective_loss(settings, built.forward, model, (reference, still), inputs)
 
 
 def objective_loss(
-    settings: TrainSettings, forward: Computed, model: Any, asked: tuple[Logps, Logps], inputs: Batch
+    settings: TrainSettings, forward: Computed, model: Any, asked: tuple[Asked, Asked], inputs: Batch
 ) -> tuple[jax.Array, Named]:
     """Compute the loss of a micro-batch by the recipe's objective, for a model of any backend.
 
     Args:
         forward: how `model` is computed.
-        asked: the models that training starts from, and `model` without a gradient, as `Logps`.
+        asked: the model that training starts from, and `model` without a gradient.
 
     Returns:
         float32[], and the objective's metrics.
     """
-    reference, still = asked
-    if OBJECTIVES[settings.objective].losses:
+    objective = OBJECTIVES[settings.objective]
+    if objective.format:
         policy = functools.partial(token_logps, forward, model)
-        if OBJECTIVES[settings.objective].pairs:
+        reference, still = map(_logps, asked)
+        if objective.pairs:
             from .preference import preference_loss
 
             return preference_loss(policy, reference, inputs, settings)
         from .kto import kto_loss
 
         return kto_loss(policy, still, reference, inputs, settings)
+    before = asked[0] if objective.refers(settings.loss_type) else None
+    return batch_loss(forward, model, inputs, _token_loss(settings), before), {}
+
+
+def _token_loss(settings: TrainSettings) -> TokenLoss:
+    """Return the loss of each target of texts to write."""
+    if OBJECTIVES[settings.objective].loss(settings.loss_type) is not None:
+        from .token_losses import TOKEN_LOSSES
+
+        return functools.partial(TOKEN_LOSSES[settings.loss_type], settings)
     penalties = Penalties(settings.label_smoothing, settings.z_loss)
-    return batch_loss(forward, model, inputs, penalties), {}
+    return lambda logits, targets: token_nll(logits, targets, penalties)
+
+
+def _logps(asked: Asked) -> Logps:
+    return lambda *rows: asked(lambda forward, model: token_logps(forward, model, *rows))
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:

@@ -147,7 +147,7 @@ class Trainer(PeftTrainer):
         )
         fit_shardings(self.optimizer, mesh)
         self._reference: Any = None
-        if keeps_copy(settings.objective, built.lora):
+        if keeps_copy(settings, built.lora):
             # A step donates the arrays themselves, and a checkpoint's arrays replace them.
             self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)

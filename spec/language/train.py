@@ -14,11 +14,15 @@ def _b2_of_optimizer(given: dict[str, Any]) -> float:
     return 0.99 if given.get("name") in ("lion", "rmsprop") else 0.999
 
 
+def _momentum_of_optimizer(given: dict[str, Any]) -> float:
+    return 0.95 if given.get("name") == "muon" else 0.0
+
+
 class Optimizer(Section):
     """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not "
     "have."""
 
-    name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd"] = field(
+    name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd", "muon"] = field(
         "The optimizer.",
         "adamw",
         choices={
@@ -27,6 +31,9 @@ class Optimizer(Section):
             "lion": "Sign of the running mean, with a single moment.",
             "rmsprop": "Gradients divided by the root of the squared gradient's running mean, as in PyTorch.",
             "sgd": "Plain gradient descent, optionally with momentum.",
+            "muon": "For full fine-tuning: each matrix's momentum, made orthogonal by five Newton-Schulz "
+            "steps in bfloat16, times 0.2 x the root of its longer side. Embeddings, the head and vectors "
+            "have Adam.",
         },
     )
     learning_rate: float = field(
@@ -44,11 +51,14 @@ class Optimizer(Section):
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(
-        "For sgd and rmsprop: decay of the running sum of the gradients that a step takes.",
-        0.0,
+        "For sgd, rmsprop and muon: decay of the running sum of the gradients that a step takes; for muon in "
+        "Nesterov's form.",
         unit="none (a factor)",
+        default_is="0, or 0.95 for muon",
+        default_factory=_momentum_of_optimizer,
         ge=0,
         lt=1,
+        example=0.9,
     )
     master_weights: bool = field(
         "For full fine-tuning in bfloat16: keep a float32 copy of the weights, so that small updates count.",
@@ -215,7 +225,7 @@ class Qat(Section):
 
 
 def _loss_of_objective(given: dict[str, Any]) -> str:
-    return "kto" if given.get("objective") == "kto" else "sigmoid"
+    return {"sft": "nll", "kto": "kto"}.get(str(given.get("objective")), "sigmoid")
 
 
 def _epochs(given: dict[str, Any]) -> int | None:
@@ -259,10 +269,14 @@ class Train(Section):
         "simpo",
         "kto",
         "apo_zero_unpaired",
+        "nll",
+        "dft",
+        "eaft",
+        "asft",
     ] = field(
-        "dpo, cpo and kto: the loss, by TRL's names. cpo has sigmoid, hinge, ipo and simpo; kto has kto and "
-        "apo_zero_unpaired; dpo has all others except simpo.",
-        default_is="sigmoid, or kto for kto",
+        "The loss, by TRL's and LLaMA-Factory's names. sft has nll, dft, eaft and asft; cpo has sigmoid, "
+        "hinge, ipo and simpo; kto has kto and apo_zero_unpaired; dpo has all others except simpo.",
+        default_is="sigmoid, nll for sft, or kto for kto",
         default_factory=_loss_of_objective,
         example="sigmoid",
         choices={
@@ -280,10 +294,16 @@ class Train(Section):
             "of the micro-batch with one another's answers.",
             "apo_zero_unpaired": "The same without the estimate: desirable answers become more likely, the "
             "others less likely.",
+            "nll": "The negative log-likelihood of each target: cross-entropy.",
+            "dft": "Dynamic fine-tuning: each target's cross-entropy times the target's probability.",
+            "eaft": "Entropy-adaptive fine-tuning: each target's cross-entropy times how uncertain the model "
+            "is, (entropy of its eaft_top_k likeliest tokens / eaft_entropy) ** eaft_alpha.",
+            "asft": "Anchored fine-tuning: dft, plus asft_alpha times the KL divergence of the model before "
+            "training from the model.",
         },
     )
     label_smoothing: float = field(
-        "sigmoid, robust and simpo: assumed share of wrong preferences; sft: share of a target's probability "
+        "sigmoid, robust and simpo: assumed share of wrong preferences; nll: share of a target's probability "
         "that is spread evenly over the vocabulary.",
         0.0,
         unit="probability",
@@ -291,16 +311,45 @@ class Train(Section):
         lt=0.5,
     )
     z_loss: float = field(
-        "sft: weight of the squared logsumexp of the logits, a penalty that keeps it near zero; 0 adds none.",
+        "nll: weight of the squared logsumexp of the logits, a penalty that keeps it near zero; 0 adds none.",
         0.0,
         unit="none (a factor)",
         ge=0,
         allow_inf_nan=False,
         example=1.0e-4,
     )
+    eaft_alpha: float = field(
+        "eaft: exponent of the entropy; 0 weights all targets equally.",
+        1.0,
+        unit="none (an exponent)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    eaft_top_k: int = field(
+        "eaft: number of the likeliest tokens whose entropy counts, as if there were no others.",
+        20,
+        unit="tokens",
+        ge=2,
+        le=LARGEST,
+    )
+    eaft_entropy: float = field(
+        "eaft: entropy at which a target has weight 1. LLaMA-Factory has 3, about the logarithm of 20; "
+        "Axolotl has 1.",
+        3.0,
+        unit="nats",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    asft_alpha: float = field(
+        "asft: weight of the KL divergence.",
+        0.1,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
+    )
     neftune_noise_alpha: float | None = field(
-        "sft: NEFTune noise on the embeddings during training, uniform within alpha / sqrt(tokens of a row "
-        "* hidden size); null adds none.",
+        "nll, dft and eaft: NEFTune noise on the embeddings during training, uniform within alpha / "
+        "sqrt(tokens of a row * hidden size); null adds none.",
         None,
         unit="none (a factor)",
         gt=0,

@@ -63,6 +63,7 @@ KEYS: dict[str, str] = {
             "data.fields": "column_mapping rename_columns",
             "train.objective": "stage rl trainer_type",
             "train.loss_type": "pref_loss dpo_loss_type",
+            "train.eaft_top_k": "eaft_k",
             "train.beta": "rl_beta pref_beta dpo_beta orpo_alpha orpo_beta",
             "train.desirable_weight": "kto_desirable_weight kto_chosen_weight chosen_weight",
             "train.undesirable_weight": "kto_undesirable_weight kto_rejected_weight rejected_weight",
@@ -297,6 +298,9 @@ KEYS: dict[str, str] = {
             "this version: remove it",
             "reference_free": "without a reference learns `train: {objective: cpo}`, as SimPO with "
             "`train: {objective: cpo, loss_type: simpo, cpo_alpha: 0.0}`",
+            "use_dft_loss enable_dft_loss": "`train: {loss_type: dft}`",
+            "use_eaft_loss use_eaft": "`train: {loss_type: eaft}`",
+            "use_asft_loss": "`train: {loss_type: asft}`",
             "ref_model reference_model ref_adapter_name pref_ftx": "dpo compares with "
             "the model "
             "without its adapters: `train: {objective: dpo, beta: 0.1}`",

@@ -45,6 +45,7 @@ VALUES: dict[str, dict[str, str]] = {
             "lora qlora full": "`objective: sft`; adapters are the section `lora: {rank: 16}`",
         },
         "train.loss_type": {
+            "cross_entropy ce chunked_nll": "`loss_type: nll`",
             "dpo": "`loss_type: sigmoid`",
             "slic": "`loss_type: hinge`",
             "orpo odds_ratio": "remove the line, with `objective: orpo`",
@@ -57,7 +58,7 @@ VALUES: dict[str, dict[str, str]] = {
             "paged_adamw_32bit fused_adam adam_w adam_pax adamw_apex_fused adamw_torch_xla adamw_optax "
             "torch.optim.adamw": "`name: adamw`",
             "lion_8bit lion_32bit paged_lion_8bit lion_pytorch": "`name: lion`",
-            "muon galore galore_adamw lomo adalomo sophia prodigy shampoo soap came ademamix lamb lars "
+            "galore galore_adamw lomo adalomo sophia prodigy shampoo soap came ademamix lamb lars "
             "adagrad adadelta novograd schedule_free_adamw schedule_free_sgd apollo grokadamw "
             "stable_adamw "
             "ao_adamw_4bit ao_adamw_8bit dion optimi_adamw badam": _OPTIMIZERS,

@@ -174,6 +174,7 @@ def test_classes_are_spelled_as_transformers_does() -> None:
 REFUSED = [
     ("E0920", "train.optimizer={name: lion, learning_rate: 0.001}", "train.optimizer.name"),
     ("E0940", "train.z_loss=0.001", "train.z_loss"),
+    ("E0940", "train.loss_type=eaft", "train.loss_type"),
     ("E0922", "lora.kv=shared", "lora.kv"),
     ("E0923", "lora.quantize=int8", "lora.quantize"),
     ("W0924", "train.optimizer={name: adafactor, learning_rate: 0.001}", "train.optimizer.name"),

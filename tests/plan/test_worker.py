@@ -76,6 +76,7 @@ def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
         ("train.optimizer={name: adafactor, weight_decay: 0.1}", "train.schedule={warmup_ratio: 0.5}"),
         ("train.optimizer={name: rmsprop, momentum: 0.5, weight_decay: 0.1}",),
         ("train.optimizer={name: sgd, momentum: 0.5, max_grad_norm: 1.0}", "lora=null"),
+        ("train.optimizer={name: muon, weight_decay: 0.1}", "lora=null"),
     ],
 )
 def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[str, ...]) -> None:
@@ -89,16 +90,19 @@ def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[
     text = re.sub(r"CHAT_TEMPLATE\.read_text\(.*?\)", "None", emit_train(program))
     exec(compile(text, "train.py", "exec"), script)
     theirs = script["optimizer"](script["learning_rate"](SCHEDULED_STEPS))
-    ours = scheduled_optimizer(program.recipe)
+    ours = scheduled_optimizer(program)
     weights = {"a": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)}
+    path = next(one.path for one in program.parameters if one.path.endswith("attn_vec_einsum.w"))
+    weights[path] = jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4)
     found = []
     for rule in (ours, theirs):
         state, now = rule.init(weights), weights
         for _ in range(3):
-            change, state = rule.update({"a": 0.1 + now["a"] ** 2}, state, now)
-            now = {"a": now["a"] + change["a"]}
-        found.append(now["a"])
-    assert jnp.array_equal(*found) and not jnp.array_equal(found[0], weights["a"])
+            change, state = rule.update({key: 0.1 + x**2 for key, x in now.items()}, state, now)
+            now = {key: x + change[key] for key, x in now.items()}
+        found.append(now)
+    for key, start in weights.items():
+        assert jnp.array_equal(*(one[key] for one in found)) and not jnp.array_equal(found[0][key], start)
 
 
 def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:

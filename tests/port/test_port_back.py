@@ -224,11 +224,20 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
         ({"objective": "kto", "undesirable_weight": 0.5}, "trl", ""),
         ({"objective": "kto", "loss_type": "apo_zero_unpaired"}, "trl", ""),
         ({"objective": "kto", "desirable_weight": 0.5}, "axolotl", ""),
+        ({"loss_type": "dft"}, "trl", ""),
+        ({"loss_type": "dft"}, "llama-factory", ""),
+        ({"loss_type": "dft"}, "axolotl", "train.loss_type"),
+        ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llama-factory", ""),
+        (
+            {"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0},
+            *("llama-factory", "train.eaft_top_k"),
+        ),
+        ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, "axolotl", ""),
     ],
 )
-def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
+def test_a_loss_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
-    data["data"]["format"] = OBJECTIVES[train["objective"]].format
+    data["data"]["format"] = OBJECTIVES[train.get("objective", "sft")].format or "chat"
     data["train"] |= {"micro_batch_size": 2, **train}
     Path("recipe.yaml").write_text(yaml.safe_dump(data))
     if lost:

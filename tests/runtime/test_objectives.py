@@ -15,6 +15,7 @@ from recipec.runtime.merging.card import training_objective
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training import objectives
 from recipec.runtime.training.pair_losses import PAIR_LOSSES
+from recipec.runtime.training.token_losses import TOKEN_LOSSES
 from recipec.spec.language.train import Train
 from recipec.spec.load import load
 from tests.emit.emitting import program_of
@@ -31,6 +32,7 @@ def test_each_objective_of_the_language_has_its_losses() -> None:
     assert set(get_args(Train.model_fields["loss_type"].annotation)) == chosen
     pairs = {name for row in objectives.OBJECTIVES.values() if row.pairs for name in row.losses}
     assert pairs == set(PAIR_LOSSES)
+    assert {*objectives.OBJECTIVES["sft"].losses} == {objectives.NLL, *TOKEN_LOSSES}
     keys = {
         key: field.get_default(call_default_factory=True, validated_data={})
         for key, field in Train.model_fields.items()
@@ -44,7 +46,7 @@ def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
     flops = bound.model_flops(orpo, 1.0)
     row = objectives.Objective(
-        "another", "preference", losses={"sigmoid": ("label_smoothing",)}, reference=True
+        "another", "preference", losses={"sigmoid": ("label_smoothing",)}, reference=("sigmoid",)
     )
     monkeypatch.setitem(objectives.OBJECTIVES, "orpo", row)
     program = program_of(tmp_path / "now", [*PREFERENCES, "train.objective=orpo"])

@@ -28,8 +28,13 @@ SHAPES = {
 }
 
 
+MATRICES = {"matrix": ((1,), (0,)), "heads": ((1,), (0, 2))}
+
+
 def chain(name: str, rate: Any = RATE) -> Any:
     import optax
+
+    from recipec.runtime.training.muon import scale_by_muon
 
     decay = 0.01
     rules: dict[str, Callable[[], Any]] = {
@@ -48,11 +53,16 @@ def chain(name: str, rate: Any = RATE) -> Any:
             optax.add_decayed_weights(decay),
             optax.scale_by_learning_rate(rate),
         ),
+        "muon": lambda: optax.chain(
+            scale_by_muon(MATRICES, 0.95, 0.9, 0.999, 1e-5, dtype="float32"),
+            optax.add_decayed_weights(decay),
+            optax.scale_by_learning_rate(rate),
+        ),
     }
     return optax.chain(optax.clip_by_global_norm(1.0), rules[name]())
 
 
-NAMES = ("adamw", "lion", "sgd", "rmsprop", "adafactor")
+NAMES = ("adamw", "lion", "sgd", "rmsprop", "adafactor", "muon")
 
 
 def start() -> Any:
@@ -186,9 +196,9 @@ def test_the_state_is_sharded_where_it_has_a_parameters_shape(
         else:
             assert array.sharding.is_fully_replicated, path
     # The accumulated gradient, and the optimizer's arrays of the same shape. Factored state has other shapes.
-    expected = {"adamw": 3, "lion": 2, "sgd": 2, "rmsprop": 3, "adafactor": 2}[name]
-    factored = {"matrix"} if name == "adafactor" else set()
-    assert seen == {leaf: expected - (leaf in factored) for leaf in SHAPES}
+    expected = {"adamw": 3, "lion": 2, "sgd": 2, "rmsprop": 3, "adafactor": 2, "muon": 3}[name]
+    fewer = {"adafactor": {"matrix"}, "muon": {"matrix", "heads"}}.get(name, set())
+    assert seen == {leaf: expected - (leaf in fewer) for leaf in SHAPES}
 
 
 def test_small_updates_of_bfloat16_weights_add_up() -> None:

@@ -88,7 +88,7 @@ def test_what_a_help_shows_can_be_pasted(help: str, section: str) -> None:
     ("path", "value", "help"),
     [
         ("train.objective", "grpo", "not in this version"),
-        ("train.optimizer.name", "muon", "not in this version: `name: adamw`"),
+        ("train.optimizer.name", "lomo", "not in this version: `name: adamw`"),
         ("train.optimizer.name", "adamw_torch", "`name: adamw`"),
         ("lora.targets", "all-linear", "remove the line: all seven projections are the default"),
         ("data.format", "alpaca", "`format: instruction`"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -82,6 +81,7 @@ def port(ledger: Ledger) -> None:
     say_data(keys, model, objective)
     _training(keys, model)
     _qat(keys)
+    _eaft(keys, objective)
     pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
     streaming.say_stream(keys, "streaming", buffers, 10000, pretrains)
@@ -143,6 +143,18 @@ def _qat(keys: Keys) -> None:
     rounding.say_group(section, "group_size", 32)
     section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
     rounding.say_later(section)
+
+
+def _eaft(keys: Keys, objective: str) -> None:
+    """Record the loss that weights tokens by entropy. Axolotl does not divide the entropy."""
+    if objective != "sft":
+        keys.passive(("use_eaft", "eaft_alpha", "eaft_k"), "the loss compares preferences")
+    elif keys.flag("use_eaft"):
+        losses.weighted(keys, "use_eaft", "eaft")
+        keys.say("eaft_alpha", {"train.eaft_alpha": keys.number("eaft_alpha")})
+        keys.say("eaft_k", {"train.eaft_top_k": keys.integer("eaft_k")})
+        keys.ledger.set("train.eaft_entropy", 1.0, "Axolotl does not divide the entropy")
+    keys.same("use_eaft", note="off")
 
 
 def _mlflow(keys: Keys) -> None:
@@ -267,7 +279,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
     if keys.text("rl") in ("dpo", "ipo", "kto"):
         keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains them alone")
-    keys.learned("unfrozen_parameters", OFF, "Axolotl freezes all adapters whose names no pattern matches")
+    freezing.say_adapters(keys, "unfrozen_parameters", model)
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
@@ -302,22 +314,6 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
     keys.default("lora_dropout", 0.0, {"lora.dropout": keys.ledger.value("lora.dropout", 0.0)})
 
 
-def _unfrozen(keys: Keys, model: Model) -> list[str]:
-    """Return `train.only` for `unfrozen_parameters`, [] where it has none.
-
-    The patterns match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
-    """
-    found = keys.texts("unfrozen_parameters") or []
-    given = [found] if isinstance(found, str) else found
-    try:
-        patterns = [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
-    except re.error:
-        return []
-    if any(pattern.endswith("]") and re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
-        return []  # rows of a weight
-    return freezing.chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
-
-
 def _full(keys: Keys, model: Model | None) -> None:
     """Record full fine-tuning."""
     keys.ledger.set("lora", None)
@@ -325,7 +321,7 @@ def _full(keys: Keys, model: Model | None) -> None:
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
     if {pattern.removesuffix(".*") for pattern in patterns} >= WHOLE_TEXT:
         keys.same("unfrozen_parameters", note="this selects the whole text model, which recipec trains")
-    if model is not None and patterns and (only := _unfrozen(keys, model)):
+    if model is not None and patterns and (only := freezing.unfrozen(keys, "unfrozen_parameters", model)):
         keys.say("unfrozen_parameters", {"train.only": only}, freezing.NAMES)
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
@@ -492,7 +488,7 @@ def _batches(keys: Keys, launch: Launch) -> None:
         keys.ledger.defaulted("--devices", processes, rows, f"--devices gives it: {made}")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
-        kept = "tokens" if made.rows == made.per_device else "micro_batches"
+        kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
         note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
 
@@ -721,7 +717,6 @@ learned relora: recipec does not merge and restart adapters during the run
 learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
 learned unfrozen_parameters: recipec cannot select rows of a weight, or names that the model does not have
 learned use_onebitllms: recipec does not train one-bit weights
-learned use_eaft: recipec's loss is plain cross-entropy, not weighted by entropy
 learned embedding_lr embedding_lr_scale lr_groups: recipec uses one learning rate for all parameters
 learned jagged_restart_steps: recipec does not restart the schedule
 learned optim_target_modules: recipec's optimizer treats all parameters alike

@@ -67,7 +67,7 @@ def port(ledger: Ledger) -> None:
     stage = _stage(keys)
     method = _method(keys)
     model = _model(keys)
-    run = Run(method == "lora", keys.number("learning_rate") or 0.0)
+    run = Run(method == "lora", keys.number("learning_rate") or 0.0, muon=_muon(keys, method == "lora"))
     launch, taken = trainer.placement(keys, sharding.ray(keys, trainer.launched(keys)))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
@@ -79,7 +79,9 @@ def port(ledger: Ledger) -> None:
     _quantized(keys, run, model)
     experts.say_coefficient(keys, "moe_aux_loss_coef", model, BALANCED)
     _data(keys, model, stage)
+    _token_loss(keys, stage, run.lora)
     trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
+    _undivided(keys)
     if stage == "kto" and ledger.value("train.micro_batch_size") == 1:
         ledger.set("train.micro_batch_size", 2)
         mesh.amend(ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TWO)
@@ -145,6 +147,52 @@ def _stage(keys: Keys) -> str:
     if loss == "simpo":
         keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     return stage
+
+
+def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
+    """Record a loss of supervised fine-tuning that weights tokens."""
+    if stage != "sft":
+        keys.passive((*WEIGHTED, "eaft_alpha", "asft_alpha"), f"the stage {stage} does not read it")
+    on = [key for key in WEIGHTED if keys.flag(key) and key not in keys.said]
+    for key in on[:1]:
+        if WEIGHTED[key] == "asft" and lora:
+            message = "LLaMA-Factory makes no reference for `use_asft_loss` with adapters, and stops"
+            keys.refuse(key, "E1145", message, "finetuning_type: full")
+        losses.weighted(keys, key, WEIGHTED[key])
+        for other in on[1:]:
+            message = f"`{key}` and `{other}` are different losses, and LLaMA-Factory uses only one"
+            keys.refuse(other, "E1145", message, "keep one of them")
+        if alpha := {"eaft": "eaft_alpha", "asft": "asft_alpha"}.get(WEIGHTED[key]):
+            keys.say(alpha, {f"train.{alpha}": keys.number(alpha)})
+    keys.passive(WEIGHTED, "off")
+
+
+def _muon(keys: Keys, lora: bool) -> str:
+    """Return the key that selects Muon, "" if the run has another optimizer."""
+    if lora:
+        keys.learned("use_muon", OFF, "recipec's muon does not train adapters")
+    first = next((key for key in BEFORE_MUON if keys.value(key) not in OFF), None)
+    if first or lora or not keys.flag("use_muon"):
+        keys.same("use_muon", note=f"{first} comes first" if first else "off")
+        return ""
+    return "use_muon"
+
+
+def _undivided(keys: Keys) -> None:
+    """Correct what the run says of batches and clipping for asft.
+
+    LLaMA-Factory adds up the means of its micro-batches, and transformers does not divide a custom loss.
+    """
+    ledger, count = keys.ledger, keys.integer("gradient_accumulation_steps") or 1
+    if ledger.value("train.loss_type") != "asft":
+        return
+    note = "with asft, LLaMA-Factory takes a mean over each micro-batch"
+    ledger.set("train.loss_normalization", "micro_batches", note)
+    norm, path = ledger.value("train.optimizer.max_grad_norm"), "train.optimizer.max_grad_norm"
+    if norm and count > 1:
+        note = f"with asft, LLaMA-Factory clips the sum of {count} micro-batches' gradients, not their mean"
+        ledger.set(path, norm / count, note)
+        mesh.amend(ledger, path, Verdict.APPROXIMATED, note)
 
 
 def _method(keys: Keys) -> str:
@@ -681,6 +729,10 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "orpo": {"train.objective": "orpo"},
 }
 """The values of pref_loss."""
+BEFORE_MUON = ("use_galore", "use_apollo", "loraplus_lr_ratio", "use_badam", "use_adam_mini")
+"""Keys that select other optimizers, which LLaMA-Factory checks before use_muon."""
+WEIGHTED = {"use_dft_loss": "dft", "use_eaft_loss": "eaft", "use_asft_loss": "asft"}
+"""Keys that select a loss of supervised fine-tuning, in LLaMA-Factory's order, with the recipe's loss."""
 OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
 
 OF_SOURCES = table("""
@@ -710,11 +762,6 @@ learned use_galore: recipec does not project gradients to a low rank: other upda
 learned use_apollo: recipec does not scale gradients by a low-rank projection: other updates
 learned use_badam: recipec trains all parameters at each step, not one block after another
 learned use_adam_mini: recipec uses AdamW instead, which keeps a second moment for each parameter
-learned use_muon: recipec uses AdamW instead, which does not orthogonalize updates
-learned use_dft_loss: recipec's loss is plain cross-entropy, not weighted by the token's probability
-learned use_asft_loss: recipec's loss is plain cross-entropy, without a term that keeps the model near the
-    base model
-learned use_eaft_loss: recipec's loss is plain cross-entropy, not weighted by entropy
 learned freeze_language_model: recipec trains the language model
 learned split_special_tokens: recipec reads the template's markers as special tokens
 learned add_tokens: recipec adds only special tokens to the tokenizer: each of these stays several tokens

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port import mesh
 from recipec.compiler.port.common import say_common, say_start
-from recipec.compiler.port.dialects.llamafactory import own_file, target_modules
+from recipec.compiler.port.dialects.llamafactory import LOSSES, own_file, target_modules
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
-from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import (
     adapters,
     datasets,
@@ -19,7 +20,7 @@ from recipec.compiler.port.meaning import (
     templates,
     training,
 )
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import flow, listing
 
 NAME = "llamafactory_v1"
 TITLE = "LLaMA-Factory v1"
@@ -39,7 +40,7 @@ launch dist_timeout
 checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
 evaluation eval_dataset
 method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
-learned optim_config: AdamW with PyTorch's defaults, without settings
+learned optim_config: recipec has only its muon, for full fine-tuning
 learned lr_scheduler_config: the learning rate stays at its peak
 """)
 OF_LORA = table("""
@@ -52,7 +53,16 @@ exact name: a setting of the training
 """)
 LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all"}
 """The defaults of LLaMA-Factory's get_lora_model for keys that the section lacks."""
-CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat"}
+MUON: dict[str, Any] = {"wd": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5}
+MUON |= {"adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8}
+"""The defaults of LLaMA-Factory's create_muon_optimizer."""
+CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat", "pair": "preference"}
+PAIRS = "LLaMA-Factory's command says what pairs are for, dpo or rm; recipec takes dpo"
+TOGETHER = "recipec truncates each answer with its prompt; LLaMA-Factory truncates a pair as a whole"
+BY_TOKENS = (
+    "recipec takes the mean over a step's pairs; LLaMA-Factory weights the means of its micro-batches by "
+    "their tokens"
+)
 OPENING = "LLaMA-Factory also trains on `<|im_start|>assistant` before an answer"
 OWN = "recipec does not read rows in LLaMA-Factory's own form"
 DRAWN = "recipec takes the first rows; LLaMA-Factory draws as many, some of them twice"
@@ -70,6 +80,7 @@ def port(ledger: Ledger) -> None:
     model = named.model if named else None
     adapts = _lora(keys, model)
     _batch(keys)
+    _optimizer(keys, adapts)
     _data(keys, model)
     _precision(keys, adapts)
     training.directory(keys, "output_dir")
@@ -159,11 +170,7 @@ def _batch(keys: Keys) -> None:
     else:
         keys.say("num_train_epochs", {"train.epochs": keys.integer("num_train_epochs")})
         keys.same("max_steps", note="whole epochs")
-    made_by = "torch.optim.AdamW's own settings"
     keys.say("learning_rate", {"train.optimizer.learning_rate": keys.number("learning_rate")})
-    adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
-    for key, value in adam.items():
-        keys.ledger.set(f"train.optimizer.{key}", value, made_by)
     keys.ledger.set(
         "train.schedule.name", "constant", "without lr_scheduler_config the learning rate is constant"
     )
@@ -172,6 +179,32 @@ def _batch(keys: Keys) -> None:
     keys.same(
         "seed", {"train.seed": seed, "data.shuffle_seed": seed}, "another random generator: other draws"
     )
+
+
+def _optimizer(keys: Keys, adapts: bool) -> None:
+    """Record the optimizer: torch's AdamW, or Muon for full fine-tuning."""
+    section = keys.below("optim_config", MUON)
+    if adapts or keys.mapping("optim_config").get("name") != "muon":
+        adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+        for key, value in adam.items():
+            keys.ledger.set(f"train.optimizer.{key}", value, "torch.optim.AdamW's own settings")
+        return
+    section.same("name", {"train.optimizer.name": "muon"})
+    section.say("wd", {"train.optimizer.weight_decay": section.number("wd")})
+    section.say("momentum", {"train.optimizer.momentum": section.number("momentum")})
+    section.say("adamw_eps", {"train.optimizer.eps": section.number("adamw_eps")})
+    betas = section.value("adamw_betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
+        section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
+    else:
+        message = f"`optim_config.adamw_betas` are {flow(betas)}, not two numbers"
+        section.refuse("adamw_betas", "E1160", message, "adamw_betas: [0.9, 0.95]")
+    for key, held in (("nesterov", True), ("ns_steps", 5)):
+        if section.value(key) == held:
+            section.same(key, note="the same in recipec")
+        section.learned(key, (), f"in recipec's muon it is {flow(held)}")
+    section.same("lr", note="learning_rate overrides it")
+    keys.same("optim_config")
 
 
 def _data(keys: Keys, model: Model | None) -> None:
@@ -208,7 +241,8 @@ def _data(keys: Keys, model: Model | None) -> None:
     keys.ledger.set("data.train", [entry for _, entry in entries if entry])
     if forms:
         keys.ledger.set("data.format", forms[0])
-        keys.ledger.set("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
+        if forms[0] != "preference":
+            keys.ledger.set("data.loss_on", "assistant" if forms[0] == "chat" else "completion")
     jinja, chosen = keys.text("custom_chat_template"), keys.text("template")
     found = templates.llamafactory(chosen, model)
     if jinja:
@@ -220,8 +254,33 @@ def _data(keys: Keys, model: Model | None) -> None:
         keys.refuse("template", "E1147", message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
     keys.same("custom_chat_template", note="null: the same as without the key")
-    datasets.length(keys, "cutoff_len")
+    pairs = forms[:1] == ["preference"]
+    datasets.length(keys, "cutoff_len", TOGETHER if pairs else "")
+    if pairs:
+        _preferences(keys)
     keys.ledger.set("data.packing", False, "LLaMA-Factory makes one sample of each row")
+
+
+def _preferences(keys: Keys) -> None:
+    """Record the objective of pairs and its settings."""
+    keys.defaults = {"pref_beta": 0.1, "simpo_gamma": 0.5, **keys.defaults}
+    loss = keys.text("pref_loss") or "sigmoid"
+    if loss not in ("sigmoid", "simpo"):
+        message = f"`pref_loss: {loss}` has no counterpart: recipes have LLaMA-Factory's sigmoid and simpo"
+        keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
+        loss = "sigmoid"
+    for path, value in LOSSES[loss].items():
+        keys.ledger.set(path, value)
+    keys.same("pref_loss", LOSSES[loss] if keys.given("pref_loss") else None)
+    keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
+    if loss == "simpo":
+        keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
+    elif smoothing := keys.number("dpo_label_smoothing"):
+        keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing})
+    keys.learned("pref_ftx", training.OFF, "recipec does not add the supervised loss of the chosen answer")
+    keys.learned("ld_alpha", training.OFF, "recipec does not weight answers by their length")
+    if keys.ledger.value("train.global_batch_size", 1) > keys.ledger.value("train.micro_batch_size", 1):
+        mesh.amend(keys.ledger, "train.micro_batch_size", Verdict.APPROXIMATED, BY_TOKENS)
 
 
 def _described(file: Keys) -> list[tuple[str, Any]]:
@@ -240,7 +299,7 @@ def _entry(keys: Keys) -> tuple[str, Any]:
         message = f"recipec does not read rows of the converter {kind}" if kind else OWN
         keys.refuse("converter", "E1143", message, f"converter: {listing(CONVERTERS, 'or')}")
     form = CONVERTERS.get(str(kind), "")
-    keys.say("converter", {}, JOINED if form == "instruction" else "")
+    keys.say("converter", {}, {"instruction": JOINED, "preference": PAIRS}.get(form, ""))
     keys.unless(
         "weight",
         (None, 1, 1.0),

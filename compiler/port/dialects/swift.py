@@ -80,7 +80,7 @@ learned init_strategy=null: recipec uses the checkpoint's weights unchanged
 learned freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
     trainable_parameters_regex=null freeze_llm=false: recipec trains all weights, or puts adapters on all
     modules
-learned enable_dft_loss=false enable_channel_loss=false mrl_dims=null: recipec's loss is plain cross-entropy
+learned enable_channel_loss=false mrl_dims=null: recipec's loss is plain cross-entropy
 learned use_galore=false lisa_activated_layers=0 optimizer=null: recipec uses the optimizer that optim names
 learned decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
     decision_shuffle_fields=false: recipec does not change rows at random
@@ -124,6 +124,7 @@ END = "recipec trains on the end of an answer only after the last answer"
 NO_TOOLS = "recipec leaves out rows with tool calls, because this template writes none"
 BOTH = "recipec counts an empty thought before both answers as part of them; dpo's loss does not change"
 CUT_OFF = "recipec leaves out a row with no answer left; in ms-swift the row takes a place in its step"
+UNREAD = "ms-swift does not use it with preferences or label smoothing"
 COGNITION = words("swift/self-cognition modelscope/self-cognition")
 """Data sets with marks for the names of the model and of its author."""
 READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
@@ -461,6 +462,9 @@ def _loss(keys: Keys, ranking: bool) -> None:
         keys.same("loss_scale", note="the loss compares the answers of preferences")
     else:
         keys.say("loss_scale", {"data.loss_on": kinds[base]})
+    if not ranking and keys.flag("enable_dft_loss") and not keys.number("label_smoothing_factor"):
+        losses.weighted(keys, "enable_dft_loss", "dft")
+    keys.same("enable_dft_loss", note="off" if not keys.flag("enable_dft_loss") else UNREAD)
     share = keys.value("interleave_prob")
     keys.unless("interleave_prob", (None,), f"shares of {share}: recipec concatenates the data sets")
 

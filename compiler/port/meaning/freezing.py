@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.keys import Keys
+from recipec.compiler.port.keys import OFF, Keys
+from recipec.compiler.port.meaning import adapters
 from recipec.compiler.wording import listing, split_layer
 from recipec.runtime.model.adapters import matches
 
@@ -88,3 +89,47 @@ def of_layers(
     only = [*inside, *extra]
     lacking = [name for name in only if not any(matches(name, module) for module in found)]
     return only, lacking
+
+
+def unfrozen(keys: Keys, key: str, model: Model) -> list[str]:
+    """Return `train.only` for Axolotl's patterns of the parameters that are trained, [] where it has none."""
+    patterns = _unfreezing(keys, key)
+    return chosen_by(model, lambda name: any(pattern.match(name) for pattern in patterns))
+
+
+def say_adapters(keys: Keys, key: str, model: Model | None) -> None:
+    """Record Axolotl's patterns next to adapters, of which it freezes all whose names no pattern matches.
+
+    PEFT's names begin with `base_model.model.`, so patterns of the model's own names leave nothing to train.
+    """
+    patterns = _unfreezing(keys, key)
+    names = [
+        f"base_model.model.{module.name}.lora_{which}.default.weight"
+        for module in (adapters.modules(model) if model is not None else ())
+        for which in "AB"
+    ]
+    matched = [any(pattern.match(name) for pattern in patterns) for name in names]
+    if patterns and matched and all(matched):
+        keys.same(key, note="the patterns match all adapters")
+    note = "Axolotl freezes all adapters whose names no pattern matches"
+    if patterns and matched and not any(matched):
+        note = (
+            "PEFT's names of adapters begin with base_model.model., which no pattern matches, so Axolotl "
+            "freezes all adapters and trains nothing; without the key it trains them"
+        )
+    keys.learned(key, OFF, note)
+
+
+def _unfreezing(keys: Keys, key: str) -> list[re.Pattern[str]]:
+    """Return the patterns of a key, [] if one selects rows of a weight.
+
+    They match the beginning of a parameter's name. A dot stands for itself, except in `.+`.
+    """
+    found = keys.texts(key) or []
+    given = [found] if isinstance(found, str) else found
+    if any(re.search(r"\[\d*(:\d*)?\]$", pattern) for pattern in given):
+        return []
+    try:
+        return [re.compile(re.sub(r"\.(?!\+)", r"\\.", pattern)) for pattern in given]
+    except re.error:
+        return []

@@ -145,10 +145,19 @@ def packing(keys: Keys) -> None:
 
 def supervised(keys: Keys) -> None:
     loss = keys.value("loss_type") or "nll"
-    if loss not in ("nll", "chunked_nll"):
-        message = f"the loss {loss} has no counterpart: recipec trains on the negative log-likelihood"
+    if loss == "dft":
+        weighted(keys, "loss_type", loss)
+    elif loss not in ("nll", "chunked_nll"):
+        had = listing(OBJECTIVES["sft"].losses)
+        message = f"the loss {loss} has no counterpart: recipec's sft has {had}"
         keys.refuse("loss_type", "E1163", message, "loss_type: nll")
     keys.follow(OF_SFT)
+
+
+def weighted(keys: Keys, key: str, loss: str, note: str = "") -> None:
+    """Record a key that selects a loss that weights tokens."""
+    keys.say(key, {"train.loss_type": loss}, note)
+    keys.passive(("label_smoothing_factor",), f"the loss {loss} does not read it")
 
 
 def of_pairs(

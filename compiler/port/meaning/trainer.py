@@ -31,11 +31,13 @@ class Run:
         lora: whether adapters are trained.
         learning_rate: the peak learning rate.
         optim: the key that names the optimizer.
+        muon: the key that selects LLaMA-Factory's Muon instead, "" for none.
     """
 
     lora: bool
     learning_rate: float = 0.0
     optim: str = "optim"
+    muon: str = ""
 
 
 def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
@@ -172,27 +174,33 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     """Record the optimizer, its hyperparameters and gradient clipping."""
     name = taken.optimizer or str(keys.value(run.optim) or "adamw_torch_fused")
     found = training.optimizer_of(name)
+    if run.muon and not taken.optimizer:
+        found = training.MUON
+        keys.say(run.muon, {"train.optimizer.name": found.name})
+        keys.same(run.optim, note=f"{run.muon} selects another optimizer")
     if found.same and taken.optimizer and keys.given(run.optim):
         keys.same(run.optim, {"train.optimizer.name": found.name}, "DeepSpeed's optimizer applies instead")
     keys.unless("adafactor", (False,), "an older name of optim; the value of optim applies")
     training.say_optimizer(keys, run.optim, name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
-    note = DECAYED if decay and not run.lora else ""
+    note = DECAYED if decay and not run.lora and found.name != "muon" else ""
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
     given = _arguments(keys)
-    if found.name in ("adamw", "lion"):
+    if found.name in ("adamw", "lion", "muon"):
         betas = (keys.number("adam_beta1"), keys.number("adam_beta2"))
         keys.say("adam_beta1", {"train.optimizer.b1": betas[0]})
         keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
-    if found.name == "adamw":
+    if found.name in ("adamw", "muon"):
         keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
     keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} does not have this setting")
     if found.name == "rmsprop":
         say_rmsprop(keys, given)
     if found.name == "sgd" and given.get("momentum"):
         keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
-    note = f"{name} does not read them" if found.name == "adamw" else "the same as recipec's defaults"
+    note = (
+        f"{name} does not read them" if found.name in ("adamw", "muon") else "the same as recipec's defaults"
+    )
     keys.same("optim_args", note=note)
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
     norm = None if unset else keys.number("max_grad_norm")

@@ -97,6 +97,8 @@ class Translation:
 
 
 ADAMW = Translation("adamw")
+MUON = Translation("muon")
+"""LLaMA-Factory's Muon. The names do not include it: other tools' Muon makes other updates."""
 
 OPTIMIZERS: Mapping[str, Translation] = {
     name: Translation(row.target, row.note, row.verdict == "same")

@@ -30,7 +30,7 @@ from ...metrics.run_report import Named
 from ...model import sharding
 from ...model.lora import row_salts
 from ...settings import TrainSettings
-from ...training.loss import Batch, token_logps
+from ...training.loss import Ask, Batch, Computed
 from ...training.step import TrainState, objective_loss, record_norm
 from .model import Arrays, HfModel
 
@@ -114,8 +114,12 @@ class Step:
     ) -> tuple[jax.Array, Named]:
         model = trained, base, salts
         asked: Any = (({}, base, None), (jax.lax.stop_gradient(trained), base, salts))
-        reference, still = (functools.partial(token_logps, self._model, one) for one in asked)
+        reference, still = (functools.partial(_asked, self._model, one) for one in asked)
         return objective_loss(self.settings, self._model, model, (reference, still), batch)
+
+
+def _asked(forward: Computed, model: Any, ask: Ask) -> Any:
+    return ask(forward, model)
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:

@@ -137,7 +137,7 @@ def _run(
             # Copies: the first step donates these arrays.
             trace.initial = {name: np.array(array, np.float32) for name, array in live[0].items()}
         rest = load_base(model, frozen)
-        if keeps_copy(train.objective, lora):
+        if keeps_copy(train, lora):
             rest = with_reference(model, rest, load_trained(model, base))
         trainer = Trainer(
             step,

@@ -94,8 +94,11 @@ def _likelihood(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tens
     return -(log_probs * piece["weights"][:, None]).sum()
 
 
-def _sft(model: Any, _: Any, piece: Mapping[str, Any], __: TrainSettings) -> tuple[torch.Tensor, Tensors]:
-    return _likelihood(_log_probs(model, piece), piece), {}
+def _sft(model: Any, _: Any, piece: Mapping[str, Any], train: TrainSettings) -> tuple[torch.Tensor, Tensors]:
+    log_probs = _log_probs(model, piece)
+    if train.loss_type == "dft":
+        log_probs = log_probs * log_probs.detach().exp()
+    return _likelihood(log_probs, piece), {}
 
 
 def _preference(
@@ -104,7 +107,8 @@ def _preference(
     """Return the pairs' losses (training/pair_losses.py) plus the likelihood loss of the chosen texts."""
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     before: torch.Tensor | float = 0.0
-    if objective.reference:
+    compared = objective.refers(train.loss_type)
+    if compared:
         with torch.no_grad(), own.disable_adapter():
             before = _summed(_log_probs(own, piece), piece)
     log_probs = _log_probs(model, piece)
@@ -113,7 +117,7 @@ def _preference(
     total = _weighed(loss.of(FUNCTIONS, worth[0::2], worth[1::2], train), piece)
     if objective.likelihood:
         total = total + train.cpo_alpha * _likelihood(log_probs, piece)
-    return total, _metrics(train.beta * (sums if objective.reference else worth), piece)
+    return total, _metrics(train.beta * (sums if compared else worth), piece)
 
 
 def _unpaired(

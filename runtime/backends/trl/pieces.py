@@ -133,7 +133,7 @@ class Pieces:
             "targets": np.asarray(np.count_nonzero(answers)),
         }
         objective = OBJECTIVES[self._train.objective]
-        if not objective.losses:
+        if not objective.format:
             return cut | {"weights": own["weights"]}
         cut["pair_weights"] = own["pair_weights"]
         if not objective.pairs:

@@ -115,7 +115,7 @@ def reference_model(base: HFCheckpoint, settings: TrlSettings) -> Any:
     """Load a frozen copy of full fine-tuning's initial model, for an objective that compares with it. Return
     None if the objective does not, or if disabling the adapters gives that model. PEFT then also computes
     with the embedding's own rows."""
-    if settings.lora is not None or not keeps_copy(settings.train.objective, settings.lora):
+    if settings.lora is not None or not keeps_copy(settings.train, settings.lora):
         return None
     model = trainable_model(base, settings, None).requires_grad_(False).eval()
     model.disable_adapter = nullcontext  # the method of a model with adapters; this one has none

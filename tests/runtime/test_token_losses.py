@@ -1,0 +1,190 @@
+"""Tests of losses that weight tokens, against torch, in float32."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipec.runtime.training import loss
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.test_loss import fake, largest, make_head, random
+
+VOCABULARY, LENGTH = 517, training.LENGTH - 3
+CASES: dict[str, dict[str, Any]] = {
+    "dft": {"loss_type": "dft"},
+    "eaft": {"loss_type": "eaft"},
+    "eaft-of-axolotl": {"loss_type": "eaft", "eaft_alpha": 1.7, "eaft_top_k": 7, "eaft_entropy": 1.0},
+    "eaft-of-all": {"loss_type": "eaft", "eaft_alpha": 0.5, "eaft_top_k": 1000},
+    "asft": {"loss_type": "asft", "asft_alpha": 0.3},
+}
+
+
+def settings(**more: Any) -> Any:
+    from recipec.runtime.settings import TrainSettings
+
+    return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **more)
+
+
+def in_torch(train: Any, states: np.ndarray, head: np.ndarray, before: Any, one: dict[str, Any]) -> Any:
+    """Return the loss of a micro-batch and its gradients to hidden states and head."""
+    import torch
+    import torch.nn.functional as f
+
+    x, weight = (torch.tensor(array, requires_grad=True) for array in (states, head))
+    logits = (x @ weight.T)[:, :-1].flatten(0, 1)
+    counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
+    targets = torch.tensor(np.where(counted, one["tokens"][:, 1:], -100)).long().flatten()
+    nll = f.cross_entropy(logits, targets, reduction="none")
+    if train.loss_type == "eaft":
+        kept = logits.detach().sort(descending=True).values[:, : train.eaft_top_k].double()
+        entropy = torch.distributions.Categorical(logits=kept).entropy().float()
+        total = (nll * (entropy / train.eaft_entropy) ** train.eaft_alpha).sum()
+    else:
+        total = (nll * (-nll.detach()).exp()).sum()
+    if train.loss_type == "asft":
+        reference = torch.tensor(before[0] @ before[1].T)[:, :-1].flatten(0, 1).softmax(-1)
+        kl = f.kl_div(logits.log_softmax(-1), reference, reduction="none").sum(-1)
+        total = total + train.asft_alpha * kl[targets != -100].sum()
+    total = total / float(one["norm"])
+    total.backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    return float(total.detach()), x.grad.numpy(), weight.grad.numpy()
+
+
+def differentiated(train: Any, before: Any) -> Any:
+    """Return ours as a jitted function of hidden states, the head and a micro-batch."""
+    import jax
+
+    from recipec.runtime.training.step import objective_loss
+
+    def reference(ask: Any) -> Any:
+        return ask(fake(before[0], make_head(before[1])), None)
+
+    def of(states: Any, head: Any, one: Any) -> Any:
+        return objective_loss(train, fake(states, make_head(head)), None, (reference, reference), one)[0]
+
+    return jax.jit(jax.value_and_grad(of, (0, 1)))
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}], ids=["8x1", "4x2"])
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_torchs(
+    case: str, axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cover packed rows with ignored tokens, padded chunks, and a vocabulary that tp divides."""
+    import jax
+
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import MeshSettings
+
+    train, vocabulary = settings(**CASES[case]), VOCABULARY + axes["tp"] - 1
+    states, head = random(vocabulary, LENGTH)
+    draw = np.random.default_rng(3).standard_normal
+    before = tuple((x + 0.2 * draw(x.shape)).astype(np.float32) for x in (states, head))
+    one = training.packed_batch()
+    one["loss_mask"] = np.random.default_rng(4).random(one["tokens"].shape) < 0.7
+    one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
+    expected = in_torch(train, states, head, before, one)
+    mesh = start(MeshSettings("cpu", 8, axes))
+    monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * (training.ROWS // axes["fsdp"]) * vocabulary)
+    monkeypatch.setattr(loss, "SMALL_BYTES", 0)
+    with mesh, jax.default_matmul_precision("highest"):
+        placed = shard_rows({"states": states, "before": before[0], **one}, mesh)
+        found, gradients = differentiated(train, (placed.pop("before"), before[1]))(
+            placed.pop("states"), head, placed
+        )
+    assert abs(float(found) - expected[0]) <= 2e-6 * expected[0]
+    assert max(map(largest, gradients, expected[1:])) < 5e-6
+
+
+def test_logits_that_tp_splits_stay_where_they_are() -> None:
+    """Gather the few likeliest tokens for an entropy, not the vocabulary."""
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import MeshSettings
+
+    states, head = random(VOCABULARY + 3, LENGTH)
+    mesh = start(MeshSettings("cpu", 8, {"fsdp": 2, "tp": 4}))
+    one = training.packed_batch()
+    one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
+    with mesh:
+        placed = shard_rows({"states": states, **one}, mesh)
+        function = differentiated(settings(loss_type="eaft"), None)
+        text = function.lower(placed.pop("states"), head, placed).compile().as_text()
+    rows = training.ROWS // 2
+    gathered = re.findall(r"= \(?(?:f32|s32)\[([\d,]+)\][^=]* all-gather", text)
+    sizes = [int(np.prod([*map(int, shape.split(","))])) for shape in gathered]
+    assert sizes
+    assert max(sizes) < rows * LENGTH * VOCABULARY // 4
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_asft_compares_with_the_model_before_training(full: bool, tmp_path: Path) -> None:
+    """Its reference is the base without adapters, or a copy of the weights that training starts from."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.objectives import keeps_copy
+    from recipec.runtime.training.step import micro_batch_loss, trained_type
+    from tests.runtime.built_models import randomize
+
+    tiny.make_llama(tmp_path, num_hidden_layers=1)
+    alpha, one = 0.3, training.packed_batch()
+    with jax.default_matmul_precision("highest"):
+        mesh, built = training.build(tmp_path, {"fsdp": 4, "tp": 2}, remat="none", full=full)
+        start = training.logits(built, mesh, one)
+        trained, asft = trained_type(built), settings(loss_type="asft", asft_alpha=alpha)
+        graph, state, rest = nnx.split(built.model, trained, ...)
+        before = nnx.merge(graph, jax.tree.map(jnp.copy, state), rest)
+        if full:
+            moved = jax.tree.map(lambda x: x * 1.1, state)
+            nnx.update(built.model, moved)
+        else:
+            randomize(built)
+        assert keeps_copy(asft, built.lora) == full
+        end = training.logits(built, mesh, one)
+        with mesh:
+            values = [
+                float(micro_batch_loss(built, train, built.model, shard_rows(one, mesh), copy)[0])
+                for train in (asft, settings(loss_type="dft"))
+                for copy in (before if full else None,)
+            ]
+    logps = [np.asarray(jax.nn.log_softmax(x)) for x in (start, end)]
+    kl = (np.exp(logps[0]) * (logps[0] - logps[1])).sum(-1)[:, :-1]
+    counted = one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1]
+    expected = alpha * kl[counted].sum() / float(one["norm"])
+    assert expected > 1e-3
+    assert abs(values[0] - values[1] - expected) <= 2e-5 * expected
+
+
+def test_dft_by_trl_needs_only_the_targets_probabilities() -> None:
+    """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
+    import torch
+    import torch.nn.functional as f
+
+    from recipec.runtime.backends.trl.objectives import objective_of
+
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(3, 11, 37, generator=generator)).requires_grad_()
+    labels = torch.randint(0, 37, (3, 11), generator=generator)
+    labels[torch.rand(3, 11, generator=generator) < 0.4] = -100
+    kept = labels[:, 1:] != -100
+    chosen = logits.log_softmax(-1)[:, :-1].gather(2, labels[:, 1:, None].clamp(min=0))[..., 0]
+    given = SimpleNamespace(log_probs=torch.where(kept, chosen, 0.0))
+    piece = {"input_ids": None, "position_ids": None, "labels": labels, "weights": torch.full((3,), 1 / 20)}
+    found = objective_of(settings(loss_type="dft"))(lambda **_: given, None, piece)[0]
+    nll = f.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
+    expected = (nll * (-nll.detach()).exp()).sum() / 20
+    assert abs(float(found.detach()) - float(expected.detach())) <= 1e-6 * float(expected.detach())
+    pair = [torch.autograd.grad(value, logits, retain_graph=True)[0].numpy() for value in (found, expected)]
+    assert largest(*pair) < 1e-6
