@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from .model.partition_rules import Rule
 
 
+@dataclass(frozen=True)
+class FakeQuantization:
+    """Quantization-aware training, which rounds the operands of products (runtime.model.fake_quantize).
+
+    Attributes:
+        weights: "int4" or "int4_asymmetric".
+        activations: "int8", or None for none.
+        group_size: inputs of an output whose weights share a scale.
+        head: whether the output head is rounded too.
+        start_step: optimizer steps before the first one that rounds.
+    """
+
+    weights: str
+    activations: str | None
+    group_size: int
+    head: bool = False
+    start_step: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The `model` section of a recipe, and the model's settings for training.
@@ -34,6 +53,7 @@ class ModelSettings:
         attention_block: tokens of splash's largest block, None for attention.MOST.
         remat: what the backward pass recomputes: the name of one of runtime.model.remat.POLICIES.
         only: the modules that training without LoRA changes, () for all.
+        qat: how a training step rounds weights and activations, None for not at all.
     """
 
     id: str
@@ -47,6 +67,7 @@ class ModelSettings:
     attention_block: int | None = None
     remat: str = "decoder"
     only: tuple[str, ...] = ()
+    qat: FakeQuantization | None = None
 
 
 @dataclass(frozen=True)

@@ -596,8 +596,9 @@ LORA: dict[str, Code] = {
     "E0321": Code(
         "DoRA cannot be combined with this",
         "DoRA scales the outputs of each projection to trained magnitudes. PEFT has no DoRA for experts and "
-        "routers, and with dropout it also drops inputs of the frozen product. recipec does not compute the "
-        "norms of quantized weights. vLLM does not serve DoRA adapters.",
+        "routers, and with dropout it also drops inputs of the frozen product. With quantized weights and "
+        "pissa, olora or loftq, the norms would not be those of the stored weights. vLLM "
+        "does not serve DoRA adapters.",
         "Change the key that the message names, or write `kind: lora`.",
     ),
     "E0320": Code(
@@ -640,7 +641,7 @@ DATA: dict[str, Code] = {
         "chat template of another family",
         "The template writes turn markers that the checkpoint was not trained with, such as Gemma 3's "
         "`<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that are tokens of the checkpoint's "
-        "tokenizer are allowed.",
+        "tokenizer are allowed, and a model that is not tuned for chat can learn any markers.",
         "Leave `data.chat_template` out to use the checkpoint's template. If the checkpoint's own template "
         "is wrong, copy the one from the model's repository.",
     ),
@@ -938,6 +939,39 @@ TRAIN: dict[str, Code] = {
         "part of an array",
         "The model keeps several modules in one array, which is trained as a whole.",
         "Name all modules of the array, or none.",
+    ),
+    "E0518": Code(
+        "group that does not divide the inputs",
+        "`train.qat` rounds weights in groups of `group_size` inputs, and every projection that it rounds "
+        "needs whole groups. torchao leaves out projections without whole groups, or stops.",
+        "Use a group_size that divides all inputs, as the help says.",
+    ),
+    "E0519": Code(
+        "quantization-aware training with something else",
+        "`train.qat` rounds the weights of a model in bfloat16 or float32, for supervised fine-tuning of all "
+        "weights or of plain LoRA. Weights that are stored quantized are rounded already. With DoRA, with "
+        "adapters that start from the base's weights, and with other objectives, no tool defines what is "
+        "rounded. With adapters the output head is frozen and not rounded.",
+        "Remove one of the two.",
+    ),
+    "E0520": Code(
+        "quantization-aware training of this model",
+        "`train.qat` rounds the linear layers of attention and of dense feed-forward blocks. Experts, "
+        "layers that carry a state from token to token, and the inputs that Gemma 4 E2B and E4B give each "
+        "layer have other weights, and a model without a family has no description of its layers.",
+        "Remove `qat`, or use a dense model.",
+    ),
+    "W0521": Code(
+        "rounding that never begins",
+        "The run has no more steps than `train.qat.start_step`.",
+        "Use a smaller start_step.",
+    ),
+    "W0522": Code(
+        "quantized in another way than trained",
+        "`train.qat` makes the weights robust against rounding to 4 bits in groups. `merge.quantization` "
+        "writes 8 bits with one scale for each output.",
+        "Write `merge.quantization: null`, and quantize the merged checkpoint with a tool that has the "
+        "format that was trained for.",
     ),
     "E0512": Code(
         "adapter requested for full fine-tuning",
@@ -1620,6 +1654,11 @@ UNAVAILABLE: dict[str, Code] = {
         "best checkpoint or samples with TRL",
         "train_trl.py keeps the newest checkpoints, as transformers' Trainer does, and writes no samples.",
         "Remove the line, or build without `--backend trl`.",
+    ),
+    "E0958": Code(
+        "quantization-aware training with another backend",
+        "Only Tunix's train.py computes with rounded weights and activations.",
+        "Remove `qat`, or build without that `--backend`.",
     ),
     "E0945": Code(
         "model that only TorchAX trains",

@@ -7,6 +7,7 @@ environment, session, exit status, and an artifact's copy of runtime/, unless th
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -144,6 +145,8 @@ def serve(modules: Sequence[str]) -> None:
     for name in modules:
         import_module(name)
     assert threading.active_count() == 1, threading.enumerate()
+    gc.collect()
+    gc.freeze()  # a script's collections visit none of what the server has imported
     for line in sys.stdin:
         asked = json.loads(line)
         answer: int | None

@@ -128,6 +128,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.first_values": _starts_from_weights,
     "runtime.training.loftq": lambda program: program.lora and program.lora.init == "loftq",
     "runtime.model.noise": lambda program: program.recipe.train.neftune_noise_alpha,
+    "runtime.model.fake_quantize": lambda program: program.recipe.train.qat,
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,

@@ -401,7 +401,12 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "dropout",
             "dropout: 0",
         ),
-        (section.quantize, "quantized weights, whose norms are not computed", "quantize", "quantize: null"),
+        (
+            section.quantize and section.init in ("pissa", "olora", "loftq"),
+            f"quantized weights and init: {section.init}, whose norms are those before quantization",
+            "init",
+            "init: peft",
+        ),
         (beyond, f"{names}, for which PEFT has no magnitudes", "targets", "use other targets"),
         (
             served,

@@ -137,9 +137,9 @@ def _shipped(folder: Path) -> str | None:
 
 
 def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
-    """Report turn markers that the checkpoint was not trained with."""
+    """Report turn markers that the checkpoint was not trained with; a base model was trained with none."""
     model = facts.model
-    if model is None:
+    if model is None or model.chat is False:
         return
     own = model.family.markers(model.architecture)
     if not own:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from recipec.compiler.emitters import settings
 from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import about, chat_template, check_whole, classes, constructor, kind
+from recipec.compiler.emitters.settings import (
+    about,
+    chat_template,
+    check_rounding,
+    check_whole,
+    classes,
+    constructor,
+    kind,
+)
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.families import decoder_layer
 from recipec.compiler.lowering.optimization import hyperparameters, may_end_in_warmup
@@ -68,6 +76,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
             at_key=True,
         )
     yield from check_whole(program, "trl")
+    yield from check_rounding(program, "trl")
     for name in ("label_smoothing", "z_loss"):
         if recipe.train.objective == "sft" and getattr(recipe.train, name):
             yield Diagnostic(

@@ -33,6 +33,8 @@ def kind(program: Program) -> str:
     lora, objective = program.recipe.lora, program.recipe.train.objective
     name = "DoRA" if lora is not None and lora.kind == "dora" else "LoRA"
     size = "Full" if lora is None else f"Q{name}" if lora.quantize else name
+    if program.recipe.train.qat is not None:
+        size = f"Quantization-aware {size if lora is not None else 'full'}"
     return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
 
 
@@ -72,6 +74,18 @@ def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
             "--backend torchax trains only adapters, and no rows of the embedding",
             "lora.train_tokens",
             "train_tokens: [], or build without --backend torchax",
+        )
+
+
+def check_rounding(program: Program, backend: str) -> Iterator[Diagnostic]:
+    """Refuse quantization-aware training for a backend other than Tunix."""
+    if program.recipe.train.qat is not None:
+        yield Diagnostic(
+            "E0958",
+            f"--backend {backend} does not round weights and activations during training",
+            "train.qat",
+            f"qat: null, or build without --backend {backend}",
+            at_key=True,
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.emitters.python_text import docstring
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import check_whole, devices, kind
+from recipec.compiler.emitters.settings import check_rounding, check_whole, devices, kind
 from recipec.compiler.emitters.train import script
 from recipec.compiler.lowering import pins
 from recipec.runtime.model.partition_rules import TOKENS
@@ -81,6 +81,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
             f"kind: lora, or {USE_TUNIX}",
         )
     yield from check_whole(program, "torchax")
+    yield from check_rounding(program, "torchax")
     if program.lora is not None and program.lora.init == "loftq":
         yield Diagnostic(
             "E0950",

@@ -229,6 +229,8 @@ def _train(a: Program, b: Program) -> Iterator[str]:
         before, after = getattr(old, key), getattr(new, key)
         if before != after:
             yield f"{words} {_or_none(before)} -> {_or_none(after)}"
+    if old.qat != new.qat:
+        yield f"rounded in training: {_rounding(old)} -> {_rounding(new)}"
     if old.optimizer.learning_rate != new.optimizer.learning_rate:
         factor = new.optimizer.learning_rate / old.optimizer.learning_rate
         yield (
@@ -277,6 +279,16 @@ def _schedule(program: Program) -> str:
 def _stopping(train: Train) -> str:
     given = train.early_stopping
     return "none" if given is None else f"patience {given.patience}, min_delta {given.min_delta:g}"
+
+
+def _rounding(train: Train) -> str:
+    if train.qat is None:
+        return "nothing"
+    qat = train.qat
+    words = f"weights to {qat.weights} in groups of {qat.group_size}"
+    words += f", activations to {qat.activations}" if qat.activations else ""
+    words += ", with the head" if qat.head else ""
+    return f"{words}, from step {qat.start_step + 1}" if qat.start_step else words
 
 
 def _local(checkpoint: LocalCheckpoint | None) -> str:

@@ -16,6 +16,7 @@ from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
     EarlyStopping,
+    FakeQuantization,
     LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
@@ -69,6 +70,7 @@ def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | No
         attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
         remat=recipe.remat.policy,
         only=tuple(recipe.train.only),
+        qat=None if (qat := recipe.train.qat) is None else FakeQuantization(**qat.model_dump()),
     )
 
 

@@ -341,7 +341,7 @@ def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
 
 def _quantized(program: Program) -> Iterator[MemoryReduction]:
     lora = program.recipe.lora
-    if lora is None or lora.quantize == "nf4" or lora.products:
+    if lora is None or lora.quantize == "nf4" or lora.products or program.recipe.train.qat is not None:
         return
     for kind, bits in ROUNDED.items():
         if kind != lora.quantize:

@@ -36,7 +36,7 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
     "train": {
         **{"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
         **{"loss_type": ("sigmoid",), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
-        **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,), "only": ([],)},
+        **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,), "only": ([],), "qat": (None,)},
     },
     "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
     "lora": {

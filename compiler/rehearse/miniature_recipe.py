@@ -117,6 +117,11 @@ def derive(
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
     recipe["merge"]["output"] = "merged"
     shrink_lora(recipe, program, family, small)
+    if (qat := recipe["train"]["qat"]) is not None:
+        qat |= {
+            "group_size": _group(qat["group_size"], family, small),
+            "start_step": min(qat["start_step"], 1),
+        }
     recipe["train"]["only"] = _fewer_modules(program, family, small)
     paths = [parameter.path for parameter in family.parameters(small)]
     recipe["sharding"]["rules"] = [
@@ -174,6 +179,15 @@ def shrink_lora(recipe: dict[str, Any], program: Program, family: Family, small:
         }
         targets += sorted(wanted)
     lora["targets"] = list(dict.fromkeys(targets))
+
+
+def _group(size: int, family: Family, small: Architecture) -> int:
+    """Return the largest group of train.qat that divides all inputs of a miniature's projections."""
+    shapes = {parameter.path: parameter.shape for parameter in family.parameters(small)}
+    sites = family.lora_targets(small)
+    inputs = [math.prod(shapes[site.weight][axis] for axis in site.contract) for site in sites]
+    common = math.gcd(*inputs, small.hidden_size)
+    return max(n for n in range(1, size + 1) if common % n == 0)
 
 
 def _fewer_modules(program: Program, family: Family, small: Architecture) -> list[str]:

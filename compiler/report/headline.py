@@ -35,6 +35,8 @@ def hardware(run: Run) -> list[tuple[str, str]]:
         if lora is not None and lora.quantize:
             method += f" on {lora.quantize} weights"
             method += " by products in eight bits" if lora.products else ""
+        if recipe.train.qat is not None:
+            method += f", rounded to {recipe.train.qat.weights} in training"
         objective = recipe.train.objective
         out.append(("Trained", method if objective == "sft" else f"{method}, {objective.upper()}"))
     if devices:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import qwix
 
 from .adapters import Adapter
 
@@ -39,6 +42,15 @@ def magnitude_scale(
     return jnp.where(trained.reshape(-1, *(1 for _ in scale.shape[1:])), scale, 1.0)
 
 
-def magnitudes(adapter: Adapter, weight: jax.Array) -> jax.Array:
-    """Return the first magnitudes, float32[*rest of the weight]: the lengths of W's columns."""
+def magnitudes(adapter: Adapter, weight: jax.Array | qwix.QArray, dtype: Any) -> jax.Array:
+    """Return the first magnitudes, float32[*rest of the weight]: the lengths of W's columns.
+
+    Args:
+        weight: W, or its codes and scales. Then the lengths are those of the numbers that they represent.
+        dtype: the model's.
+    """
+    if isinstance(weight, qwix.QArray):
+        from .quantize import dequantize
+
+        weight = dequantize(weight, dtype)
     return jnp.sqrt(jnp.square(weight.astype(jnp.float32)).sum(adapter.target.contract))

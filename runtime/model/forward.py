@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
-from ..settings import ModelSettings
+from ..settings import FakeQuantization, ModelSettings
 from . import context, remat, sharding
 from .adapters import TOKEN_ROWS
 from .families import Architecture, Family
@@ -41,6 +41,7 @@ class Head:
         scale: factor of the logits.
         rows: [N, D], trained rows of the embedding that replace the weight's; None for none.
         numbers: int32[N], which rows they are.
+        qat: how hidden states and weight are rounded, None for not at all.
     """
 
     weight: jax.Array
@@ -52,6 +53,7 @@ class Head:
     bias: jax.Array | None = None
     rows: jax.Array | None = None
     numbers: jax.Array | None = None
+    qat: FakeQuantization | None = None
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
@@ -80,7 +82,12 @@ class Head:
         """
         dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
-        logits = jnp.einsum(equation, hidden.astype(dtype), weight.astype(dtype))
+        operands = hidden.astype(dtype), weight.astype(dtype)
+        if self.qat is not None:
+            from . import fake_quantize
+
+            operands = fake_quantize.operands(equation, *operands, self.qat)
+        logits = jnp.einsum(equation, *operands)
         if self.rows is not None:
             own = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
             logits = logits.at[..., self.numbers].set(own, unique_indices=True)
@@ -105,6 +112,11 @@ class Forward:
     family: Family
     architecture: Architecture
     settings: ModelSettings
+
+    @property
+    def unrounded(self) -> Forward:
+        """Return how the model is computed without the rounding of quantization-aware training."""
+        return replace(self, settings=replace(self.settings, qat=None))
 
     @property
     def dealt(self) -> bool:
@@ -178,6 +190,7 @@ class Forward:
             rows = trained(model.embedder)
         config = getattr(holder, "config", None)
         softcap = getattr(model.config, "final_logit_softcap", None)
+        qat = self.settings.qat
         return Head(
             weight=(model.embedder.input_embedding if own is None else own.w).get_value(),
             tied=own is None,
@@ -188,6 +201,7 @@ class Forward:
             bias=None if bias is None else bias.get_value(),
             rows=None if rows is None else rows[0],
             numbers=None if rows is None else rows[1],
+            qat=qat if qat is not None and qat.head else None,
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:
@@ -209,6 +223,10 @@ class Forward:
             from .attention import attend_within
 
             yield from self.family.splash(attend_within(segment_ids, self.settings.attention_block))
+        if self.settings.qat is not None:
+            from . import fake_quantize
+
+            yield fake_quantize, "ACTIVE", self.settings.qat
         yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
 
 

@@ -30,10 +30,10 @@ from .adapters import (
     trained_whole,
 )
 from .families import Architecture, Family
-from .families.base import Parameter, Source, Spec
+from .families.base import LoraTarget, Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
-from .lora import AdapterProvider, attach
+from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
 from .partition_rules import Rule, resolve_specs
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ def abstract_model(
             raise UserError(
                 str(error), "the targets were checked when the recipe was built: build it again"
             ) from None
-        model, provider = attach(model, adapters, lora)
+        product = product_of(lora) if settings.qat is None else _rounding(of_adapters=adapters)
+        model, provider = attach(model, adapters, lora, product)
+    elif settings.qat is not None:
+        model = intercepted(model, ProductProvider(_rounding(family.lora_targets(architecture))))
     _check_leaves(model, parameters, adapters)
     for path, variable in _variables(model).items():
         if path in specs:
@@ -147,6 +150,22 @@ def abstract_model(
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
+
+
+def _rounding(targets: Sequence[LoraTarget] = (), of_adapters: Sequence[Adapter] = ()) -> Product:
+    """Return the function that computes products for quantization-aware training.
+
+    Args:
+        targets: the linear layers that are rounded.
+        of_adapters: adapters whose projections are rounded.
+    """
+    from .fake_quantize import product_of
+
+    rounded: dict[str, frozenset[int] | None] = {one.weight.rpartition(".")[0]: None for one in targets}
+    for one in of_adapters:
+        slots = frozenset(part.slot for part in one.projections)
+        rounded[one.module] = slots if len(slots) < len(one.target.projections) else None
+    return product_of(rounded)
 
 
 def placed_parameters(
@@ -230,7 +249,8 @@ def build(
             from .dora import magnitudes
 
             path, _, spec = adapter.arrays[-1]
-            made = jax.jit(functools.partial(magnitudes, adapter), out_shardings=sharding.named(mesh, spec))
+            lengths = functools.partial(magnitudes, adapter, dtype=dtype)
+            made = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
             arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
     if lora is not None and lora.train_tokens:
         from .token_rows import first_values

@@ -28,14 +28,53 @@ from .initial import path_hash
 from .remat import PROJECTION
 from .sharding import constrain
 
-Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], str, jax.Array, jax.Array, Any], jax.Array]
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]
+"""(activations, weight) -> the product as the model writes it."""
+
+Product = Callable[[Multiply, str, jax.Array, jax.Array, Any], jax.Array]
 """(computes the einsum, its equation, activations, weight, the weight's module) -> the product."""
 
 Pair = tuple[jax.Array, jax.Array]
 """A and B of all experts, [E, *in, R] and [E, R, *out]; B includes LoRA's scale."""
 
 
-class AdapterProvider(qwix.QuantizationProvider):
+class ProductProvider(qwix.QuantizationProvider):
+    """Compute the products of a model's weights by a `Product`."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__([])
+        self._product = product
+
+    def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
+        return {
+            **super().get_intercept_map(),
+            "jax.lax.dot_general": self.dot_general,
+            "jax.numpy.einsum": self.einsum,
+        }
+
+    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
+        """Replace jax.numpy.einsum while the model runs."""
+        if len(operands) != 2:
+            return jnp.einsum(equation, *operands, **kwargs)
+        return self.multiply(partial(jnp.einsum, equation, **kwargs), equation, *operands)
+
+    def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Replace jax.lax.dot_general while the model runs."""
+        # The only such products are dense layers: x's last axis with a matrix's first.
+        letters = "abcdefgh"[: lhs.ndim - 1]
+        compute = partial(_dot_general, args, kwargs)
+        return self.multiply(compute, f"{letters}i,io->{letters}o", lhs, rhs)
+
+    def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """Return the product of activations and weight, in the calling module."""
+        return self._product(compute, equation, x, weight, qwix_current_module())
+
+
+def _dot_general(args: Any, kwargs: Any, x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, weight, *args, **kwargs)
+
+
+class AdapterProvider(ProductProvider):
     """Add each adapter's delta to the product of the weight it belongs to.
 
     A product of activations x and weight W becomes x W + scale * (dropout(x) A) B, where projections
@@ -47,7 +86,7 @@ class AdapterProvider(qwix.QuantizationProvider):
     """
 
     def __init__(self, adapters: Sequence[Adapter], dropout: float, product: Product) -> None:
-        super().__init__([])
+        super().__init__(product)
         self._all = tuple(adapters)
         self._adapters = {
             tuple(adapter.module.split(".")): adapter for adapter in adapters if not adapter.target.experts
@@ -56,16 +95,9 @@ class AdapterProvider(qwix.QuantizationProvider):
         for adapter in adapters:
             if adapter.target.experts:
                 self._experts.setdefault(tuple(adapter.module.split(".")), []).append(adapter)
-        self._dropout, self._product = dropout, product
+        self._dropout = dropout
         self._salts: jax.Array | None = None
         self.used: set[str] = set()
-
-    def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
-        return {
-            **super().get_intercept_map(),
-            "jax.lax.dot_general": self.dot_general,
-            "jax.numpy.einsum": self.einsum,
-        }
 
     @contextmanager
     def training(self, seed: int, index: jax.Array, rows: int) -> Iterator[None]:
@@ -130,36 +162,15 @@ class AdapterProvider(qwix.QuantizationProvider):
             out[name] = a, b * scales(adapter, b.dtype)
         return x, out
 
-    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
-        """Replace jax.numpy.einsum while the model runs."""
-        module, adapter = self._current()
-        if len(operands) != 2:
-            return jnp.einsum(equation, *operands, **kwargs)
-        product = self._product(partial(jnp.einsum, equation, **kwargs), equation, *operands, module)
+    def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+        module = qwix_current_module()
+        product = self._product(compute, equation, x, weight, module)
+        adapter = self._adapters.get(tuple(map(str, getattr(module, "qwix_path", ()))))
         if adapter is None:
             return product
         inputs, output = equation.replace(" ", "").split("->")
         x_axes, w_axes = inputs.split(",")
-        return self._adapted(product, operands, module, adapter, (x_axes, w_axes, output))
-
-    def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Replace jax.lax.dot_general while the model runs."""
-        module, adapter = self._current()
-        # The only such products are dense layers: x's last axis with a matrix's first.
-        letters = "abcdefgh"[: lhs.ndim - 1]
-        equation = f"{letters}i,io->{letters}o"
-        product = self._product(
-            lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), equation, lhs, rhs, module
-        )
-        if adapter is None:
-            return product
-        return self._adapted(product, (lhs, rhs), module, adapter, (f"{letters}i", "io", f"{letters}o"))
-
-    def _current(self) -> tuple[Any, Adapter | None]:
-        """Return the calling module, and its adapter."""
-        module = qwix_current_module()
-        path = tuple(map(str, getattr(module, "qwix_path", ())))
-        return module, self._adapters.get(path)
+        return self._adapted(product, (x, weight), module, adapter, (x_axes, w_axes, output))
 
     def _adapted(
         self,
@@ -308,26 +319,38 @@ def qwix_current_module() -> Any:
     return flax_util.get_current_module()
 
 
+def product_of(settings: LoraSettings) -> Product:
+    """Return the function that computes products with weights as the base stores them."""
+    if settings.products is not None:
+        from .eight_bits import product_of
+
+        return product_of(settings.products == "both")
+    if settings.quantize is not None:
+        from .quantize import product
+
+        return product
+    return _product
+
+
+def intercepted(model: nnx.Module, provider: ProductProvider) -> nnx.Module:
+    """Return the model, whose products the provider computes."""
+    return qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)
+
+
 def attach(
-    model: nnx.Module, adapters: Sequence[Adapter], settings: LoraSettings
+    model: nnx.Module, adapters: Sequence[Adapter], settings: LoraSettings, product: Product
 ) -> tuple[nnx.Module, AdapterProvider]:
     """Add LoRA parameters to an abstract model, and the computation that uses them.
 
     Args:
         model: with shapes for values, rematerialization and splash attention off.
+        product: computes the products with the base's weights.
 
     Returns:
         The model, with shapes for the new parameters, and the provider that its calls go through.
     """
-    product = _product
-    if settings.products is not None:
-        from .eight_bits import product_of
-
-        product = product_of(settings.products == "both")
-    elif settings.quantize is not None:
-        from .quantize import product
     provider = AdapterProvider(adapters, settings.dropout, product)
-    model = qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)
+    model = intercepted(model, provider)
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     dtype = jnp.dtype(settings.dtype)
     for adapter in adapters:

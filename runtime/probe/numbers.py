@@ -191,7 +191,9 @@ def outcome(
         optimizer: makes the recipe's optimizer chain from a schedule.
         with_logits: whether to return logits; only for a mesh of one process.
     """
-    model, lora = replace(settings.model, dtype=dtype, attention="dot"), settings.lora
+    # A number that is rounded to another code differs by far more than the types do.
+    model = replace(settings.model, dtype=dtype, attention="dot", qat=None)
+    lora = settings.lora
     if lora is not None and dtype == "float32":
         lora = replace(lora, products=None)  # eight-bit types are no float32
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -86,6 +86,11 @@ class Checkpointing:
     evaluations: Evaluations = field(default_factory=Evaluations)
 
 
+def unrounded(built: Built) -> Built:
+    """Return a model that is computed without the rounding of quantization-aware training."""
+    return replace(built, forward=built.forward.unrounded)
+
+
 class Trainer(PeftTrainer):
     """Train the adapters of a model, or, without LoRA, all of it.
 
@@ -127,7 +132,9 @@ class Trainer(PeftTrainer):
         self._keep_best = checkpointing.settings.keep_best
         self._evaluations = checkpointing.evaluations
         self._checked = False
-        self._answer: Answer | None = None
+        self._answer: dict[bool, Answer] = {}
+        qat = built.forward.settings.qat
+        self._rounds_from = 0 if qat is None else qat.start_step
         super().__init__(
             built.model,
             update_rule(built, optimizer),
@@ -258,18 +265,37 @@ class Trainer(PeftTrainer):
 
         The training step donates the trained arrays and the optimizer's state, and returns them.
         """
-        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss, self._reference)
+        step = self._step_of(self._built)
         self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
-        train, evaluate = step.jit(), step.jit_evaluation()
-        gradients = None if self._recorder is None else step.jit_gradients()
+        first = step if not self._rounds_from else self._step_of(unrounded(self._built))
+        later, earlier = (self._compiled(each) for each in (step, first))
 
         def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
+            train, _, gradients = later if self._train_steps >= self._rounds_from else earlier
             if self._recorder is not None and gradients is not None:
                 self._recorder.before(batch, lambda: gradients(self._live[0], step.base, batch))
             self._live, loss, norm, more = train(self._live, step.base, batch)
             return loss, norm, more
 
-        return train_step, lambda batch: evaluate(self._live[0], step.base, batch)
+        def eval_step(batch: Batch) -> jax.Array:
+            _, evaluate, _ = later if self._rounds else earlier
+            return evaluate(self._live[0], step.base, batch)
+
+        return train_step, eval_step
+
+    def _compiled(self, step: Step) -> tuple[Any, Any, Any]:
+        """Return the functions of a training step, an evaluation, and the gradients of a run with a trace."""
+        gradients = None if self._recorder is None else step.jit_gradients()
+        return step.jit(), step.jit_evaluation(), gradients
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether the last step rounded as the recipe's train.qat says, or the first one will."""
+        return self._train_steps > self._rounds_from or not self._rounds_from
+
+    def _step_of(self, built: Built) -> Step:
+        loss = functools.partial(micro_batch_loss, built, self._settings)
+        return Step(built, self.optimizer, self._settings, self._mesh, loss, self._reference)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
         """Run one optimizer step."""
@@ -319,10 +345,6 @@ class Trainer(PeftTrainer):
         help = advice(self._settings.router_aux_loss_coef, about.balanced)
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
-    def _loss(self, model: nnx.Module, inputs: Batch, before: nnx.Module | None) -> tuple[jax.Array, Named]:
-        """Compute the loss of a micro-batch; called while the step is traced."""
-        return micro_batch_loss(self._built, self._settings, model, inputs, before)
-
     def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
         """Return the mean loss over the evaluation data's targets."""
         losses = []
@@ -341,11 +363,11 @@ class Trainer(PeftTrainer):
         from .answers import answered, jit_answers
 
         step = self._step_functions
-        if self._answer is None:
-            self._answer = jit_answers(
-                self._built.forward, step.merged, self._mesh, prompts.most, prompts.ends
-            )
-        answer = functools.partial(self._answer, self._live[0], step.base)
+        rounds = self._rounds
+        if rounds not in self._answer:
+            forward = (self._built if rounds else unrounded(self._built)).forward
+            self._answer[rounds] = jit_answers(forward, step.merged, self._mesh, prompts.most, prompts.ends)
+        answer = functools.partial(self._answer[rounds], self._live[0], step.base)
         return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
 
     def _count(self, step: int, loss: float) -> bool:

@@ -175,6 +175,45 @@ class Samples(Section):
     )
 
 
+class Qat(Section):
+    """Quantization-aware training: products of a training step use rounded weights and activations."""
+
+    weights: Literal["int4", "int4_asymmetric"] = field(
+        "How the weights are rounded, in groups of group_size inputs of one output. int4 is torchao's "
+        "Int8DynActInt4Weight; int4_asymmetric is torchao's int4 for bfloat16 kernels, and Axolotl's.",
+        "int4",
+        choices={
+            "int4": "Symmetric: from -8 to 7 times a group's largest magnitude / 7.5.",
+            "int4_asymmetric": "16 values from a group's smallest to its largest weight.",
+        },
+    )
+    activations: Literal["int8"] | None = field(
+        "How the inputs of the products are rounded, token by token; null leaves them as they are.",
+        "int8",
+        example="int8",
+        choices={"int8": "Asymmetric: 256 values from a token's smallest to its largest number."},
+    )
+    group_size: int = field(
+        "Number of neighboring inputs whose weights share a scale. It must divide the inputs of every "
+        "projection that is rounded.",
+        32,
+        unit="inputs",
+        ge=2,
+        le=LARGEST,
+    )
+    head: bool = field(
+        "Without lora: also round the output head, whether it has weights of its own or the embedding's.",
+        False,
+    )
+    start_step: int = field(
+        "Number of steps at the beginning of the run that do not round.",
+        0,
+        unit="optimizer steps",
+        ge=0,
+        le=LARGEST,
+    )
+
+
 def _loss_of_objective(given: dict[str, Any]) -> str:
     return "kto" if given.get("objective") == "kto" else "sigmoid"
 
@@ -352,6 +391,13 @@ class Train(Section):
         "lora.targets; all others stay as they are. [] trains every module.",
         [],
         example=["lm_head", "layers\\.(30|31)\\..*"],
+    )
+    qat: Qat | None = field(
+        "sft: round weights and activations during training, as they will be after quantization. Without "
+        "lora this is done in all projections, with lora in those that have an adapter. The weights that "
+        "are trained and merged are not rounded. null does not round.",
+        None,
+        example={"group_size": 32},
     )
     optimizer: Optimizer = section(
         "The optimizer and its hyperparameters.", Optimizer, {"name": "adamw", "learning_rate": 0.0001}

@@ -69,6 +69,8 @@ KEYS: dict[str, str] = {
             "train.router_aux_loss_coef": "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha "
             "router_aux_loss_coefficient load_balancing_loss_coef load_balance_loss_weight",
             "train.neftune_noise_alpha": "noise_alpha noisy_embedding_alpha neft_alpha neftune_alpha",
+            "train.qat": "quantization_aware_training fake_quant fake_quantization quantizer qat_config",
+            "train.qat.start_step": "fake_quant_after_n_steps",
             "train.label_smoothing": "label_smoothing_factor",
             "train.z_loss": "z_loss_multiplier z_loss_weight z_loss_coef",
             "train.steps": "max_steps total_steps num_train_steps train_steps max_steps_per_epoch num_steps",

@@ -12,9 +12,10 @@ from recipec.compiler.plan import identity
 from scripts import recipes
 from tests.e2e.planned import compiler
 
-pytestmark = pytest.mark.e2e
-
-NAMES = ("llama32-1b-full-v5e4",)
+NAMES = [
+    pytest.param("llama32-1b-v5e1", marks=pytest.mark.e2e),
+    pytest.param("llama32-1b-full-v5e4", marks=pytest.mark.nightly),
+]
 TIMES = 0.02
 """The relative tolerance of a time. Memory must be equal."""
 

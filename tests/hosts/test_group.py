@@ -69,6 +69,7 @@ def test_the_error_of_process_0_which_serves_is_heard_by_all(lives: Lives) -> No
     assert errors(group)[1:] == [f"process {n} of 3 (HOST): {stopped}" for n in (1, 2)]
 
 
+@pytest.mark.nightly
 def test_who_does_not_come_is_named(lives: Lives) -> None:
     group = members(lives, "wait", "wait", count=3, START=3)
     assert group.wait() == [75, 75], group.said()
@@ -77,6 +78,7 @@ def test_who_does_not_come_is_named(lives: Lives) -> None:
         assert "Some timed out task names:\n2\n" in process.stderr
 
 
+@pytest.mark.nightly
 def test_who_does_not_come_to_a_barrier_is_named(lives: Lives) -> None:
     group = members(lives, "barrier", "wait", BARRIER=2)
     assert group.wait() == [1, 1], group.said()
@@ -84,6 +86,7 @@ def test_who_does_not_come_to_a_barrier_is_named(lives: Lives) -> None:
     assert errors(group)[0] == f"process 0 of 2 (HOST): {late}"
 
 
+@pytest.mark.nightly
 def test_process_0_that_does_not_come_or_cannot_listen_is_an_error(lives: Lives) -> None:
     port = free_port()
     group = Processes(

@@ -48,6 +48,7 @@ def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_sam
     assert "step 4: " in logs[1].read_text()
 
 
+@pytest.mark.e2e
 def test_two_processes_stop_early_after_the_same_step(place: Path, lives: Lives) -> None:
     """Let each process count the evaluation loss, which is equal on both."""
     noted = """

@@ -1,4 +1,4 @@
-"""A config of Axolotl, and its port."""
+"""Port a config of Axolotl."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ WITHIN = words(
 
 
 def port(folder: Path, devices: int | None = None, **changes: Any) -> Ledger:
-    """Of the base with other keys; None removes one."""
+    """Port the base config with other keys; None removes a key."""
     content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
     return ported("axolotl", folder, content, devices=devices)

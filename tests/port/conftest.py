@@ -1,4 +1,4 @@
-"""Ports of a tiny tool's config, in a folder of their own."""
+"""Fixtures that port a tiny tool's config in a folder of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sets:
 
 @pytest.fixture
 def faketune(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny tool beside none of the real ones."""
+    """Register the tiny tool alone, without the real ones."""
     known = dialects.Known("fake", "fake_model", ("accelerate",), interpolates=True)
     monkeypatch.setattr(dialects, "KNOWN", {"fake": known})
     monkeypatch.setattr(dialects, "load", lambda name: fake)
@@ -33,7 +33,7 @@ def faketune(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ported(faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Port:
-    """Ports config.yaml with this text; further files by their names."""
+    """Return a function that ports config.yaml with a text, and further files by their names."""
     monkeypatch.chdir(tmp_path)
 
     def made(

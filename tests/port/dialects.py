@@ -1,4 +1,4 @@
-"""Ports by a dialect alone, without the core: its findings and the recipe's values."""
+"""Run a dialect alone, without the core, and return its findings and the recipe's values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipec.compiler.port.source import Source, Sources
 
 
 def source(folder: Path, name: str, content: str | Mapping[str, Any]) -> Source:
-    """A file of the folder, as it is read: text as it stands, a mapping as YAML or JSON."""
+    """Write a file into the folder and read it: a text unchanged, a mapping as YAML or JSON."""
     path = folder / name
     if not isinstance(content, str):
         content = json.dumps(content) if name.endswith(".json") else yaml.safe_dump(dict(content))
@@ -35,7 +35,7 @@ def ported(
     script: str | None = None,
     **others: Mapping[str, Any],
 ) -> Ledger:
-    """What a dialect makes of a file, and of others by their role."""
+    """Return what a dialect makes of a file, and of other files by their role."""
     files = {role: source(folder, f"{role}.json", each) for role, each in others.items()}
     ledger = Ledger(Sources(source(folder, name, content), files), devices, script=script)
     dialects.load(dialect).port(ledger)
@@ -43,29 +43,29 @@ def ported(
 
 
 def finding(ledger: Ledger, key: str) -> Finding:
-    """The one finding on a key."""
+    """Return the only finding on a key."""
     found = [each for each in ledger.findings if each.key == key]
     assert len(found) == 1, (key, found)
     return found[0]
 
 
 def verdict(ledger: Ledger, key: str) -> Verdict:
-    """How a key was taken over."""
+    """Return how a key was carried over."""
     return finding(ledger, key).verdict
 
 
 def values(ledger: Ledger, *paths: str) -> list[Any]:
-    """Values of the recipe."""
+    """Return the recipe's values."""
     return [ledger.value(path) for path in paths]
 
 
 def codes(ledger: Ledger) -> list[tuple[str, str]]:
-    """Code and key of each diagnostic."""
+    """Return the code and key of each diagnostic."""
     return [(diagnostic.code, diagnostic.path) for diagnostic in ledger.diagnostics]
 
 
 def spoken(ledger: Ledger) -> None:
-    """Every key of every file is spoken of, once."""
+    """Check that the report has every key of every file once."""
     for each in ledger.sources.all():
         assert ledger.unread(each) == []
         said = [found.key for found in ledger.findings if found.file == each.file]
@@ -83,7 +83,7 @@ SAMPLES: Mapping[str, Any] = {
 
 
 def samples(keys: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """A value for each key of a tool: its default, or one of its type."""
+    """Return a value for each key of a tool: its default, or a value of its type."""
     made: dict[str, Any] = {}
     for key, entry in keys.items():
         default = entry[1] if len(entry) > 1 else None
@@ -94,6 +94,6 @@ def samples(keys: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 
 def unspoken(ledger: Ledger, keys: Iterable[str]) -> list[str]:
-    """Keys of the main file that nothing was said of."""
+    """Return the keys of the main file that the report leaves out."""
     missing = set(ledger.unread(ledger.sources.main))
     return sorted(key for key in keys if any(each == key or each.startswith(f"{key}.") for each in missing))

@@ -1,4 +1,4 @@
-"""A tiny tool, so that the core can be tried without the real ones' many keys."""
+"""Define a tiny tool, which tests the core without the many keys of the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what ms-swift's own code makes of conversations, by template, in swift_templates.json beside this.
+"""Record what ms-swift's own code makes of conversations, by template, in swift_templates.json.
 
     PYTHON tests/port/record_swift_templates.py TOKENIZER
 

@@ -1,4 +1,4 @@
-"""compiler/data/chat_templates.json against what it is made from, and what its rows write."""
+"""Compare compiler/data/chat_templates.json with its sources, and test what its rows write."""
 
 from __future__ import annotations
 

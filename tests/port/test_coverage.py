@@ -1,4 +1,4 @@
-"""scripts/coverage.py on a folder of a few configs."""
+"""Test scripts/coverage.py on a folder of a few configs."""
 
 from __future__ import annotations
 

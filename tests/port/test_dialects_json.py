@@ -1,4 +1,4 @@
-"""compiler/data/dialects.json against the sources that it is made from."""
+"""Compare compiler/data/dialects.json with its sources."""
 
 from __future__ import annotations
 

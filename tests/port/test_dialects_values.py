@@ -1,4 +1,4 @@
-"""Values of every kind at every key: what a tool would stop on is said, and never a traceback."""
+"""Try values of every kind at every key: what would stop a tool is a diagnostic, never a traceback."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ SHARED = keys_of("trl", "script", "model", "mixture")
 
 
 def within(base: dict[str, Any], section: str, key: str, value: Any) -> dict[str, Any]:
-    """A run with another value of one key of a section, which may not be there yet."""
+    """Return a run with another value of one key of a section, which may be new."""
     made = json.loads(json.dumps(base))
     node = made
     for part in parts(section):
@@ -161,7 +161,7 @@ def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Led
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("dialect", sorted(BASES))
 def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, turn: int) -> None:
-    """In each turn a key has the next of the odd values."""
+    """Give each key the next odd value in each round."""
     places = [("", key) for key in KEYS[dialect]]
     places += [(section, key) for section, keys in INNER[dialect].items() for key in keys]
     for number, (section, key) in enumerate(places):

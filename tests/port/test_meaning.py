@@ -1,4 +1,4 @@
-"""What the tools' common notions mean: schedules, optimizers, quantization, batches, placement."""
+"""Test what the tools' common terms mean: schedules, optimizers, quantization, batches, placement."""
 
 from __future__ import annotations
 

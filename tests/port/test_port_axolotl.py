@@ -1,4 +1,4 @@
-"""Axolotl's keys, and what they mean in a recipe."""
+"""Test Axolotl's keys and what they mean in a recipe."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_of_a_share_of_max_steps_is_rounded_as_axolotl_does(tmp_path: Path) -> None:
-    """Down, but one step becomes two, and the default's are 100 at the most."""
+    """Round down, but turn one step into two, and use at most 100 by default."""
     for ratio, steps, expected in ((None, 10, 0), (None, 40, 2), (None, 9000, 100), (0.25, 10, 2)):
         made = port(tmp_path, warmup_ratio=ratio, max_steps=steps)
         assert made.value("train.schedule.warmup_steps") == expected

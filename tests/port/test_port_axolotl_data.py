@@ -1,4 +1,4 @@
-"""Axolotl's data sets: places, rows, templates and masks."""
+"""Test Axolotl's data sets: places, rows, templates and masks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.port.dialects import codes, finding, spoken, values, verdict
 
 
 def convert(text: str, row: dict[str, Any]) -> Any:
-    """What the file of data.transform makes of a row."""
+    """Return what the file of data.transform makes of a row."""
     namespace: dict[str, Any] = {}
     exec(compile(text, "convert.py", "exec"), namespace)
     return namespace["convert"](row)
 
 
 def one(folder: Path, **keys: Any) -> Any:
-    """Ported with one data set of these keys."""
+    """Port a config with one data set of these keys."""
     made = port(folder, datasets=[{"path": "our/set", **keys}])
     assert codes(made) == []
     spoken(made)

@@ -1,4 +1,4 @@
-"""`recipe port --to`: recipes as the configs of GPU tools, and the way back."""
+"""Test `recipe port --to`: recipes as configs of GPU tools, and the way back."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `recipe port`."""
+    """Run `recipe port`, and return its exit status, stdout and stderr."""
     result = CliRunner().invoke(app, ["port", *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
 def ported(recipe: str, tool: str, *arguments: str) -> dict[str, Any]:
-    """The report of a port to a tool, whose config is config.yaml."""
+    """Port to a tool, whose config is config.yaml, and return the report."""
     status, printed, errors = run(
         recipe, "--to", tool, "-o", "config.yaml", "--format", "json", "--force", *arguments
     )
@@ -85,7 +85,7 @@ def ported(recipe: str, tool: str, *arguments: str) -> dict[str, Any]:
 
 
 def returned(told: dict[str, Any], tool: str, objective: str) -> dict[str, Any]:
-    """The recipe that `recipe port` makes of config.yaml, as plain data."""
+    """Return the recipe that `recipe port` makes of config.yaml, as plain data."""
     beside = [name for name in told["beside"] if not name.endswith(".jinja")]
     script = ["--script", objective] if tool == "trl" else []
     told_by = ["--from", DIALECTS[tool], *script]
@@ -96,14 +96,14 @@ def returned(told: dict[str, Any], tool: str, objective: str) -> dict[str, Any]:
 
 
 def at(data: Any, path: str) -> Any:
-    """The value of a path in plain data; None where there is none."""
+    """Return the value at a path in plain data, or None."""
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
 def check_keys(tool: str) -> None:
-    """Every key that is written is the tool's own."""
+    """Check that the tool knows every key that is written."""
     data = yaml.safe_load(Path("config.yaml").read_text())
     known = {name for section in tools()[DIALECTS[tool]]["sections"].values() for name in section}
     known |= set(keys_of("accelerate", "launch")) | {"accelerate_config"}
@@ -111,7 +111,7 @@ def check_keys(tool: str) -> None:
 
 
 def held(recipe: str, tool: str, *arguments: str) -> dict[str, Any]:
-    """Ports a recipe there and back, and compares every value that the report calls carried."""
+    """Port a recipe to a tool and back, and compare every value that the report calls carried."""
     told = ported(recipe, tool, *arguments)
     check_keys(tool)
     data = yaml.safe_load(Path(recipe).read_text())
@@ -158,7 +158,7 @@ def place(one: Any) -> tuple[Any, ...]:
 
 
 def every(names: list[str]) -> list[Any]:
-    """Each with one tool; with the others in `make nightly`, where each takes a second too."""
+    """Return each case with one tool, and with the others, a second each, for `make nightly`."""
     return [
         pytest.param(name, tool, marks=() if number % len(TOOLS) == at else pytest.mark.nightly)
         for number, name in enumerate(names)
@@ -241,7 +241,7 @@ def test_a_loss_of_preferences_comes_back(train: dict[str, Any], tool: str, lost
 
 
 def test_layers_of_another_name_come_back() -> None:
-    """Falcon's are `transformer.h`."""
+    """Use Falcon, whose layers are `transformer.h`."""
     data = yaml.safe_load(WHOLE.replace("MODEL", "tiiuae/falcon-7b") + LORA)
     wanted = ["query_key_value", r"h\.(3|5)\.mlp\.dense_h_to_4h"]
     data["data"] |= {"format": "text", "fields": {"text": "body"}}

@@ -1,7 +1,7 @@
-"""The cases of `recipe port`: every folder of cases/ holds files and what is said of them.
+"""Test the cases of `recipe port`: every folder of cases/ has files and the expected diagnostics.
 
-command.txt holds the arguments, one a line; without it all of the folder's files are ported to recipe.yaml.
-stderr.txt is what is printed. `pytest --update` writes it again.
+command.txt has the arguments, one a line. Without it all files of the folder are ported to recipe.yaml.
+stderr.txt has the output. `pytest --update` writes it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`recipe port` on the command line: what is written where, exit statuses, and that nothing is lost."""
+"""Test `recipe port` on the command line: what it writes where, exit statuses, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def run(text: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a port of config.yaml."""
+    """Port config.yaml, and return the exit status, stdout and stderr."""
     Path("config.yaml").write_text(text)
     result = CliRunner().invoke(app, ["port", "config.yaml", *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
@@ -186,7 +186,7 @@ def _umask() -> int:
 
 
 def test_a_port_that_is_terminated_while_it_plans_leaves_nothing(tmp_path: Path) -> None:
-    """The recipe that a search reads again lies beside its place for as long."""
+    """Search, which reads a temporary recipe next to the final one."""
     shutil.copytree(EXAMPLES / "trl-llama32-fsdp", tmp_path / "run")
     program = (
         "import sys, time\n"

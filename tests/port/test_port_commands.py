@@ -1,4 +1,4 @@
-"""Training commands of shell scripts: what the shell's syntax makes of them, and the run that comes of it."""
+"""Test training commands of shell scripts: how the shell's syntax is read, and the resulting run."""
 
 from __future__ import annotations
 

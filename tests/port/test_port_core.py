@@ -1,4 +1,4 @@
-"""The core, by a tiny tool: recognition, references, the mesh, the recipe's text and the report's counts."""
+"""Test the core with a tiny tool: recognition, references, the mesh, the recipe, the report's counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCELERATE = (
 
 
 def codes(made: Ported) -> list[str]:
-    """Without the note of every run on all of a v5p-8."""
+    """Return the codes, without the note that every run on a whole v5p-8 has."""
     return [diagnostic.code for diagnostic in made.diagnostics if diagnostic.code != "N0227"]
 
 
@@ -41,7 +41,7 @@ def value(made: Ported, path: str) -> Any:
 
 
 def keys(data: Any, path: str = "") -> list[str]:
-    """The keys of a file, walked another way than the product's: a section that is empty, and a list of plain
+    """Return a file's keys, found in another way than by the product: an empty section, and a list of plain
     values, are one."""
     if isinstance(data, dict) and data:
         return [key for name, below in data.items() for key in keys(below, f"{path}.{name}".lstrip("."))]

@@ -1,6 +1,6 @@
-"""Whole ports, one of each dialect: every folder of examples/ holds a tool's files and what comes of them.
+"""Test whole ports, one of each dialect: each folder of examples/ has a tool's files and the expected result.
 
-command.txt holds the arguments, one a line; expected/ the recipe, its report, and what lies beside it.
+command.txt has the arguments, one a line. expected/ has the recipe, its report, and the files next to it.
 `pytest --update` writes expected/ again.
 """
 
@@ -24,7 +24,7 @@ EXAMPLES = sorted(path.name for path in HERE.iterdir() if path.is_dir())
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of an example's files, in a folder of its name."""
+    """Copy an example's files to a folder of its name."""
     copy = tmp_path / request.param
     shutil.copytree(HERE / request.param, copy, ignore=shutil.ignore_patterns("expected", "command.txt"))
     monkeypatch.chdir(copy)
@@ -32,14 +32,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def port(example: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of an example's port."""
+    """Port an example, and return the exit status, stdout and stderr."""
     command = (HERE / example / "command.txt").read_text().splitlines()
     result = CliRunner().invoke(app, ["port", *command, *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
 
 
 def keys(data: Any, path: str = "") -> list[str]:
-    """The keys of a file, as test_port_core walks them."""
+    """Return the keys of a file, found as in test_port_core."""
     if isinstance(data, dict) and data:
         return [key for name, below in data.items() for key in keys(below, f"{path}.{name}".lstrip("."))]
     if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):
@@ -68,7 +68,7 @@ def test_an_example_becomes_the_expected_recipe_and_report(folder: Path, update:
 
 
 def _count(folder: Path, told: dict[str, Any]) -> None:
-    """Every key of every file is in the report, once, at its line; and every one has a verdict."""
+    """Check that the report has every key of every file once, at its line, with a verdict."""
     for name in told["files"]:
         text = (folder / name).read_text()
         data = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
@@ -96,9 +96,9 @@ ODD = (None, True, -1, 0, 1e300, "", "x", "a,b", [], {}, [1], [{"a": 1}], {"a": 
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
 def test_odd_values_end_in_diagnostics(folder: Path, turn: int) -> None:
-    """Every value of the main file at once: what is made of none of them is said of all.
+    """Replace every value of the main file at once, and check that each one is reported.
 
-    `make test` tries every other one, in turn with the examples.
+    `make test` tries every other odd value, in turn with the examples.
     """
     main = (HERE / folder.name / "command.txt").read_text().splitlines()[0]
     text = (folder / main).read_text()
@@ -112,7 +112,7 @@ def test_odd_values_end_in_diagnostics(folder: Path, turn: int) -> None:
 
 
 def _with(data: Any, odd: Any) -> Any:
-    """The same keys, with another value; sections keep theirs."""
+    """Return the same keys with another value; sections keep theirs."""
     if isinstance(data, dict):
         return {key: _with(value, odd) for key, value in data.items()}
     if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):

@@ -1,4 +1,4 @@
-"""Adapters on experts and routers against PEFT's own, on small models that transformers makes."""
+"""Compare adapters on experts and routers with PEFT's, on small models of transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RANK = 4
 
 
 def small(name: str, folder: Path) -> tuple[Model, Any]:
-    """The text model of one of the catalog at a toy's size, here and in transformers."""
+    """Return a small text model of a family in the catalog, here and in transformers."""
     import transformers
 
     known = deepcopy(entries()[name]["config"])  # transformers writes into nested values
@@ -52,7 +52,7 @@ def small(name: str, folder: Path) -> tuple[Model, Any]:
 
 
 def by_peft(model: Any, spec: Any, parameters: Sequence[str], layers: Any) -> dict[str, int]:
-    """The ranks of what PEFT adapts, by the names that a recipe's targets match."""
+    """Return the ranks of what PEFT adapts, by the names that a recipe's targets match."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=RANK, target_modules=spec, target_parameters=parameters, layers_to_transform=layers)

@@ -1,4 +1,4 @@
-"""What keys become, by tables: keys/DIALECT.yaml has a run, the files beside it, and what changes in it make.
+"""Test what keys become, by tables: keys/DIALECT.yaml has a run, its other files, and the effects of changes.
 
 A case has, each where it matters:
     given       keys of the run in place of its own; (gone) takes one away

@@ -1,6 +1,6 @@
-"""Ports of TRL's, the Trainer's, torchtune's and litgpt's files, held against those libraries themselves.
+"""Compare ports of TRL's, the Trainer's, torchtune's and litgpt's files with those libraries.
 
-torchtune and litgpt are read from their wheels: single functions and classes that need nothing but torch.
+torchtune and litgpt are read from their wheels: single functions and classes that need only torch.
 What imports TRL is in `make nightly`.
 """
 
@@ -35,7 +35,7 @@ RATE = 3e-4
 
 
 def from_wheel(name: str, path: str, *wanted: str, **given: Any) -> dict[str, Any]:
-    """Some definitions of a wheel's file, run without the rest of it."""
+    """Return some definitions of a wheel's file, run without the rest of it."""
     (wheel,) = wheels.fetch().glob(f"{name}-*.whl")
     tree = ast.parse(zipfile.ZipFile(wheel).read(path).decode())
     body = [node for node in tree.body if getattr(node, "name", None) in wanted]
@@ -49,7 +49,7 @@ def from_wheel(name: str, path: str, *wanted: str, **given: Any) -> dict[str, An
 
 
 def rates(ledger: Ledger, steps: int) -> list[float]:
-    """The recipe's rates, by the expression that its train.py has."""
+    """Return the recipe's rates, by the expression in its train.py."""
     import optax
 
     values = {
@@ -74,7 +74,7 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
 
 
 def stepped(make: Callable[[Any], Any], steps: int) -> list[float]:
-    """The rates that a scheduler of torch gives, step by step."""
+    """Return the rates of a scheduler of torch, step by step."""
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
@@ -404,7 +404,7 @@ TURNS = (
 
 
 def tokenized(name: str, turns: Any) -> str:
-    """What torchtune's code makes of a conversation, with texts in place of tokens."""
+    """Return what torchtune's code makes of a conversation, with texts in place of tokens."""
     messages = [
         types.SimpleNamespace(
             role=role, content=[{"type": "text", "content": text}], masked=False, ipython=False, eot=True
@@ -435,7 +435,7 @@ def tokenized(name: str, turns: Any) -> str:
     path = "torchtune/modules/transforms/tokenizers/_utils.py"
 
     def encode(text: str, trim_leading_whitespace: bool = False, **_: Any) -> list[str]:
-        """SentencePiece puts a blank before a text, but not Gemma's."""
+        """Put a blank before a text, as SentencePiece does, except Gemma's."""
         return [("" if trim_leading_whitespace or package == "gemma" else " ") + text] if text else []
 
     own = types.SimpleNamespace(encode=encode, max_seq_len=None)

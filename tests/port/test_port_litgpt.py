@@ -1,4 +1,4 @@
-"""litgpt's YAML: what its keys become, and that each of them is spoken of."""
+"""Test litgpt's YAML: what its keys become, and that the report has each of them."""
 
 from __future__ import annotations
 

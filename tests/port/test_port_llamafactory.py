@@ -1,4 +1,4 @@
-"""LLaMA-Factory's keys, and what they mean in a recipe."""
+"""Test LLaMA-Factory's keys and what they mean in a recipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ INFO: dict[str, Any] = {
 def port(
     folder: Path, info: dict[str, Any] | None = INFO, devices: int | None = None, **changes: Any
 ) -> Ledger:
-    """Of the base with other keys; None removes one."""
+    """Port the base config with other keys; None removes a key."""
     content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
     if info is None:
         return ported("llamafactory", folder, content, devices=devices)
@@ -212,7 +212,7 @@ def test_instructions_and_conversations_are_read_together_as_each_is_alone(
 
 
 def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
-    """A row as training reads it: transformed, then parsed."""
+    """Return a row as training reads it: transformed, then parsed."""
     lines = made.lines
     fields = lines["data.fields"].value if "data.fields" in lines else {}
     if "convert.py" in made.files:

@@ -1,4 +1,4 @@
-"""What the tools call models and templates: the table, and samples of it against the tools' own."""
+"""Test the tools' names of models and templates: the table, and samples compared with the tools."""
 
 from __future__ import annotations
 

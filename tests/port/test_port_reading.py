@@ -1,4 +1,4 @@
-"""Files as the other tools read them: values as PyYAML's and json's, each key and value with its place."""
+"""Test how files are read: values as by PyYAML and json, each key and value with its place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def source(folder: Path, text: str, name: str = "config.yaml") -> Source:
 
 
 def code(folder: Path, content: str | bytes, name: str = "config.yaml") -> str:
-    """The code of what is wrong with a file."""
+    """Return the code of a file's error."""
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     made, found = read(folder / name)
     assert made is None
@@ -61,7 +61,7 @@ def code(folder: Path, content: str | bytes, name: str = "config.yaml") -> str:
 
 
 def texts(data: Any) -> Any:
-    """PyYAML's values with the two differences that compiler.port.read names."""
+    """Return PyYAML's values with the two differences that compiler.port.read names."""
     if isinstance(data, dict):
         names = {True: "on", 7: "7"}
         return {names.get(key, key): texts(value) for key, value in data.items()}

@@ -1,4 +1,4 @@
-"""The report of a port: what changes the run comes first, on a screen; and the page with both sides."""
+"""Test the report of a port, which shows first what changes the run, and the page with both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python scripts and notebooks: what is read of them, and where it stands."""
+"""Test what is read from Python scripts and notebooks, and its places."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ rows = rows.map(tokens)
 
 
 def converted(made: Ported, row: dict[str, Any]) -> Any:
-    """What the file beside the recipe makes of a row."""
+    """Return what the file next to the recipe makes of a row."""
     assert made.ledger is not None
     names: dict[str, Any] = {}
     exec(made.ledger.files["convert.py"], names)
@@ -418,7 +418,7 @@ def test_a_script_of_any_size_or_form_ends_in_a_diagnostic() -> None:
     ],
 )
 def test_early_stopping_is_a_callback_of_a_script(given: str, after: str) -> None:
-    """With the values that the script gives it, and transformers' patience of 1 where it gives none."""
+    """Use the script's values, or transformers' patience of 1 without them."""
     made = ported(
         f"{HEAD}from transformers import EarlyStoppingCallback\n"
         "parts = rows.train_test_split(test_size=0.1, seed=3)\npatience = 4\n"

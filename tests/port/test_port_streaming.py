@@ -1,4 +1,4 @@
-"""Data sets that other tools stream: windows here, where the run's length is told in steps."""
+"""Test data sets that other tools stream: they become windows here if the run's length is given in steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""ms-swift's templates: what they write, and what of it is learned. scripts/same_run.py holds runs against
-ms-swift's own."""
+"""Test ms-swift's templates: what they write, and which part is learned.
+
+scripts/same_run.py compares runs with ms-swift's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of keys: how a row is read, what it says of a key, and that no key stands in two rows."""
+"""Test the tables of keys: how a row is read, what it says about a key, and that no key is in two rows."""
 
 from __future__ import annotations
 

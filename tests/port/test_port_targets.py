@@ -1,4 +1,4 @@
-"""Target modules against PEFT's own matching, on the module names that transformers gives the models."""
+"""Compare target modules with PEFT's own matching, on the module names of transformers' models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_l
 
 @functools.cache
 def module_names(name: str) -> dict[str, bool]:
-    """The modules of transformers' model, without weights, and whether each is a Linear."""
+    """Return the modules of transformers' model, without weights, and whether each is a Linear."""
     import torch
     import transformers
 
@@ -28,7 +28,7 @@ def module_names(name: str) -> dict[str, bool]:
 
 
 def by_peft(name: str, spec: Any, layers: list[int] | None = None, exclude: Any = None) -> set[str]:
-    """Projections of the language model that PEFT adapts, without the model's prefix."""
+    """Return the projections of the language model that PEFT adapts, without the model's prefix."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _ExcludedModule, check_target_module_exists
 
@@ -90,7 +90,7 @@ def test_the_projections_are_pefts(name: str, spec: Any, layers: Any, exclude: A
 
 
 def adapted(model: Model, found: adapters.Chosen) -> set[str]:
-    """The projections that the recipe's own reading of the targets adapts."""
+    """Return the projections that the recipe adapts."""
     layers = parse_layers(found.layers, model.architecture.num_layers)
     settings = LoraSettings(rank=4, alpha=8.0, targets=found.targets, layers=layers, dropout=0.0)
     made = build_adapters(model.family, model.architecture, settings)
@@ -131,7 +131,7 @@ def test_targets_are_written_as_short_as_they_can_be() -> None:
 
 
 def test_layers_may_have_another_name() -> None:
-    """Falcon's are `transformer.h`, which its targets have."""
+    """Use Falcon, whose layers and targets are of `transformer.h`."""
     model = model_of("tiiuae/falcon-7b")
     linear = {key for key, linear in module_names(model.id).items() if linear and key != "lm_head"}
     own = {key.removeprefix("transformer.") for key in linear}

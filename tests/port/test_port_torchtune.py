@@ -1,4 +1,4 @@
-"""torchtune's YAML: what its components become, and that each key is spoken of."""
+"""Test torchtune's YAML: what its components become, and that the report has each key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REPOSITORY = ("llama4", "smol")
 
 
 def changed(section: str, **keys: Any) -> dict[str, Any]:
-    """The run with other keys in one section."""
+    """Return the run with other keys in one section."""
     return {**LORA, section: {**LORA[section], **keys}}
 
 
@@ -278,7 +278,7 @@ def test_qwen3_is_built(tmp_path: Path) -> None:
 def test_what_an_answer_begins_with_is_learned_and_its_end_where_it_is_not_masked(
     tmp_path: Path, length: int | None, whole: bool, learned: str, after: str
 ) -> None:
-    """As torchtune 0.6.1 trains: scripts/same_run.py holds its tokens and masks against a port's."""
+    """Train as torchtune 0.6.1 does: scripts/same_run.py compares its tokens and masks with a port's."""
     tokenizer = {"_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer", "max_seq_len": length}
     content = {**changed("dataset", train_on_input=whole), "tokenizer": tokenizer}
     template = str(ported("torchtune", tmp_path, content).value("data.chat_template"))

@@ -1,4 +1,4 @@
-"""TrainingArguments and adapter_config.json: what their keys become, and that each is spoken of."""
+"""Test TrainingArguments and adapter_config.json: what their keys become, and that all are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADAPTER: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """Ports a run with other arguments and other keys of the adapter; None removes one of them."""
+    """Port a run with other arguments and other keys of the adapter; None removes one."""
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a"}) + "\n", encoding="utf-8")
 
     def made(
@@ -180,7 +180,7 @@ QWEN3 = {
 def test_weights_are_of_the_checkpoints_type_where_no_other_is_said(
     tmp_path: Path, dtype: str, expected: str
 ) -> None:
-    """As LLaMA-Factory loads them without bf16 and fp16."""
+    """Load weights as LLaMA-Factory does without bf16 and fp16."""
     config = QWEN3 | {"dtype": dtype}
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))

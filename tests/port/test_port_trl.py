@@ -1,4 +1,4 @@
-"""TRL's YAML: what its keys become, and that each of them is spoken of."""
+"""Test TRL's YAML: what its keys become, and that the report has each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ported = functools.partial(dialects.ported, script="sft")
 
 
 def rows(folder: Path, row: dict[str, Any]) -> str:
-    """A file of one row in the folder; its path as a config has it."""
+    """Write a file of one row into the folder, and return its path as a config has it."""
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     return "./rows.jsonl"
 

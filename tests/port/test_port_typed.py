@@ -1,4 +1,4 @@
-"""Maps of hyperparameters, whose values are all texts."""
+"""Test maps of hyperparameters whose values are all texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/porting.md has the command's options, and docs/porting-examples.md the examples of this folder."""
+"""Check that docs/porting.md has all options, and docs/porting-examples.md this folder's examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART = re.compile(r"<!-- (tests/port/examples/\S+) -->\n(.*?)<!-- end -->", re.S
 
 
 def shown(path: Path) -> str:
-    """A file as the page shows it: in a block of its own, or with its headings below the page's."""
+    """Return a file as the page shows it: in a block of its own, or with its headings below the page's."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return re.sub(r"^#", "###", text.partition("\n\n")[2], flags=re.M)

@@ -1,4 +1,4 @@
-"""Ported runs beside the tools' own: the page says what scripts/same_run.json records.
+"""Compare ported runs with the tools' own: the page shows what scripts/same_run.json records.
 
 With SAME_RUN_ENVIRONMENTS, a folder of the tools' environments, `make nightly` runs them again. Without it
 there are no such tests.
@@ -26,7 +26,7 @@ def test_the_page_has_the_record() -> None:
 
 
 def test_a_packed_row_is_its_samples() -> None:
-    """By positions that begin anew, by the numbers of a mask, or by which positions see each other."""
+    """Tell samples apart by positions that start again, by numbers of a mask, or by what positions see."""
     batch = {"input_ids": [[5, 6, 7, 8, 0]], "labels": [[-100, 6, -100, 8, -100]]}
     numbers = np.array([1, 1, 2, 2, 0])
     sees = np.tril(numbers[:, None] == numbers) & (numbers > 0)

@@ -1,4 +1,4 @@
-"""The wheels and archives that compiler/data/dialects.json is made from, in build/dialects."""
+"""Keep the wheels and archives that compiler/data/dialects.json is made from, in build/dialects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "dialects"
 
 
 def fetch() -> Path:
-    """The folder, with every file in it; those that are missing are downloaded."""
+    """Return the folder with every file in it; download the missing files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     wanted = {f"{name}-{version}-*.whl": "--only-binary" for name, version in dialects.WHEELS.items()}
     wanted |= {f"{name}-{dialects.WHEELS[name]}.tar.gz": "--no-binary" for name in dialects.ARCHIVES}

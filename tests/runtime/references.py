@@ -60,8 +60,28 @@ def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 LORA = ("init", "kind", "plus_ratio", "rank_pattern", "rslora", "start_from")
-LORA += ("train_also", "train_tokens", "vocab_size")
-"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes."""
+LORA += ("quantize", "train_also", "train_tokens", "vocab_size", "qat")
+"""Fields of LoraSettings that `twenty_steps` takes, and that the model takes. If `qat` is given, the
+reference rounds by itself."""
+NF4 = [
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
+"""Appendix E of the QLoRA paper (arXiv 2305.14314); bitsandbytes has the same table."""
 PRINCIPAL = ("pissa", "olora")
 """Initial values that PEFT computes itself from the base's weights."""
 
@@ -197,6 +217,24 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
             target_parameters=[*(f"{name}.weight" for name in wrong), *parameters] or None,
         ),
     )
+
+
+def reference_nf4(weight: np.ndarray) -> np.ndarray:
+    """Return bitsandbytes' values of a weight [out, in], in blocks of 64 of the flattened tensor."""
+    blocks = weight.reshape(-1, 64).astype(np.float64)
+    scale = np.abs(blocks).max(1, keepdims=True)
+    codes = np.abs((blocks / scale)[..., None] - np.array(NF4)).argmin(-1)
+    return (np.array(NF4)[codes] * scale).reshape(weight.shape)
+
+
+def store_in_nf4(layers: Any) -> None:
+    """Replace the linear weights of transformers' layers by the numbers that nf4 stores."""
+    import torch
+
+    with torch.no_grad():
+        for module in layers.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(torch.tensor(reference_nf4(module.weight.numpy())))
 
 
 def grow(model: Any, rows: int) -> None:

@@ -93,6 +93,7 @@ def test_what_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str) ->
         read(tmp_path, row)
 
 
+@pytest.mark.e2e
 def test_a_run_writes_its_samples_at_each_evaluation(place: Path, lives: Lives) -> None:
     """Check that a resumed run writes the same samples."""
     more = """

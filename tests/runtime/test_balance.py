@@ -6,6 +6,7 @@ plain count.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def by_runtime(
     mesh, built = training.build(folder, axes, remat=remat, full=True)
     graph, state = nnx.split(built.model)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=training.QUICK)
     def compute(state: Any, inputs: Any) -> Any:
         def loss_of(model: Any) -> Any:
             with collected(inputs["segment_ids"], probable=True) as found:
@@ -135,6 +136,7 @@ def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path)
         assert worst <= LIMIT * max(np.abs(gradient).max(), 1e-3), path
 
 
+@pytest.mark.nightly
 def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
     """Train LoRA on attention with two micro-batches a step.
 

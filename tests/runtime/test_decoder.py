@@ -1,5 +1,7 @@
-"""Every family of the one decoder against transformers, in float32, on tiny random weights of awkward shapes,
-padded and packed, on a mesh of 2 x 2; and configs that it refuses."""
+"""Compare every family of the shared decoder with transformers, and refuse configs that it does not cover.
+
+The models are tiny, with random float32 weights of awkward shapes. Rows are padded and packed, on a mesh of
+2 x 2."""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def highest() -> Any:
 def test_logits_are_those_of_transformers(
     case: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Of padded rows, and of samples that are packed as of each by itself."""
+    """Compare padded rows, and packed samples with each sample by itself."""
     model = make(case, tmp_path, **FEWER.get(case, {}))
     mesh, built = training.build(tmp_path, AXES, remat="none", targets=EVERY)
     difference, size = logits_apart(model, built, mesh)
@@ -77,7 +79,7 @@ def test_logits_are_those_of_transformers(
 
 
 def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
-    """The largest difference from transformers' logits, and the largest of those."""
+    """Return the largest difference from transformers' logits, and the largest logit."""
     import torch
 
     padded, packed = training.batch(0), training.packed_batch()
@@ -100,7 +102,7 @@ def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("highest")
 def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> None:
-    """Against transformers 5.12 with a rotary embedding of their own for layers with a window."""
+    """Compare with transformers 5.12, whose layers with a window get a rotary embedding of their own here."""
     import copy
 
     model = make("olmo3", tmp_path, rope_parameters=YARN)
@@ -126,7 +128,8 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("highest")
 def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
-    """Against transformers 5.12 with yarn's factor of the scores, and what its choice in groups needs."""
+    """Compare with transformers 5.12 after two corrections: yarn's factor of the scores, and the choice of
+    experts in groups."""
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
 
     groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
@@ -308,7 +311,8 @@ def test_a_config_that_lies_is_refused(kind: str, change: dict[str, Any], key: s
 
 @pytest.mark.usefixtures("highest")
 def test_experts_are_split_over_devices(tmp_path: Path) -> None:
-    """Over ep, where rows go to the devices that have their experts and come back: logits of transformers."""
+    """Split experts over ep, where rows go to the devices that hold their experts, and compare logits with
+    transformers."""
     model = make("qwen3_moe", tmp_path, num_hidden_layers=2, mlp_only_layers=[], num_experts=6)
     mesh, built = training.build(tmp_path, {"fsdp": 1, "ep": 2, "tp": 2}, remat="none", targets=EVERY)
     split = {p.path: p.spec for p in built.parameters}["layers.0.mlp.experts.gate_up"]

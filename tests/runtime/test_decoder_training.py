@@ -1,4 +1,4 @@
-"""Every family of the decoder trained and compared with PEFT, in float32, with LoRA on every projection."""
+"""Train every family of the decoder, and compare with PEFT, in float32, with LoRA on every projection."""
 
 from __future__ import annotations
 

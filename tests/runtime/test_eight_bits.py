@@ -112,7 +112,7 @@ def learned(model: Path, axes: dict[str, int], products: str | None, quantize: s
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=training.QUICK)
     def run(adapters: Any, base: Any) -> Any:
         def loss(adapters: Any) -> Any:
             return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)

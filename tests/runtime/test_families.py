@@ -1,4 +1,4 @@
-"""The Hugging Face side of the families: names, shapes and defaults, against transformers' own models."""
+"""Compare the Hugging Face side of the families (names, shapes, defaults) with transformers' own models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BASES = {
 
 
 def distinct() -> dict[str, dict[str, Any]]:
-    """Text configs of the other families, whose layers are all alike: the first with the same tensors."""
+    """Return text configs of the families whose layers are all alike, one for each set of tensors."""
     found: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
     for name, entry in ENTRIES.items():
         if entry.get("family") in (None, "gemma3", "gemma4"):
@@ -73,7 +73,7 @@ EXPERTS = {
 
 
 def hugging_face(config: dict[str, Any], layout: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that transformers saves for a config.json, without weights.
+    """Return names and shapes of the tensors that transformers saves for a config.json, without weights.
 
     Args:
         layout: "multimodal", or "text" for the language model alone.
@@ -102,15 +102,17 @@ def hugging_face(config: dict[str, Any], layout: str) -> dict[str, tuple[int, ..
 
 
 def sources(parameters: list[Parameter], prefix: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that our parameters are made of; each is used once."""
+    """Return name -> shape of every tensor that the parameters are made of; each is used once."""
     all_sources = [source for parameter in parameters for source in parameter.sources]
     assert max(Counter(source.name for source in all_sources).values()) == 1
     return {source.full_name(prefix): source.shape for source in all_sources}
 
 
 def period(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json cut to its first local layers and the global one after them, and to twice as many where
-    layers use others' keys and values."""
+    """Return a config.json cut to its first local layers and the global one after them.
+
+    If layers use others' keys and values, it keeps twice as many.
+    """
     text = config.get("text_config", config)
     kinds = text.get("layer_types")
     layers = kinds.index("full_attention") + 1 if kinds else 6
@@ -136,7 +138,7 @@ def test_every_text_tensor_is_used_once(layers: str, name: str, layout: str) -> 
 
 @pytest.mark.parametrize("name", DENSE_BASES)
 def test_every_dense_tensor_is_used_once(name: str) -> None:
-    """Biases, norms and an untied head included, in two layers."""
+    """Include biases, norms and an untied head, in two layers."""
     config = with_layers(DENSE_BASES[name], range(2))
     family = family_of(config)
     loaded = transformers.AutoConfig.for_model(**deepcopy(config))  # it writes into nested values
@@ -158,7 +160,7 @@ def test_every_dense_tensor_is_used_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BASES, *DENSE_BASES])
 def test_sources_make_the_parameter(name: str) -> None:
-    """Reshaping, transposing and stacking the sources gives the shape; only what E2B shares has none."""
+    """Get the parameter's shape from its sources. Only what E2B shares has no sources."""
     config = BASES.get(name) or DENSE_BASES[name]
     family = family_of(config)
     architecture = family.architecture(config)
@@ -194,7 +196,7 @@ def test_sources_make_the_parameter(name: str) -> None:
     ],
 )
 def test_defaults_are_those_of_transformers(kind: str, config_class: str) -> None:
-    """A published config.json leaves out transformers' defaults: google/gemma-3-4b-it names no heads."""
+    """Use a published config.json without transformers' defaults: google/gemma-3-4b-it names no heads."""
     family = family_of({"model_type": kind})
     full = getattr(transformers, config_class)().to_dict()
     assert family.architecture({"model_type": kind}) == family.architecture(full)
@@ -235,7 +237,7 @@ def test_both_spellings_of_dense_rope_mean_the_same(name: str) -> None:
 def test_frequencies_are_those_of_transformers(
     rope: dict[str, Any], context: dict[str, int], head_dim: int
 ) -> None:
-    """With the length before scaling in rope_parameters, beside them, or taken from the longest position."""
+    """Give the length before scaling in rope_parameters, next to them, or as the longest position."""
     rope = dict(rope)
     if rope["rope_type"] == "llama3" and not context:
         del rope["original_max_position_embeddings"]
@@ -403,7 +405,7 @@ def test_layers_that_are_not_there_are_refused(layers: Any, message: str) -> Non
 def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
     name: str, targets: tuple[str, ...], kv: str
 ) -> None:
-    """B @ A of each projection, carried through its Source, is the delta of Tunix's weight."""
+    """Carry B @ A of each projection through its Source, which gives the delta of Tunix's weight."""
     config = BASES.get(name, SMALL_LLAMA)
     family = family_of(config)
     architecture = family.architecture(config)

@@ -216,7 +216,15 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize(
-    "name", [decoders.marked(name) if name in decoders.CASES else name for name in FAMILIES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly)
+        if name == "gemma3-multimodal"  # its parts are those of gemma3 and of gemma4-e2b
+        else decoders.marked(name)
+        if name in decoders.CASES
+        else name
+        for name in FAMILIES
+    ],
 )
 def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
     """Load into Tunix, save from Tunix, and merge.

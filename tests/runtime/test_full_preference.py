@@ -71,7 +71,13 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("whole", [(), ("embed_tokens", "lm_head", "input_layernorm")], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param((), id="all", marks=pytest.mark.nightly),
+        pytest.param(("embed_tokens", "lm_head", "input_layernorm"), id="some"),
+    ],
+)
 def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(
     whole: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ from tests.waiting import until
 
 SECONDS = 30.0
 """The time after which a wait counts as endless."""
-CAUGHT_UP = 0.01
+CAUGHT_UP = 0.005
 """Seconds after which a thread that got an item waits for the next one."""
 SHARED = (threading.__file__, queue.__file__, os.path.dirname(concurrent.futures.__file__))
 

@@ -200,6 +200,7 @@ def test_a_machine_without_a_metadata_server_is_said_once(
     )
 
 
+@pytest.mark.e2e
 def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
     place: Path, lives: Lives, metadata: Metadata, whole: object
 ) -> None:

@@ -14,8 +14,8 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.decoders import EVERY, make
-from tests.runtime.references import Alike, save_adapter, twenty_steps
+from tests.runtime.decoders import EVERY, layers, make
+from tests.runtime.references import Alike, save_adapter, store_in_nf4, twenty_steps
 
 METHODS = {
     "init": "zero_a",
@@ -24,6 +24,10 @@ METHODS = {
     "z_loss": 1e-3,
     "neftune_noise_alpha": 5.0,
 }
+
+
+BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
+"""Sizes of which every device has whole blocks of nf4."""
 
 
 def held(alike: Alike) -> None:
@@ -35,7 +39,7 @@ def held(alike: Alike) -> None:
     assert alike.moved > 5e-3
 
 
-@pytest.mark.parametrize("case", ["gemma1", "granite"])
+@pytest.mark.parametrize("case", ["gemma1", pytest.param("granite", marks=pytest.mark.nightly)])
 def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_path: Path) -> None:
     """Cover both orders: transformers scales Gemma's embeddings before the noise, and Granite's after it."""
     import jax
@@ -48,16 +52,26 @@ def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("case", "targets"), [("phi3", EVERY), ("gemma3", ("q_proj", "v_proj", "down_proj"))]
+    ("case", "targets", "quantize"),
+    [
+        ("phi3", EVERY, "nf4"),
+        pytest.param("phi3", EVERY, None, marks=pytest.mark.nightly),
+        pytest.param("gemma3", ("q_proj", "v_proj", "down_proj"), None, marks=pytest.mark.nightly),
+    ],
 )
-def test_twenty_steps_of_dora_are_those_of_peft(case: str, targets: tuple[str, ...], tmp_path: Path) -> None:
-    """Cover fused keys and values of which only one half has an adapter."""
+def test_twenty_steps_of_dora_are_those_of_peft(
+    case: str, targets: tuple[str, ...], quantize: str | None, tmp_path: Path
+) -> None:
+    """Cover fused keys and values of which only one half has an adapter, and a base of nf4's numbers."""
     import jax
 
     make_base = partial(tiny.make_gemma3, num_hidden_layers=2) if case == "gemma3" else partial(make, case)
-    model = make_base(tmp_path / "base")
+    model = make_base(tmp_path / "base", **(BLOCKS if quantize else {}))
+    if quantize:
+        store_in_nf4(layers(model))
     with jax.default_matmul_precision("highest"):
         axes, more = {"fsdp": 2, "tp": 2}, {"kind": "dora", "plus_ratio": 2.0}
+        more |= {"quantize": quantize} if quantize else {}
         alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
     held(alike)
 
@@ -89,7 +103,7 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
     ("case", "whole", "rows", "tp"),
     [
         ("phi3", ("embed_tokens", "lm_head", "input_layernorm"), (), 2),
-        ("gemma1", ("embed_tokens", "model.norm"), (), 2),
+        pytest.param("gemma1", ("embed_tokens", "model.norm"), (), 2, marks=pytest.mark.nightly),
         ("phi3", ("lm_head",), (499, 3, 41), 1),
         ("gemma1", (), (3, 499, 400, 516), 2),
     ],
@@ -120,7 +134,11 @@ def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
 
 
 @pytest.mark.parametrize(
-    "methods", [{"train_also": ("embed_tokens", "norm")}, {"train_also": ("norm",), "train_tokens": (7, 499)}]
+    "methods",
+    [
+        pytest.param({"train_also": ("embed_tokens", "norm")}, marks=pytest.mark.nightly),
+        {"train_also": ("norm",), "train_tokens": (7, 499)},
+    ],
 )
 def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
     methods: dict[str, Any], tmp_path: Path

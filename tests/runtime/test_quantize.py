@@ -16,6 +16,7 @@ import pytest
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training
+from tests.runtime.references import reference_nf4
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 """The dequantized models are one program."""
@@ -54,25 +55,6 @@ WHOLE = {"gate_up": (None,) * 4, "down": (None,) * 3}
 """Shardings of experts."""
 CODES = {"nf4": "u8", "int8": "s8"}
 """XLA's types of codes on a CPU."""
-NF4 = [
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-]
-"""Appendix E of the QLoRA paper (arXiv 2305.14314); bitsandbytes has the same table."""
 
 
 @pytest.fixture(
@@ -132,14 +114,6 @@ def replaced(model: Path, quantized: Any) -> Any:
         weight = own[path].get_raw_value()
         own[path].set_raw_value(jax.device_put(np.asarray(stored[path].get_value()), weight.sharding))
     return plain
-
-
-def reference_nf4(weight: np.ndarray) -> np.ndarray:
-    """Return bitsandbytes' values of a weight [out, in], in blocks of 64 of the flattened tensor."""
-    blocks = weight.reshape(-1, 64).astype(np.float64)
-    scale = np.abs(blocks).max(1, keepdims=True)
-    codes = np.abs((blocks / scale)[..., None] - np.array(NF4)).argmin(-1)
-    return (np.array(NF4)[codes] * scale).reshape(weight.shape)
 
 
 def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callable[[str | None], Any]) -> None:
@@ -326,7 +300,7 @@ def stepper(built: Any) -> Any:
     one = training.batch(0)
     graph = nnx.graphdef(built.model)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=training.QUICK)
     def step(adapters: Any, state: Any, base: Any) -> Any:
         def loss(adapters: Any) -> Any:
             return batch_loss(built.forward, nnx.merge(graph, adapters, base), one)

@@ -48,7 +48,11 @@ trainer.Trainer._step = poisoned
 
 
 @pytest.mark.parametrize(
-    ("kills", "last", "seed"), [(3, STEPS, 8), pytest.param(20, 24, 7, marks=pytest.mark.nightly)]
+    ("kills", "last", "seed"),
+    [
+        pytest.param(3, STEPS, 8, marks=pytest.mark.e2e),
+        pytest.param(20, 24, 7, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
     kills: int, last: int, seed: int, place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
@@ -106,7 +110,11 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
 
 
 @pytest.mark.parametrize(
-    ("signum", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
+    ("signum", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.e2e),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_signal_within_a_slow_step_saves_that_step(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], signum: int, status: int

@@ -49,6 +49,7 @@ def test_evaluations_are_counted_as_transformers_counts_them(min_delta: float) -
                 break
 
 
+@pytest.mark.e2e
 def test_a_run_stops_early_keeps_its_best_and_goes_on_no_further(place: Path, lives: Lives) -> None:
     """Compare with a run that --steps interrupts at an evaluation that does not count."""
     write_artifact(place / "stopping", prelude=STOPPING, every=100, keep=1)

@@ -69,7 +69,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """Build a checkpoint's model on a mesh of virtual devices, and return the mesh and the model.
 
     Args:
-        options: dtype, remat, only, rules, seed and vocab_size of the model; full for a model without LoRA;
+        options: dtype, remat, only, qat, rules, seed and vocab_size of the model; full for one without LoRA;
             its dtype as lora_dtype; and LoraSettings' other fields. If adapters start from the base's
             weights, also the folder of their initial values, which are computed if the folder has none.
     """
@@ -87,6 +87,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         dtype=options.pop("dtype", "float32"),
         remat=options.pop("remat", "decoder"),
         only=options.pop("only", ()),
+        qat=options.pop("qat", None),
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
     kept = options.pop("kept", None)

@@ -15,6 +15,7 @@ from recipec.compiler.port.meaning import (
     datasets,
     experts,
     models,
+    rounding,
     rows,
     sharding,
     templates,
@@ -44,7 +45,7 @@ exact recipe: fine-tuning on the next token
 lost fp8.enabled=false: recipec uses bfloat16 instead: products are more precise, and slower
 setting fp8.recipe_name fp8.filter_fqns fp8.emulate fp8.enable_fsdp_float8_all_gather
     fp8.precompute_float8_dynamic_scale_for_fsdp fp8.force_recompute_fp8_weight_in_bwd -> fp8.enabled
-learned qat teacher_model kd_loss_fn=null: recipec's loss is only next-token cross-entropy
+learned teacher_model kd_loss_fn=null: recipec's loss is only next-token cross-entropy
 """)
 OF_MODEL = table("""
 kernels backend use_liger_kernel
@@ -151,11 +152,47 @@ def port(ledger: Ledger) -> None:
     _data(keys, named)
     _steps(keys.below("step_scheduler", defaults_of(NAME, "step_scheduler")))
     _optimizer(keys)
+    _qat(keys, lora)
     _rest(keys, model, lora)
     training.directory(keys.below("checkpoint"), "checkpoint_dir")
     keys.follow(KEYS)
     for each in (model, keys.below("peft")):
         say_common(each, NAME, training.OFF)
+
+
+SCALES = (
+    "recipec multiplies by float32 scales; NeMo AutoModel's are bfloat16, and put a few weights into a "
+    "neighboring code"
+)
+
+
+def _qat(keys: Keys, lora: bool) -> None:
+    """Record quantization-aware training, which rounds every torch.nn.Linear of the model."""
+    section = keys.below("qat")
+    if not section.flag("enabled"):
+        keys.passive(("qat",), "off")
+        return
+    key = "qat_config" if section.given("qat_config") else "quantizer"
+    settings = section.below(key, {"quantizer_type": "int8_dynact_int4weight"})
+    kind = settings.text("quantizer_type")
+    if lora:
+        section.refuse("enabled", "E1145", "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}")
+        return
+    if not section.given(key) or kind != "int8_dynact_int4weight":
+        other = kind if section.given(key) else "a missing qat_config"
+        note = f"recipec rounds as int8_dynact_int4weight does, not as {other}"
+        keys.learned("qat", (), note)
+        return
+    section.same("enabled")
+    # The fused loss reads the head's weight, and does not round it.
+    head = "FusedLinear" not in str(keys.source.get("loss_fn._target_", ""))
+    settings.say("quantizer_type", rounding.rounds(head, rounding.SYMMETRIC), SCALES)
+    settings.same("_target_", note="the class of the settings")
+    rounding.say_group(settings, "groupsize", 256)
+    settings.passive(("precision",), "the type of the model")
+    settings.passive(("padding_allowed",), "all inputs are whole groups")
+    settings.same("scales_precision", note="part of quantizer_type")
+    rounding.say_later(section, from_zero=True)
 
 
 def _model(keys: Keys, quantized: bool) -> Named | None:

@@ -16,6 +16,7 @@ from recipec.compiler.port.meaning import (
     conversion,
     datasets,
     models,
+    rounding,
     rows,
     sharding,
     templates,
@@ -40,7 +41,6 @@ log profiler log_level profile_memory
 speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
 lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: recipec collates
     rows itself
-learned quantizer=null: recipec does not quantize weights during training
 exact ref_checkpointer base_model_path: the reference is the model that training starts from
 exact checkpointer: the checkpoint's folder; recipec uses `model.id`, or --model of train.py
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
@@ -87,6 +87,7 @@ def port(ledger: Ledger) -> None:
     keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
     _schedule(keys)
     _precision(keys, built.lora)
+    _quantizer(keys, built)
     _order(keys)
     remat = keys.flag("enable_activation_checkpointing") or keys.value("ac_mode") in ("full", "selective")
     keys.same("enable_activation_checkpointing", {"remat.policy": "decoder" if remat else "none"})
@@ -197,6 +198,39 @@ def _precision(keys: Keys, lora: bool) -> None:
         keys.ledger.set("train.optimizer.master_weights", held, why)
 
 
+QUANTIZERS = ("Int8DynActInt4WeightQATQuantizer", "Int8DynActInt4WeightQATQuantizerModuleSwap")
+
+
+def _quantizer(keys: Keys, built: Built) -> None:
+    """Record quantization-aware training.
+
+    torchtune's recipes for it round every torch.nn.Linear, or with LoRA those with an adapter. A head that
+    shares the embedding's weight is no such module.
+    """
+    if not keys.given("quantizer"):
+        keys.same("quantizer", note="weights are not rounded")
+        keys.unused((rounding.LATER,), "the file has no quantizer")
+        return
+    section = keys.below("quantizer")
+    name = (section.text("_component_") or "").rpartition(".")[2]
+    if name not in QUANTIZERS:
+        message = f"recipec rounds as torchao's {QUANTIZERS[0]} does, not as {name or 'an unnamed quantizer'}"
+        keys.learned("quantizer", (), message)
+        keys.unused((rounding.LATER,), "the quantizer is not ported")
+        return
+    head = not built.lora and rounding.has_own_head(built.model)
+    why = "the output head is a linear layer too" if head else ""
+    section.same("_component_", rounding.rounds(head, rounding.SYMMETRIC), why)
+    rounding.say_group(section, "groupsize", 256)
+    section.passive(("precision",), "torchtune replaces it by dtype")
+    section.passive(("padding_allowed",), "all inputs are whole groups")
+    section.learned("scales_precision", ("torch.float32",), "recipec's scales are float32")
+    if built.lora:
+        keys.unused((rounding.LATER,), "torchtune's QAT with LoRA rounds from the first step")
+    else:
+        rounding.say_later(keys)
+
+
 def _order(keys: Keys) -> None:
     seed = keys.integer("seed")
     keys.same(
@@ -227,7 +261,7 @@ def _logger(section: Keys) -> None:
 def _rest(keys: Keys) -> None:
     if not isinstance(keys.value("dataset"), list) or not keys.value("dataset"):
         keys.mappings(("dataset",))
-    keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss"))
+    keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss", "quantizer"))
     every = keys.integer("log_every_n_steps")
     keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
     training.directory(keys, "output_dir")

@@ -66,13 +66,14 @@ def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     "how, every, settings",
     [
-        ("killed", 1, MergeSettings("bfloat16", "4KB")),
+        ("killed", 3, MergeSettings("bfloat16", "4KB")),
+        pytest.param("killed", 1, MergeSettings("bfloat16", "4KB"), marks=pytest.mark.nightly),
         ("killed", 4, MergeSettings("bfloat16", "5GB")),
         ("killed", 9, MergeSettings("bfloat16", "4KB", "int8")),
         ("interrupted", 6, MergeSettings("bfloat16", "4KB")),
         ("full", 4, MergeSettings("bfloat16", "4KB")),
     ],
-    ids=["killed", "killed-one-file", "killed-int8", "interrupted", "full"],
+    ids=["killed", "killed-everywhere", "killed-one-file", "killed-int8", "interrupted", "full"],
 )
 def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
     how: str,

@@ -1,0 +1,112 @@
+"""Check quantization-aware training against the model, the adapters and the objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.wording import plural
+from recipec.runtime.model.adapters import meant, principal
+from recipec.runtime.model.families.base import LoraTarget
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language.train import Qat
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    section = facts.recipe.train.qat
+    if section is None:
+        return
+    yield from _combinations(facts, section)
+    steps = facts.length.steps if facts.length.exact else None
+    if steps is not None and section.start_step >= steps:
+        yield Diagnostic(
+            "W0521",
+            f"the run has {plural(steps, 'step')}, and none of them rounds",
+            "train.qat.start_step",
+            f"start_step: {steps // 2}",
+        )
+    if (kind := facts.recipe.merge.quantization) is not None:
+        yield Diagnostic(
+            "W0522",
+            f"merge.py quantizes to {kind} with one scale for each output, and the run is for "
+            f"{section.weights} in groups of {section.group_size}",
+            "merge.quantization",
+            "quantization: null",
+        )
+    model = facts.model
+    if model is None:
+        return
+    if (part := _beyond(model, full=facts.recipe.lora is None)) is not None:
+        yield Diagnostic(
+            "E0520",
+            f"{model.title} has {part}, which qat does not round",
+            "train.qat",
+            "qat: null",
+            at_key=True,
+        )
+        return
+    yield from _groups(facts, section)
+
+
+def _beyond(model: Model, full: bool) -> str | None:
+    """Name the part of a model that is not rounded although torchao rounds it, or rounds it otherwise."""
+    architecture = model.architecture
+    if not model.family.tunix:
+        return "no family"
+    if architecture.routing[0]:
+        return "experts"
+    if architecture.stateful:
+        return "layers that carry a state"
+    more = full and bool(getattr(architecture, "per_layer_input", 0))
+    return "inputs of each layer" if more else None
+
+
+def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
+    recipe, lora = facts.recipe, facts.recipe.lora
+    found = []
+    if recipe.train.objective != "sft":
+        found.append(("train.objective", f"objective: {recipe.train.objective}", "objective: sft"))
+    if lora is not None and lora.quantize is not None:
+        found.append(("lora.quantize", f"a base that is stored in {lora.quantize}", "quantize: null"))
+    if lora is not None and lora.kind != "lora":
+        found.append(("lora.kind", f"kind: {lora.kind}", "kind: lora"))
+    if lora is not None and principal(lora.init):
+        found.append(("lora.init", f"init: {lora.init}", "init: peft"))
+    if lora is not None and section.head:
+        found.append(("train.qat.head", "adapters, which leave the head as it is", "head: false"))
+    for path, what, help in found:
+        name = path if path.startswith("train.qat") else "train.qat"
+        yield Diagnostic("E0519", f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
+
+
+def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
+    """Check that groups divide the inputs of everything that is rounded."""
+    shapes = {parameter.path: parameter.shape for parameter in facts.defaults}
+    inputs: dict[int, str] = {}
+    for target in facts.lora_targets:
+        if _rounded(facts, target):
+            size = math.prod(shapes[target.weight][axis] for axis in target.contract)
+            inputs.setdefault(size, target.modules[0])
+    if section.head and facts.model is not None:
+        inputs.setdefault(facts.model.architecture.hidden_size, "the output head")
+    uneven = {size: name for size, name in inputs.items() if size % section.group_size}
+    if not uneven:
+        return
+    size, name = next(iter(uneven.items()))
+    common = math.gcd(*inputs)
+    fitting = max((n for n in range(2, section.group_size) if common % n == 0), default=None)
+    yield Diagnostic(
+        "E0518",
+        f"groups of {section.group_size} do not divide the {size:,} inputs of {name}",
+        "train.qat.group_size",
+        f"group_size: {fitting}" if fitting else "qat: null",
+    )
+
+
+def _rounded(facts: Facts, target: LoraTarget) -> bool:
+    lora = facts.recipe.lora
+    if lora is None:
+        return True
+    return target.layer in (facts.layers or ()) and any(meant(name, target) for name in lora.targets)

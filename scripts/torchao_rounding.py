@@ -1,0 +1,68 @@
+"""Write what torchao's quantization-aware training computes of some numbers, for tests/runtime.
+
+    python -m scripts.torchao_rounding > tests/runtime/torchao_rounding.json
+
+The environment needs torchao, which the project does not use. The file holds, by kind of rounding and type:
+activations, a weight, the gradient of their product, and what torchao 0.18 makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+TOKENS, INPUTS, OUTPUTS, GROUP = 5, 12, 4, 6
+
+
+def main() -> None:
+    import torch
+
+    out = {}
+    for kind in ("int4", "int4_asymmetric"):
+        for dtype in ("float32", "bfloat16"):
+            made = case(kind, getattr(torch, dtype))
+            out[f"{kind}-{dtype}"] = {name: value.detach().float().tolist() for name, value in made.items()}
+    print(json.dumps({"group_size": GROUP, **out}))
+
+
+def case(kind: str, dtype: Any) -> dict[str, Any]:
+    """Compute one product, with groups and tokens at the edges of what is rounded."""
+    import torch
+    from torchao.quantization.qat import FakeQuantizedLinear, IntxFakeQuantizeConfig
+    from torchao.quantization.qat.fake_quantize_config import Int4WeightFakeQuantizeConfig
+    from torchao.quantization.qat.linear import _get_8da4w_activation_config, _get_8da4w_weight_config
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(TOKENS, INPUTS) * 3 + 0.7, torch.randn(OUTPUTS, INPUTS) * 0.05
+    x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
+    weight[0, :GROUP], weight[1, :GROUP] = 0.0, 0.25
+    weight[2, 1] = -weight[2, :GROUP].abs().max()
+    weight[2, 2] = -weight[2, 1]  # both ends of the range
+    if kind == "int4":  # as Int8DynActInt4WeightQATQuantizer
+        configs = _get_8da4w_activation_config(torch.float32), _get_8da4w_weight_config(GROUP, torch.float32)
+    else:  # as Axolotl
+        configs = (
+            IntxFakeQuantizeConfig(dtype=torch.int8, granularity="per_token", is_symmetric=False),
+            Int4WeightFakeQuantizeConfig(group_size=GROUP, activation_dtype=torch.bfloat16),
+        )
+    linear = FakeQuantizedLinear(INPUTS, OUTPUTS, False, *configs, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+    given = x.to(dtype).requires_grad_()
+    upstream = torch.randn(TOKENS, OUTPUTS).to(dtype)
+    product = linear(given)
+    product.backward(upstream)
+    return {
+        "x": given,
+        "weight": linear.weight,
+        "upstream": upstream,
+        "rounded_x": linear.activation_fake_quantizer(given),
+        "rounded_weight": linear.weight_fake_quantizer(linear.weight),
+        "product": product,
+        "x_gradient": given.grad,
+        "weight_gradient": linear.weight.grad,
+    }
+
+
+if __name__ == "__main__":
+    main()
