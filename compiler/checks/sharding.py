@@ -86,19 +86,19 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
     axes = facts.axes
 
     @functools.cache  # layers are alike
-    def fits(shape: tuple[int, ...], spec: Spec) -> bool:
+    def divided(shape: tuple[int, ...], spec: Spec) -> bool:
         return not indivisible("", shape, spec, axes)
 
     specs = {p.path: p.spec for p in facts.ruled}
     arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
-    weights = {path for path, shape, spec in arrays if not fits(shape, spec)}
+    weights = {path for path, shape, spec in arrays if not divided(shape, spec)}
     for adapter in facts.adapters or ():
         weight = adapter.target.weight
         if weight not in weights:  # else the weight's own dimension is already reported
             arrays += placed(adapter, specs[weight]).arrays
     defaults = {p.path: p.spec for p in facts.defaults}
     for path, shape, spec in arrays:
-        for misfit in () if fits(shape, spec) else indivisible(path, shape, spec, axes):
+        for misfit in () if divided(shape, spec) else indivisible(path, shape, spec, axes):
             ruled = path in defaults and defaults[path] != spec
             if ruled or not _splits_heads(misfit, spec):
                 where = _rule_of(facts, path) if ruled else f"mesh.axes.{misfit.axis}"

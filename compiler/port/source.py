@@ -143,6 +143,8 @@ def _find(node: Any, key: str, default: Any) -> Any:
     if isinstance(node, dict):
         if key in node:
             return node[key]
+        if "." not in key and "[" not in key:
+            return default
         for name, value in node.items():
             if key.startswith((f"{name}.", f"{name}[")):
                 found = _find(value, key[len(name) :].removeprefix("."), MISSING)

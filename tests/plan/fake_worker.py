@@ -31,6 +31,8 @@ def main() -> None:
         held = {"weights": 1e9, "adapters": 1.0, "optimizer": 1.0, "batch": 1.0}
         give("compiled", layers=layers, **held, out_of_memory=refused)
         return
+    if told == "late":
+        time.sleep(0.3)
     if told == "slow":
         time.sleep(60)
     if told == "silent":

@@ -101,14 +101,14 @@ def test_a_start_waits_for_memory(program: Program, fake: Path, monkeypatch: pyt
     monkeypatch.setattr(pool, "available_memory", lambda: 0.0)
     running: list[int] = []
     monkeypatch.setattr(pool._Pool, "_report", lambda self, total: running.append(len(self._running)))
-    results = pool.compile_jobs([(program, job("compiled", layers)) for layers in (6, 12)], most=2)
+    results = pool.compile_jobs([(program, job("late", layers)) for layers in (6, 12)], most=2)
     assert len(results) == 2 and max(running) == 1
 
 
 def test_progress_goes_up_and_names_the_work(program: Program) -> None:
     seen: list[tuple[float, str]] = []
     pool.compile_jobs(
-        [(program, job("compiled", layers)) for layers in (6, 12)],
+        [(program, job("late", layers)) for layers in (6, 12)],
         lambda share, what: seen.append((share, what)),
     )
     shares = [share for share, _ in seen]
