@@ -8,9 +8,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipec.runtime.model.families.base import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
+
+if TYPE_CHECKING:
+    from recipec.spec.language.train import Qat
 
 
 def listing(items: Iterable[object], last: str = "and") -> str:
@@ -124,6 +127,12 @@ def quantity(number: float) -> str:
 def mesh_axes(axes: Mapping[str, int]) -> str:
     """Format the sizes of mesh axes: "fsdp 4 x tp 1"."""
     return " x ".join(f"{axis} {size}" for axis, size in axes.items())
+
+
+def rounded(qat: Qat) -> str:
+    """Name what train.qat rounds: "weights to int4 in groups of 32, activations to int8"."""
+    inputs = f", activations to {qat.activations}" if qat.activations else ""
+    return f"weights to {qat.weights} in groups of {qat.group_size}{inputs}"
 
 
 def flow(value: Any) -> str:

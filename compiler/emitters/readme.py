@@ -17,7 +17,7 @@ from recipec.compiler.emitters.settings import kind
 from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
-from recipec.compiler.wording import listing, mesh_axes, plural
+from recipec.compiler.wording import listing, mesh_axes, plural, rounded
 from recipec.runtime.training.objectives import settings_of
 
 if TYPE_CHECKING:
@@ -150,10 +150,8 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     else:
         figures.append(("Trainable", "every parameter"))
     if (qat := train.qat) is not None:
-        rounded = f"weights to {qat.weights} in groups of {qat.group_size}"
-        rounded += f", activations to {qat.activations}" if qat.activations else ""
         later = f", from step {qat.start_step + 1}" if qat.start_step else ""
-        figures.append(("Rounded in training", f"{rounded}{later}; the merged weights are not"))
+        figures.append(("Rounded in training", f"{rounded(qat)}{later}; the merged weights are not"))
     if train.objective != "sft":
         figures.append(("Objective", train.objective.upper() + settings_of(train.model_dump())))
     figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]

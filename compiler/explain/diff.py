@@ -10,7 +10,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.run_length import run_length
-from recipec.compiler.wording import flow, in_layers, listing, plural, split_layer
+from recipec.compiler.wording import flow, in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.training.objectives import settings_of
 from recipec.spec.paths import join
@@ -284,11 +284,8 @@ def _stopping(train: Train) -> str:
 def _rounding(train: Train) -> str:
     if train.qat is None:
         return "nothing"
-    qat = train.qat
-    words = f"weights to {qat.weights} in groups of {qat.group_size}"
-    words += f", activations to {qat.activations}" if qat.activations else ""
-    words += ", with the head" if qat.head else ""
-    return f"{words}, from step {qat.start_step + 1}" if qat.start_step else words
+    words = rounded(train.qat) + (", with the head" if train.qat.head else "")
+    return f"{words}, from step {train.qat.start_step + 1}" if train.qat.start_step else words
 
 
 def _local(checkpoint: LocalCheckpoint | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.explain.rounding import rounding
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import LOCK
 from recipec.compiler.lowering.libtpu import flags
@@ -576,27 +577,8 @@ def _batches(program: Program) -> list[str]:
         }[train.loss_normalization],
         *_balance(train.router_aux_loss_coef),
         *_penalties(program.recipe.train),
-        *_rounding(program),
+        *rounding(program),
     ]
-
-
-def _rounding(program: Program) -> list[str]:
-    """Describe what train.qat rounds."""
-    train, steps = program.recipe.train, run_length(program.recipe, program.source.parent)
-    if train.qat is None:
-        return []
-    qat, sites = train.qat, "all projections" if program.lora is None else "the adapted projections"
-    if qat.head:
-        sites += " and the head"
-    inputs = f"inputs to {qat.activations} by token" if qat.activations else "inputs unrounded"
-    out = [
-        f"{sites} are computed with rounded operands: weights to {qat.weights} in groups of "
-        f"{qat.group_size}, {inputs}; gradients pass through the rounding"
-    ]
-    if qat.start_step:
-        of = f" of {steps.steps}" if steps.exact and steps.steps else ""
-        out.append(f"the first {plural(qat.start_step, 'step')}{of} are not rounded")
-    return [*out, "checkpoints and merged weights are not rounded: quantize the merged model afterwards"]
 
 
 def _penalties(train: Train) -> Iterator[str]:
@@ -815,7 +797,7 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "steps": _length,
     "early_stopping": _evaluations,
     "samples": _evaluations,
-    "qat": lambda program: _rounding(program) or _batches(program),
+    "qat": lambda program: rounding(program) or _batches(program),
     **dict.fromkeys(("objective", *SETTINGS), lambda program: _objective(program) or _batches(program)),
 }
 """The functions behind `detail`, by key of the train section; other keys show the batches."""

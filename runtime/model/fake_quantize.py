@@ -17,13 +17,19 @@ adds the zero point before it rounds, and passes gradients through codes that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from ..settings import FakeQuantization
+from .adapters import Adapter
+from .families.base import LoraTarget
+
+if TYPE_CHECKING:
+    from .loading import Built
 
 ACTIVE: FakeQuantization | None = None
 """How products are rounded while a model is traced: `Forward.replaced` sets it."""
@@ -37,12 +43,13 @@ Slots = Collection[int] | None
 """The projections within a fused weight whose products are rounded, None for all."""
 
 
-def product_of(rounded: Mapping[str, Slots]) -> Callable[..., jax.Array]:
+def product_of(places: Sequence[LoraTarget | Adapter]) -> Callable[..., jax.Array]:
     """Return the function that computes a module's product, a `runtime.model.lora.Product`.
 
     Args:
-        rounded: what is rounded in each module, by its path; other modules are computed as they are.
+        places: the linear layers that are rounded, or adapters whose projections are.
     """
+    rounded = dict(map(_place, places))
 
     def product(
         compute: Callable[[jax.Array, jax.Array], jax.Array],
@@ -70,6 +77,20 @@ def product_of(rounded: Mapping[str, Slots]) -> Callable[..., jax.Array]:
         return jnp.where(mask, out, compute(x, weight))
 
     return product
+
+
+def _place(place: LoraTarget | Adapter) -> tuple[str, Slots]:
+    """Return the path of a module, and which of its projections are rounded."""
+    if isinstance(place, LoraTarget):
+        return place.weight.rpartition(".")[0], None
+    slots = {part.slot for part in place.projections}
+    return place.module, slots if len(slots) < len(place.target.projections) else None
+
+
+def unrounded(built: Built) -> Built:
+    """Return a model that is computed without rounding."""
+    forward = built.forward
+    return replace(built, forward=replace(forward, settings=replace(forward.settings, qat=None)))
 
 
 def operands(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -41,7 +41,7 @@ class Head:
         scale: factor of the logits.
         rows: [N, D], trained rows of the embedding that replace the weight's; None for none.
         numbers: int32[N], which rows they are.
-        qat: how hidden states and weight are rounded, None for not at all.
+        qat: how hidden states and weight are rounded if it rounds heads; None for not at all.
     """
 
     weight: jax.Array
@@ -83,7 +83,7 @@ class Head:
         dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
         operands = hidden.astype(dtype), weight.astype(dtype)
-        if self.qat is not None:
+        if self.qat is not None and self.qat.head:
             from . import fake_quantize
 
             operands = fake_quantize.operands(equation, *operands, self.qat)
@@ -112,11 +112,6 @@ class Forward:
     family: Family
     architecture: Architecture
     settings: ModelSettings
-
-    @property
-    def unrounded(self) -> Forward:
-        """Return how the model is computed without the rounding of quantization-aware training."""
-        return replace(self, settings=replace(self.settings, qat=None))
 
     @property
     def dealt(self) -> bool:
@@ -190,7 +185,6 @@ class Forward:
             rows = trained(model.embedder)
         config = getattr(holder, "config", None)
         softcap = getattr(model.config, "final_logit_softcap", None)
-        qat = self.settings.qat
         return Head(
             weight=(model.embedder.input_embedding if own is None else own.w).get_value(),
             tied=own is None,
@@ -201,7 +195,7 @@ class Forward:
             bias=None if bias is None else bias.get_value(),
             rows=None if rows is None else rows[0],
             numbers=None if rows is None else rows[1],
-            qat=qat if qat is not None and qat.head else None,
+            qat=self.settings.qat,
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:

@@ -30,7 +30,7 @@ from .adapters import (
     trained_whole,
 )
 from .families import Architecture, Family
-from .families.base import LoraTarget, Parameter, Source, Spec
+from .families.base import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
 from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
@@ -112,6 +112,11 @@ def abstract_model(
     specs = {parameter.path: parameter.spec for parameter in parameters}
     adapters: tuple[Adapter, ...] = ()
     provider = None
+    rounded: Callable[..., Product] | None = None
+    if settings.qat is not None:
+        from . import fake_quantize
+
+        rounded = fake_quantize.product_of
     if lora is not None:
         try:
             adapters = tuple(build_adapters(family, architecture, lora, specs))
@@ -119,10 +124,9 @@ def abstract_model(
             raise UserError(
                 str(error), "the targets were checked when the recipe was built: build it again"
             ) from None
-        product = product_of(lora) if settings.qat is None else _rounding(of_adapters=adapters)
-        model, provider = attach(model, adapters, lora, product)
-    elif settings.qat is not None:
-        model = intercepted(model, ProductProvider(_rounding(family.lora_targets(architecture))))
+        model, provider = attach(model, adapters, lora, rounded(adapters) if rounded else product_of(lora))
+    elif rounded is not None:
+        model = intercepted(model, ProductProvider(rounded(family.lora_targets(architecture))))
     _check_leaves(model, parameters, adapters)
     for path, variable in _variables(model).items():
         if path in specs:
@@ -150,22 +154,6 @@ def abstract_model(
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
-
-
-def _rounding(targets: Sequence[LoraTarget] = (), of_adapters: Sequence[Adapter] = ()) -> Product:
-    """Return the function that computes products for quantization-aware training.
-
-    Args:
-        targets: the linear layers that are rounded.
-        of_adapters: adapters whose projections are rounded.
-    """
-    from .fake_quantize import product_of
-
-    rounded: dict[str, frozenset[int] | None] = {one.weight.rpartition(".")[0]: None for one in targets}
-    for one in of_adapters:
-        slots = frozenset(part.slot for part in one.projections)
-        rounded[one.module] = slots if len(slots) < len(one.target.projections) else None
-    return product_of(rounded)
 
 
 def placed_parameters(

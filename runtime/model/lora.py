@@ -62,16 +62,13 @@ class ProductProvider(qwix.QuantizationProvider):
         """Replace jax.lax.dot_general while the model runs."""
         # The only such products are dense layers: x's last axis with a matrix's first.
         letters = "abcdefgh"[: lhs.ndim - 1]
-        compute = partial(_dot_general, args, kwargs)
-        return self.multiply(compute, f"{letters}i,io->{letters}o", lhs, rhs)
+        return self.multiply(
+            lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), f"{letters}i,io->{letters}o", lhs, rhs
+        )
 
     def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         """Return the product of activations and weight, in the calling module."""
         return self._product(compute, equation, x, weight, qwix_current_module())
-
-
-def _dot_general(args: Any, kwargs: Any, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, weight, *args, **kwargs)
 
 
 class AdapterProvider(ProductProvider):

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -86,11 +86,6 @@ class Checkpointing:
     evaluations: Evaluations = field(default_factory=Evaluations)
 
 
-def unrounded(built: Built) -> Built:
-    """Return a model that is computed without the rounding of quantization-aware training."""
-    return replace(built, forward=built.forward.unrounded)
-
-
 class Trainer(PeftTrainer):
     """Train the adapters of a model, or, without LoRA, all of it.
 
@@ -133,8 +128,12 @@ class Trainer(PeftTrainer):
         self._evaluations = checkpointing.evaluations
         self._checked = False
         self._answer: dict[bool, Answer] = {}
-        qat = built.forward.settings.qat
+        qat, self._before = built.forward.settings.qat, built
         self._rounds_from = 0 if qat is None else qat.start_step
+        if self._rounds_from:
+            from ..model.fake_quantize import unrounded
+
+            self._before = unrounded(built)
         super().__init__(
             built.model,
             update_rule(built, optimizer),
@@ -267,8 +266,11 @@ class Trainer(PeftTrainer):
         """
         step = self._step_of(self._built)
         self._live, self._step_functions = jax.device_put(step.live, step.shardings), step
-        first = step if not self._rounds_from else self._step_of(unrounded(self._built))
-        later, earlier = (self._compiled(each) for each in (step, first))
+        first = self._step_of(self._before) if self._rounds_from else step
+        later, earlier = (
+            (each.jit(), each.jit_evaluation(), None if self._recorder is None else each.jit_gradients())
+            for each in (step, first)
+        )
 
         def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
             train, _, gradients = later if self._train_steps >= self._rounds_from else earlier
@@ -277,16 +279,9 @@ class Trainer(PeftTrainer):
             self._live, loss, norm, more = train(self._live, step.base, batch)
             return loss, norm, more
 
-        def eval_step(batch: Batch) -> jax.Array:
-            _, evaluate, _ = later if self._rounds else earlier
-            return evaluate(self._live[0], step.base, batch)
-
-        return train_step, eval_step
-
-    def _compiled(self, step: Step) -> tuple[Any, Any, Any]:
-        """Return the functions of a training step, an evaluation, and the gradients of a run with a trace."""
-        gradients = None if self._recorder is None else step.jit_gradients()
-        return step.jit(), step.jit_evaluation(), gradients
+        return train_step, lambda batch: (later if self._rounds else earlier)[1](
+            self._live[0], step.base, batch
+        )
 
     @property
     def _rounds(self) -> bool:
@@ -365,7 +360,7 @@ class Trainer(PeftTrainer):
         step = self._step_functions
         rounds = self._rounds
         if rounds not in self._answer:
-            forward = (self._built if rounds else unrounded(self._built)).forward
+            forward = (self._built if rounds else self._before).forward
             self._answer[rounds] = jit_answers(forward, step.merged, self._mesh, prompts.most, prompts.ends)
         answer = functools.partial(self._answer[rounds], self._live[0], step.base)
         return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))

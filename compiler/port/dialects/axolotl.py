@@ -9,6 +9,7 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import PRETRAINING, say_data
+from recipec.compiler.port.dialects.axolotl_qat import say_qat
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -17,7 +18,6 @@ from recipec.compiler.port.meaning import (
     freezing,
     losses,
     models,
-    rounding,
     sharding,
     streaming,
     trainer,
@@ -80,7 +80,7 @@ def port(ledger: Ledger) -> None:
     _adapters(keys, model)
     say_data(keys, model, objective)
     _training(keys, model)
-    _qat(keys)
+    say_qat(keys, defaults_of(NAME, "QATConfig"))
     _eaft(keys, objective)
     pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
@@ -98,51 +98,6 @@ def port(ledger: Ledger) -> None:
     say_start(keys, "lora_model_dir")
     keys.follow(KEYS, OFF)
     say_common(keys, NAME)
-
-
-ROUGHER = (
-    "torchao 0.17 does not let a scale of bfloat16 activations fall below 1/128, and rounds tokens with a "
-    "range below 2 more coarsely; recipec rounds as torchao 0.18 does"
-)
-FUSED_HEAD = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "chunked_cross_entropy")
-"""Losses that read the output head's weight, and so do not round it in training."""
-
-
-def _qat(keys: Keys) -> None:
-    """Record quantization-aware training, which rounds every torch.nn.Linear."""
-    if not keys.mapping("qat"):
-        keys.same("qat", note="off")
-        return
-    section = keys.below("qat", {**defaults_of(NAME, "QATConfig"), "weight_dtype": "int8"})
-    kinds = {key: str(section.value(key)).lower() for key in ("weight_dtype", "activation_dtype")}
-    kinds = {key: "fp8" if kind.startswith("float8") else kind for key, kind in kinds.items()}
-    weights, activations = kinds["weight_dtype"], kinds["activation_dtype"]
-    if keys.text("adapter"):
-        note = "recipec rounds the projections with an adapter, and Axolotl all linear layers"
-        keys.learned("qat", (), note)
-        return
-    if weights == "nvfp4":
-        message = "Axolotl asks torchao for nvfp4 of weights alone, which torchao cannot train: the run stops"
-        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
-        return
-    if weights == "int8" or (weights, activations) == ("int4", "int4"):
-        message = f"torchao does not train {weights} weights with {activations} activations: Axolotl stops"
-        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
-        return
-    if (weights, activations) != ("int4", "int8"):
-        also = "" if activations == "none" else f" and {activations} activations"
-        keys.learned(
-            "qat", (), f"recipec rounds to int4 weights and int8 activations, not to {weights} weights{also}"
-        )
-        return
-    head = not any(keys.flag(name) for name in FUSED_HEAD)
-    section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
-    section.say("activation_dtype", {}, ROUGHER)
-    if head:
-        section.same("weight_dtype", note="the output head is a linear layer too")
-    rounding.say_group(section, "group_size", 32)
-    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
-    rounding.say_later(section)
 
 
 def _eaft(keys: Keys, objective: str) -> None:
