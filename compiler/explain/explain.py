@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.explain.rounding import rounding
+from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import LOCK
 from recipec.compiler.lowering.libtpu import flags
@@ -34,13 +34,13 @@ from recipec.compiler.wording import (
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
-from recipec.runtime.training.objectives import NLL, OBJECTIVES, SETTINGS, keeps_copy, settings_of
+from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.spec.language import Data, Optimizer, Section, Train
+    from recipec.spec.language import Data, Optimizer, Section
     from recipec.spec.load import Loaded
 
 
@@ -506,7 +506,7 @@ def _sources(data: Data) -> list[str]:
 
 def _train(program: Program) -> list[str]:
     return [
-        *_objective(program),
+        *objective(program),
         *_only(program),
         *_batches(program),
         *_length(program),
@@ -529,36 +529,6 @@ def _only(program: Program) -> list[str]:
     ]
 
 
-def _objective(program: Program) -> list[str]:
-    """Describe a loss other than the plain likelihood, and which reference and settings it needs."""
-    recipe, train = program.recipe, program.recipe.train
-    objective = OBJECTIVES[train.objective]
-    if objective.loss(train.loss_type) == NLL:
-        return []
-    out = [f"learned with {objective.title}{settings_of(train.model_dump())}"]
-    if recipe.lora is not None and keeps_copy(train, recipe.lora):
-        whole = " and of the whole modules" if recipe.lora.train_also else ""
-        whole += " and of the embedding's rows" if recipe.lora.train_tokens else ""
-        what = "adapters" if recipe.lora.start_from is None else "adapter"
-        out.append(f"the reference is a copy of the {what}{whole} that training starts from")
-    elif keeps_copy(train, recipe.lora):
-        gib = program.trainable_parameters * BYTES[recipe.model.dtype] / 2**30
-        out.append(
-            f"the reference is a copy of the weights that training starts from: {gib:.2f} GiB over all "
-            "devices"
-        )
-    elif objective.refers(train.loss_type):
-        out.append("the reference is the base without its adapters, so it needs no additional weights")
-    if train.loss_type in objective.mismatched:
-        out.append(
-            "how far the model is from the reference is estimated in each micro-batch, from its prompts with "
-            f"other rows' answers: each of a device's {train.micro_batch_size} rows gets the answer of the "
-            "row "
-            "before it, and the first row gets the last one's"
-        )
-    return out
-
-
 MEANS = {"": "target tokens", "preference": "pairs", "unpaired_preference": "answers"}
 """What the loss is averaged over, by the format that an objective learns from."""
 
@@ -575,30 +545,9 @@ def _batches(program: Program) -> list[str]:
             "tokens": f"the loss is the mean over all {MEANS[OBJECTIVES[train.objective].format]} of a step",
             "micro_batches": "the loss is the mean of the micro-batches' means",
         }[train.loss_normalization],
-        *_balance(train.router_aux_loss_coef),
-        *_penalties(program.recipe.train),
+        *additions(train),
         *rounding(program),
     ]
-
-
-def _penalties(train: Train) -> Iterator[str]:
-    """Yield what a step adds to the targets' likelihood and to the embeddings."""
-    if train.objective != "sft":
-        return
-    read = OBJECTIVES[train.objective].reads(train.loss_type)
-    if train.label_smoothing and "label_smoothing" in read:
-        yield f"{train.label_smoothing:g} of each target is spread evenly over the vocabulary"
-    if train.z_loss and "z_loss" in read:
-        yield f"{train.z_loss:g} x the squared logsumexp of each target's logits is added to it"
-    if train.neftune_noise_alpha is not None and "neftune_noise_alpha" in read:
-        bound = f"{train.neftune_noise_alpha:g} / sqrt(row's tokens x hidden size)"
-        yield f"noise on the embeddings, uniform within {bound}; none in evaluations"
-
-
-def _balance(coefficient: float) -> list[str]:
-    if not coefficient:
-        return []
-    return [f"{coefficient:g} x the load-balancing loss of each micro-batch's real tokens is added to it"]
 
 
 def _micro_batches(program: Program) -> str:
@@ -798,6 +747,6 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "early_stopping": _evaluations,
     "samples": _evaluations,
     "qat": lambda program: rounding(program) or _batches(program),
-    **dict.fromkeys(("objective", *SETTINGS), lambda program: _objective(program) or _batches(program)),
+    **dict.fromkeys(("objective", *SETTINGS), lambda program: objective(program) or _batches(program)),
 }
 """The functions behind `detail`, by key of the train section; other keys show the batches."""
