@@ -86,6 +86,14 @@ def test_products_in_eight_bits_are_told_with_their_rates(explained: Callable[..
     assert "products with the frozen weights are in int8, backward in bfloat16: at most 918 TFLOP/s" in text
 
 
+def test_rounding_is_told_with_its_places_and_its_start(explained: Callable[..., str]) -> None:
+    text = explained("train.qat", "train.qat={group_size: 64, start_step: 9, activations: null}")
+    assert (
+        "the adapted projections are computed with rounded operands: weights to int4 in groups of 64;" in text
+    )
+    assert "the first 9 steps are not rounded" in text and "quantize the merged model afterwards" in text
+
+
 def test_every_parameter_and_adapter_has_its_partition_spec(
     explained: Callable[..., str], loaded: Load
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_large_meshes_and_batches_shrink_together(tmp_path: Path) -> None:
     assert small.accumulation_steps == 2
     assert small.recipe.train.global_batch_size == 32
     assert replaced["train.optimizer.learning_rate"] == str(LEARNING_RATE)
+
+
+def test_groups_divide_the_miniatures_inputs(tmp_path: Path) -> None:
+    qat = {"group_size": 256, "start_step": 1000}
+    small, replaced = miniature(tmp_path, BASE | {"train": {"steps": 2000, "qat": qat}})
+    found = small.recipe.train.qat
+    assert found is not None and found.start_step == 1 and 2 <= found.group_size < 256
+    shapes = {parameter.path: parameter.shape for parameter in small.parameters}
+    for adapter in small.adapters:
+        inputs = [shapes[adapter.target.weight][axis] for axis in adapter.target.contract]
+        assert math.prod(inputs) % found.group_size == 0
+    assert {"train.qat.group_size", "train.qat.start_step"} <= replaced.keys()
 
 
 def test_a_topology_becomes_virtual_devices(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["lora.start_from=first"], "training.start_from"),
         (["model.vocab_size=262208"], "weights.grown"),
         (["train.neftune_noise_alpha=5"], "model.noise"),
+        (["train.qat={}"], "model.fake_quantize"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "data.preferences"),
         (
             [

@@ -12,8 +12,6 @@ ROUGHER = (
     "torchao 0.17 does not let a scale of bfloat16 activations fall below 1/128, and rounds tokens with a "
     "range below 2 more coarsely; recipec rounds as torchao 0.18 does"
 )
-FUSED_HEAD = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "chunked_cross_entropy")
-"""Losses that read the output head's weight, and so do not round it in training."""
 
 
 def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
@@ -47,7 +45,7 @@ def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
             "qat", (), f"recipec rounds to int4 weights and int8 activations, not to {weights} weights{also}"
         )
         return
-    head = not any(keys.flag(name) for name in FUSED_HEAD)
+    head = not _fused_head(keys)
     section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
     section.say("activation_dtype", {}, ROUGHER)
     if head:
@@ -55,3 +53,11 @@ def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
     rounding.say_group(section, "group_size", 32)
     section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
     rounding.say_later(section)
+
+
+def _fused_head(keys: Keys) -> bool:
+    """Return whether the loss reads the output head's weight, which training then does not round."""
+    if keys.flag("liger_fused_linear_cross_entropy"):
+        return True
+    cut = any("CutCrossEntropyPlugin" in name for name in keys.texts("plugins") or ())
+    return keys.flag("cut_cross_entropy") if keys.given("cut_cross_entropy") else cut
