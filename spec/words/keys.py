@@ -301,6 +301,7 @@ KEYS: dict[str, str] = {
             "use_dft_loss enable_dft_loss": "`train: {loss_type: dft}`",
             "use_eaft_loss use_eaft": "`train: {loss_type: eaft}`",
             "use_asft_loss": "`train: {loss_type: asft}`",
+            "use_muon": "`train: {optimizer: {name: muon}}`",
             "ref_model reference_model ref_adapter_name pref_ftx": "dpo compares with "
             "the model "
             "without its adapters: `train: {objective: dpo, beta: 0.1}`",

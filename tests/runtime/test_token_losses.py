@@ -15,7 +15,7 @@ from tests import tiny
 from tests.runtime import training
 from tests.runtime.test_loss import fake, largest, make_head, random
 
-VOCABULARY, LENGTH = 517, training.LENGTH - 3
+VOCABULARY, LENGTH = 517, training.LENGTH - 2
 CASES: dict[str, dict[str, Any]] = {
     "dft": {"loss_type": "dft"},
     "eaft": {"loss_type": "eaft"},
@@ -73,7 +73,9 @@ def differentiated(train: Any, before: Any) -> Any:
     return jax.jit(jax.value_and_grad(of, (0, 1)))
 
 
-@pytest.mark.parametrize("axes", [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}], ids=["8x1", "4x2"])
+@pytest.mark.parametrize(
+    "axes", [{"fsdp": 8, "tp": 1}, {"fsdp": 2, "cp": 2, "tp": 2}], ids=["alone", "with-cp-and-tp"]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_torchs(
     case: str, axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
