@@ -23,8 +23,8 @@ class FakeQuantization:
     """Quantization-aware training, which rounds the operands of products (runtime.model.fake_quantize).
 
     Attributes:
-        weights: "int4" or "int4_asymmetric".
-        activations: "int8", or None for none.
+        weights: "int4", "int4_asymmetric" or "mxfp4".
+        activations: "int8", "mxfp4", or None for none.
         group_size: inputs of an output whose weights share a scale.
         head: whether the output head is rounded too.
         start_step: optimizer steps before the first one that rounds.

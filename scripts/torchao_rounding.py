@@ -11,41 +11,49 @@ from __future__ import annotations
 import json
 from typing import Any
 
-TOKENS, INPUTS, OUTPUTS, GROUP = 5, 12, 4, 6
+TOKENS, OUTPUTS = 4, 3
+SIZES = {"int4": (12, 6), "int4_asymmetric": (12, 6), "mxfp4": (64, 32)}
+"""Inputs, and those of a group."""
 
 
 def main() -> None:
     import torch
 
     out = {}
-    for kind in ("int4", "int4_asymmetric"):
+    for kind in SIZES:
         for dtype in ("float32", "bfloat16"):
             made = case(kind, getattr(torch, dtype))
             out[f"{kind}-{dtype}"] = {name: value.detach().float().tolist() for name, value in made.items()}
-    print(json.dumps({"group_size": GROUP, **out}))
+    print(json.dumps(out))
 
 
 def case(kind: str, dtype: Any) -> dict[str, Any]:
     """Compute one product, with groups and tokens at the edges of what is rounded."""
     import torch
+    from torchao.prototype.qat import MXFakeQuantizeConfig
+    from torchao.prototype.qat.mx import MXFakeQuantizedLinear
     from torchao.quantization.qat import FakeQuantizedLinear, IntxFakeQuantizeConfig
     from torchao.quantization.qat.fake_quantize_config import Int4WeightFakeQuantizeConfig
     from torchao.quantization.qat.linear import _get_8da4w_activation_config, _get_8da4w_weight_config
 
     torch.manual_seed(0)
-    x, weight = torch.randn(TOKENS, INPUTS) * 3 + 0.7, torch.randn(OUTPUTS, INPUTS) * 0.05
+    inputs, group = SIZES[kind]
+    x, weight = torch.randn(TOKENS, inputs) * 3 + 0.7, torch.randn(OUTPUTS, inputs) * 0.05
     x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
-    weight[0, :GROUP], weight[1, :GROUP] = 0.0, 0.25
-    weight[2, 1] = -weight[2, :GROUP].abs().max()
+    weight[0, :group], weight[1, :group] = 0.0, 0.25
+    weight[2, 1] = -weight[2, :group].abs().max()
     weight[2, 2] = -weight[2, 1]  # both ends of the range
-    if kind == "int4":  # as Int8DynActInt4WeightQATQuantizer
-        configs = _get_8da4w_activation_config(torch.float32), _get_8da4w_weight_config(GROUP, torch.float32)
+    if kind == "mxfp4":
+        configs = (MXFakeQuantizeConfig(block_size=group),) * 2
+    elif kind == "int4":  # as Int8DynActInt4WeightQATQuantizer
+        configs = _get_8da4w_activation_config(torch.float32), _get_8da4w_weight_config(group, torch.float32)
     else:  # as Axolotl
         configs = (
             IntxFakeQuantizeConfig(dtype=torch.int8, granularity="per_token", is_symmetric=False),
-            Int4WeightFakeQuantizeConfig(group_size=GROUP, activation_dtype=torch.bfloat16),
+            Int4WeightFakeQuantizeConfig(group_size=group, activation_dtype=torch.bfloat16),
         )
-    linear = FakeQuantizedLinear(INPUTS, OUTPUTS, False, *configs, dtype=dtype)
+    linear = MXFakeQuantizedLinear if kind == "mxfp4" else FakeQuantizedLinear
+    linear = linear(inputs, OUTPUTS, False, *configs, dtype=dtype)
     with torch.no_grad():
         linear.weight.copy_(weight)
     given = x.to(dtype).requires_grad_()
@@ -56,12 +64,23 @@ def case(kind: str, dtype: Any) -> dict[str, Any]:
         "x": given,
         "weight": linear.weight,
         "upstream": upstream,
-        "rounded_x": linear.activation_fake_quantizer(given),
-        "rounded_weight": linear.weight_fake_quantizer(linear.weight),
+        "rounded_x": rounded(given, configs[0]),
+        "rounded_weight": rounded(linear.weight, configs[1]),
         "product": product,
         "x_gradient": given.grad,
         "weight_gradient": linear.weight.grad,
     }
+
+
+def rounded(x: Any, config: Any) -> Any:
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.qat import MXFakeQuantizeConfig
+    from torchao.quantization.qat.fake_quantizer import FakeQuantizerBase
+
+    if not isinstance(config, MXFakeQuantizeConfig):
+        return FakeQuantizerBase.from_config(config)(x)
+    how = config.dtype, config.block_size, config.scaling_mode, config.kernel_preference
+    return MXTensor.to_mx(x.detach(), *how).dequantize(x.dtype)
 
 
 if __name__ == "__main__":

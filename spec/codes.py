@@ -945,7 +945,8 @@ TRAIN: dict[str, Code] = {
     "E0518": Code(
         "group that does not divide the inputs",
         "`train.qat` rounds weights in groups of `group_size` inputs, and every projection that it rounds "
-        "needs whole groups. torchao leaves out projections without whole groups, or stops.",
+        "needs whole groups. torchao leaves out projections without whole groups, or stops. mxfp4 has blocks "
+        "of 32.",
         "Use a group_size that divides all inputs, as the help says.",
     ),
     "E0519": Code(
@@ -953,7 +954,8 @@ TRAIN: dict[str, Code] = {
         "`train.qat` rounds the weights of a model in bfloat16 or float32, for supervised fine-tuning of all "
         "weights or of plain LoRA. Weights that are stored quantized are rounded already. With DoRA, with "
         "adapters that start from the base's weights, and with other objectives, no tool defines what is "
-        "rounded. With adapters the output head is frozen and not rounded.",
+        "rounded. With adapters the output head is frozen and not rounded. mxfp4 rounds weights and "
+        "activations, or neither.",
         "Remove one of the two.",
     ),
     "E0520": Code(

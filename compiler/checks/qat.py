@@ -13,6 +13,9 @@ from recipec.runtime.model.families.base import LoraTarget
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language.train import Qat
 
+MX_BLOCK = 32
+"""The numbers that share a scale in MX formats."""
+
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     section = facts.recipe.train.qat
@@ -76,6 +79,10 @@ def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
         found.append(("lora.init", f"init: {lora.init}", "init: peft"))
     if lora is not None and section.head:
         found.append(("train.qat.head", "adapters, which leave the head as it is", "head: false"))
+    kinds = {section.weights, section.activations}
+    if "mxfp4" in kinds and len(kinds) > 1:
+        help = "activations: mxfp4" if section.weights == "mxfp4" else "activations: int8"
+        found.append(("train.qat.activations", f"weights: {section.weights}", help))
     for path, what, help in found:
         name = path if path.startswith("train.qat") else "train.qat"
         yield Diagnostic("E0519", f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
@@ -83,6 +90,14 @@ def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
 
 def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
     """Check that groups divide the inputs of everything that is rounded."""
+    if section.weights == "mxfp4" and section.group_size != MX_BLOCK:
+        yield Diagnostic(
+            "E0518",
+            f"mxfp4 has blocks of {MX_BLOCK} inputs",
+            "train.qat.group_size",
+            f"group_size: {MX_BLOCK}",
+        )
+        return
     shapes = {parameter.path: parameter.shape for parameter in facts.defaults}
     inputs: dict[int, str] = {}
     for target in facts.lora_targets:

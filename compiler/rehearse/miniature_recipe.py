@@ -118,10 +118,10 @@ def derive(
     recipe["merge"]["output"] = "merged"
     shrink_lora(recipe, program, family, small)
     if (qat := recipe["train"]["qat"]) is not None:
-        qat |= {
-            "group_size": _group(qat["group_size"], family, small),
-            "start_step": min(qat["start_step"], 1),
-        }
+        size = _group(qat["group_size"], family, small)
+        if qat["weights"] == "mxfp4" and size != qat["group_size"]:
+            qat |= {"weights": "int4", "activations": "int8"}
+        qat |= {"group_size": size, "start_step": min(qat["start_step"], 1)}
     recipe["train"]["only"] = _fewer_modules(program, family, small)
     paths = [parameter.path for parameter in family.parameters(small)]
     recipe["sharding"]["rules"] = [

@@ -7,8 +7,9 @@ groups of neighboring inputs of one output:
   torchao's Int8DynActInt4WeightQATQuantizer, it gives codes that are cut off no gradient.
 - int4_asymmetric spreads 16 codes from a group's smallest to its largest weight, without a code for zero.
   Like torchao's Int4WeightFakeQuantizer, it has gradients through both.
+- mxfp4 is the MX format of 4 bits, as torchao's MXFakeQuantizedLinear has it, also for activations.
 
-The activations of each token are int8 from their smallest to their largest number, with zero among the codes.
+Other activations of a token are int8 from their smallest to their largest number, with zero among the codes.
 Scales and zero points are computed in the operand's own type, and applied in float32.
 
 Qwix's fake quantization has other numbers: it divides by the scale instead of multiplying by its reciprocal,
@@ -99,12 +100,23 @@ def operands(
     """Return activations and weight of an einsum, both rounded."""
     x_axes, w_axes, output = _letters(equation)
     summed = [axis for axis in w_axes if axis not in output]
-    if how.activations is not None:
+    if how.activations == "int8":
         x = int8(x, tuple(x_axes.index(axis) for axis in summed))
-    axes = [w_axes.index(axis) for axis in summed]
-    before, after = weight.shape[: axes[0]], weight.shape[axes[-1] + 1 :]
-    grouped = weight.reshape(*before, -1, how.group_size, *after)
-    return x, WEIGHTS[how.weights](grouped, len(before) + 1).reshape(weight.shape)
+    elif how.activations is not None:
+        x = _in_groups(how.activations, x, x_axes.index(summed[0]), len(summed), how.group_size)
+    return x, _in_groups(how.weights, weight, w_axes.index(summed[0]), len(summed), how.group_size)
+
+
+def _in_groups(kind: str, x: jax.Array, first: int, count: int, size: int) -> jax.Array:
+    """Round groups of neighbors along some axes, which follow each other.
+
+    Args:
+        kind: of GROUPED.
+        first, count: the first of the axes, and their number.
+        size: of a group.
+    """
+    grouped = x.reshape(*x.shape[:first], -1, size, *x.shape[first + count :])
+    return GROUPED[kind](grouped, first + 1).reshape(x.shape)
 
 
 def int4(weight: jax.Array, axis: int) -> jax.Array:
@@ -139,11 +151,23 @@ def int8(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return passing(x, value, (codes >= -128) & (codes <= 127))
 
 
-WEIGHTS: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
+def mxfp4(x: jax.Array, axis: int) -> jax.Array:
+    """Round to numbers of 4 bits (e2m1) times one power of two for all entries along an axis: the smallest
+    one with which the largest entry is at most 6. No gradient is cut off."""
+    wide = x.astype(jnp.float32)
+    part, exponent = jnp.frexp(divided(jnp.max(jnp.abs(wide), axis=axis, keepdims=True), 6.0))
+    scale = jnp.maximum(jnp.ldexp(jnp.ones_like(part), exponent - (part == 0.5)), 2.0**-126)
+    size = jnp.abs(wide / scale)
+    step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1.0, 2.0)) * scale
+    return passing(x, (jnp.round(wide / step) * step).astype(x.dtype), size >= 0)
+
+
+GROUPED: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
     "int4": int4,
     "int4_asymmetric": int4_asymmetric,
+    "mxfp4": mxfp4,
 }
-"""How weights are rounded, by name: (weight, the axis of the entries of a group) -> the rounded weight."""
+"""How operands are rounded in groups: (operand, the axis of the entries of a group) -> the result."""
 
 
 def held_in(dtype: Any, x: jax.Array) -> jax.Array:

@@ -188,20 +188,24 @@ class Samples(Section):
 class Qat(Section):
     """Quantization-aware training: products of a training step use rounded weights and activations."""
 
-    weights: Literal["int4", "int4_asymmetric"] = field(
+    weights: Literal["int4", "int4_asymmetric", "mxfp4"] = field(
         "How the weights are rounded, in groups of group_size inputs of one output. int4 is torchao's "
         "Int8DynActInt4Weight; int4_asymmetric is torchao's int4 for bfloat16 kernels, and Axolotl's.",
         "int4",
         choices={
             "int4": "Symmetric: from -8 to 7 times a group's largest magnitude / 7.5.",
             "int4_asymmetric": "16 values from a group's smallest to its largest weight.",
+            "mxfp4": "4 bits of floating point times a power of two for 32 inputs; for activations too.",
         },
     )
-    activations: Literal["int8"] | None = field(
+    activations: Literal["int8", "mxfp4"] | None = field(
         "How the inputs of the products are rounded, token by token; null leaves them as they are.",
         "int8",
         example="int8",
-        choices={"int8": "Asymmetric: 256 values from a token's smallest to its largest number."},
+        choices={
+            "int8": "Asymmetric: 256 values from a token's smallest to its largest number.",
+            "mxfp4": "As the weights, in blocks of 32 inputs.",
+        },
     )
     group_size: int = field(
         "Number of neighboring inputs whose weights share a scale. It must divide the inputs of every "

@@ -22,7 +22,7 @@ STORED = json.loads((Path(__file__).parent / "torchao_rounding.json").read_text(
 """What torchao 0.18 computed: scripts/torchao_rounding.py."""
 
 
-@pytest.mark.parametrize("case", [name for name in STORED if name != "group_size"])
+@pytest.mark.parametrize("case", STORED)
 def test_operands_and_gradients_are_those_of_torchao(case: str) -> None:
     """The rounded operands are equal to the last bit, except that products may be fused with sums."""
     import jax
@@ -31,7 +31,7 @@ def test_operands_and_gradients_are_those_of_torchao(case: str) -> None:
     from recipec.runtime.model.fake_quantize import operands
 
     kind, dtype = case.split("-")
-    how = FakeQuantization(kind, "int8", STORED["group_size"])
+    how = FakeQuantization(kind, *(("mxfp4", 32) if kind == "mxfp4" else ("int8", 6)))
     stored = {name: np.array(value, np.float32) for name, value in STORED[case].items()}
     x, weight = jnp.asarray(stored["x"], dtype), jnp.asarray(stored["weight"].T, dtype)
 
@@ -62,7 +62,7 @@ def test_groups_are_of_the_inputs_of_one_output(equation: str) -> None:
     import jax
     import jax.numpy as jnp
 
-    from recipec.runtime.model.fake_quantize import int4, int8, operands
+    from recipec.runtime.model.fake_quantize import int4, int8, mxfp4, operands
 
     sizes = dict(zip("btndhckvs", (2, 5, 3, 24, 8, 2, 3, 7, 5), strict=True))
     inputs, output = equation.split("->")
@@ -82,6 +82,8 @@ def test_groups_are_of_the_inputs_of_one_output(equation: str) -> None:
     assert np.abs(np.asarray(found[1]) - weight).max() > 0.01
     tokens = x.reshape(*x.shape[: x.ndim - len(summed)], -1)
     assert np.array_equal(np.asarray(found[0]).reshape(tokens.shape), np.asarray(int8(tokens, (2,))))
+    blocks, _ = operands(equation, x, weight, FakeQuantization("mxfp4", "mxfp4", 12))
+    assert np.array_equal(np.asarray(blocks).reshape(-1, 12), np.asarray(mxfp4(x.reshape(-1, 12), 1)))
 
 
 def fake_linear(how: FakeQuantization) -> Any:

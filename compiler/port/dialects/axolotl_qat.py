@@ -39,13 +39,15 @@ def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
         message = f"torchao does not train {weights} weights with {activations} activations: Axolotl stops"
         keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
+    head = not _fused_head(keys)
+    if weights == "mxfp4":
+        _mxfp4(section, head)
+        return
     if (weights, activations) != ("int4", "int8"):
         also = "" if activations == "none" else f" and {activations} activations"
-        keys.learned(
-            "qat", (), f"recipec rounds to int4 weights and int8 activations, not to {weights} weights{also}"
-        )
+        note = "recipec rounds to int4 weights with int8 activations, and to mxfp4"
+        keys.learned("qat", (), f"{note}, not to {weights} weights{also}")
         return
-    head = not _fused_head(keys)
     section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
     section.say("activation_dtype", {}, ROUGHER)
     if head:
@@ -53,6 +55,18 @@ def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
     rounding.say_group(section, "group_size", 32)
     section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
     rounding.say_later(section)
+
+
+def _mxfp4(section: Keys, head: bool) -> None:
+    """Record rounding to the MX format of 4 bits, which torchao's linear layers cannot switch off."""
+    section.say("weight_dtype", rounding.rounds(head, rounding.MX))
+    section.same("activation_dtype", note="Axolotl rounds activations as the weights")
+    if section.integer("group_size") != 32:
+        message = "Axolotl stops at mxfp4 with another group_size than 32"
+        section.refuse("group_size", "E1145", message, "group_size: 32")
+    section.say("group_size", {"train.qat.group_size": 32})
+    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
+    section.unused((rounding.LATER,), "Axolotl does not delay the rounding to mxfp4")
 
 
 def _fused_head(keys: Keys) -> bool:

@@ -12,6 +12,8 @@ SYMMETRIC = {"train.qat.weights": "int4", "train.qat.activations": "int8"}
 """torchao's Int8DynActInt4WeightQATQuantizer."""
 SPREAD = {"train.qat.weights": "int4_asymmetric", "train.qat.activations": "int8"}
 """torchao's IntxFakeQuantizeConfig for activations, and its Int4WeightFakeQuantizeConfig for bfloat16."""
+MX = {"train.qat.weights": "mxfp4", "train.qat.activations": "mxfp4"}
+"""torchao's MXFakeQuantizedLinear."""
 
 LATER = "fake_quant_after_n_steps"
 
