@@ -80,6 +80,7 @@ def test_the_backward_pass_does_not_keep_the_states_of_all_tokens() -> None:
     x, b = jnp.zeros((1, length, features)), jnp.zeros((1, length, states))
     arrays = (x, x, jnp.zeros((features, states)), b, b)
     ids = jnp.ones((1, length), jnp.int32)
-    gradients = jax.grad(lambda *arrays: scan(*arrays, ids).sum(), (0, 1, 2, 3, 4))
+    within = partial(scan, segment_ids=ids)
+    gradients = jax.grad(lambda *arrays: within(*arrays).sum(), (0, 1, 2, 3, 4))
     used = jax.jit(gradients).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
     assert used < length * features * states * 4

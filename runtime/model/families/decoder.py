@@ -547,7 +547,9 @@ def _mamba1(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Para
         _vector(f"{path}.dt_proj.bias", f"{name}.dt_proj.bias", inner),
     ]
     for norm, size in m.selected.items():
-        out.append(Parameter(f"{path}.{norm}.w", (size,), (None,), (plain(f"{name}.{norm}.weight", (size,)),)))
+        out.append(
+            Parameter(f"{path}.{norm}.w", (size,), (None,), (plain(f"{name}.{norm}.weight", (size,)),))
+        )
     for one, shape, spec in (
         ("x_proj", (inner, features), ("tp", "fsdp")),
         ("dt_proj", (m.rank, inner), ("fsdp", "tp")),

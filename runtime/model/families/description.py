@@ -130,8 +130,7 @@ class Mamba:
 
     @property
     def projected(self) -> tuple[int, int, int, int, int]:
-        """Return the features of gate, x, b, c and step, which one projection makes in this order in Mamba 2.
-        """
+        """Return the features of gate, x, b, c and step, in the order of Mamba 2's first projection."""
         return self.inner, self.inner, self.groups * self.state, self.groups * self.state, self.heads
 
     @property
