@@ -450,10 +450,11 @@ def _system(template: ChatTemplate, prefix: str, head: str) -> Row:
     if first.startswith(prefix):
         return {"prefix": prefix, "system": first.removeprefix(prefix) + "{}" + after}
     default = prefix.removeprefix(first).removesuffix(after)
-    if not prefix.startswith(first) or not default:
+    if not prefix.startswith(first):
         raise ValueError("it begins differently without a system message")
     bos = "{bos_token}" if first.startswith("{bos_token}") else ""
-    return {"prefix": bos, "system": first.removeprefix(bos) + "{}" + after, "default_system": default}
+    absent = {"default_system": default} if default else {"always_told": True}
+    return {"prefix": bos, "system": first.removeprefix(bos) + "{}" + after, **absent}
 
 
 def _trims(template: ChatTemplate, role: str) -> bool:

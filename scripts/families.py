@@ -67,6 +67,7 @@ PLANNED = {
     "granitemoe": ("ibm-granite/granite-3.1-3b-a800m-base", "v5e-8"),
     "granitemoehybrid": ("ibm-granite/granite-4.0-h-tiny-base", "v5e-8"),
     "hunyuan_v1_dense": ("tencent/Hunyuan-7B-Instruct", "v5e-8"),
+    "jamba": ("ai21labs/AI21-Jamba-Reasoning-3B", "v5e-8"),
     "lfm2": ("LiquidAI/LFM2-1.2B", "v5e-8"),
     "lfm2_moe": ("LiquidAI/LFM2-8B-A1B", "v5e-8"),
     "llama": ("meta-llama/Llama-2-7b-hf", "v5e-8"),

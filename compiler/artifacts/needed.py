@@ -99,6 +99,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.model.mamba": lambda program: getattr(program.architecture, "mamba", None),
+    "runtime.model.mamba1": lambda program: getattr(getattr(program.architecture, "mamba", None), "rank", 0),
     "runtime.model.short_conv": lambda program: getattr(program.architecture, "conv", None),
     "runtime.model.states": lambda program: program.architecture.stateful,
     "runtime.metrics.expert_shares": _has_experts,

@@ -279,11 +279,13 @@ SPELLED = {
 LAYERS = {
     "Gemma4": "Gemma4TextDecoderLayer",
     "Gemma4Unified": "Gemma4UnifiedTextDecoderLayer",
+    "Jamba": "JambaAttentionDecoderLayer,JambaMambaDecoderLayer",
     "Llama4": "Llama4TextDecoderLayer",
     "GPTNeoX": "GPTNeoXLayer",
     "NemotronH": "NemotronHBlock",
 }
-"""The decoder layer's class, where its name does not follow from the causal model's class."""
+"""The decoder layer's class, where its name does not follow from the causal model's class; several with
+commas."""
 
 
 def class_name(config: Mapping[str, Any]) -> str:

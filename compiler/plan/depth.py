@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.lowering.fewer_layers import by_layer
+from recipec.compiler.lowering.fewer_layers import by_layer, with_layers
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.adapters import LoraSettings
-from recipec.runtime.model.families import Architecture
+from recipec.runtime.model.families import Architecture, UnsupportedCheckpoint
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 LEAST = 3
@@ -64,7 +64,7 @@ def _few(program: Program) -> tuple[int, ...]:
         return every
     least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
     found = [layer for stretch in stretches for layer in _whole_patterns(*stretch, least)]
-    return tuple(found) if 2 * len(found) < len(every) else every
+    return tuple(found) if 2 * len(found) < len(every) and _named(program, found) else every
 
 
 def probed(program: Program) -> tuple[tuple[int, ...], ...]:
@@ -79,7 +79,17 @@ def probed(program: Program) -> tuple[tuple[int, ...], ...]:
     start, length, _ = max(_stretches(_kinds(program)), key=lambda stretch: stretch[1])
     own = [layer for layer in few if start <= layer < start + length]
     more = range(start, start + min(length, 2 * len(own)))
-    return few, tuple(sorted({*few, *more}))
+    both = tuple(sorted({*few, *more}))
+    return few, both if _named(program, both) else tuple(range(program.architecture.num_layers))
+
+
+def _named(program: Program, layers: Sequence[int]) -> bool:
+    """Return whether a config.json can name the kinds of these layers: Jamba's has only periods."""
+    try:
+        with_layers(program.config, layers)
+    except UnsupportedCheckpoint:
+        return False
+    return True
 
 
 def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:

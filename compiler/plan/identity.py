@@ -51,6 +51,7 @@ NEWER = {
     "Norm": ("weighted",),
     "Experts": ("balanced", "latent", "summed", "eps"),
     "ExpertTensors": ("boxed", "correction", "beside"),
+    "Mamba": ("rank",),
 }
 """Fields of the parts of a description that are newer than cached plans, by class. They count only if they
 differ from their default."""

@@ -450,6 +450,7 @@ def _sized(text: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
         "linear_key_head_dim": s.head_dim,
         "linear_value_head_dim": s.head_dim,
         **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size"), s.head_dim),
+        "mamba_dt_rank": s.head_dim,
     }
     given |= {key: min(s.step, text.get(key) or 0) for key in EXPERTS}
     given |= {key: min(2, text.get(key) or 0) for key in EXPERTS_PER_TOKEN}

@@ -315,7 +315,11 @@ def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module
 def _mamba(config: Config) -> nnx.Module:
     from .mamba import Mamba
 
-    return Mamba(config)
+    if config.architecture.mamba is None or not config.architecture.mamba.rank:
+        return Mamba(config)
+    from .mamba1 import Mamba1
+
+    return Mamba1(config)
 
 
 def _conv(config: Config) -> nnx.Module:

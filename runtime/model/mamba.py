@@ -26,38 +26,49 @@ from .states import CHUNK, by_chunk, by_token, causal_conv, decays
 
 
 class Mamba(nnx.Module):
-    """The mixer of one layer."""
+    """The mixer of one layer; Mamba 1's (mamba1.py) shares its convolution."""
 
     def __init__(self, config: Config) -> None:
         a, dtype = config.architecture, config.dtype
         assert a.mamba is not None
         self.config = config
         self.sizes = m = a.mamba
-        into, out_of = (a.hidden_size, sum(m.projected)), (m.heads, m.head_dim, a.hidden_size)
-        self.in_proj = Einsum("BTI,IO->BTO", into, dtype, "kernel", int("in" in m.biases))
         self.conv1d = nnx.Param(jnp.zeros((m.convolved, m.taps), dtype))
         self.conv1d_bias = nnx.Param(jnp.zeros(m.convolved, dtype)) if "conv" in m.biases else None
-        self.A_log, self.D, self.dt_bias = (nnx.Param(jnp.zeros(m.heads, dtype)) for _ in range(3))
+        self.D = nnx.Param(jnp.zeros(m.heads, dtype))
+        self.add_projections(a.hidden_size, dtype)
+
+    def add_projections(self, hidden: int, dtype: Any) -> None:
+        """Add what makes the recurrence's inputs, and what its outputs go through."""
+        m = self.sizes
+        into, out_of = (hidden, sum(m.projected)), (m.heads, m.head_dim, hidden)
+        self.in_proj = Einsum("BTI,IO->BTO", into, dtype, "kernel", int("in" in m.biases))
+        self.A_log, self.dt_bias = (nnx.Param(jnp.zeros(m.heads, dtype)) for _ in range(2))
         self.norm = nnx.Param(jnp.zeros(m.inner, dtype)) if m.norm_parts else None
         self.out_proj = Einsum("BTNH,NHD->BTD", out_of, dtype, bias=int("out" in m.biases))
 
     def block(self, x: jax.Array) -> jax.Array:
-        m, dtype = self.sizes, x.dtype
+        return constrain(self.out_proj(self.mixed(x).astype(x.dtype)), STREAM)
+
+    def mixed(self, x: jax.Array) -> jax.Array:
+        """Return the input of the last projection, float32."""
+        m = self.sizes
         projected = self.in_proj(scaled(x, m.input_scale))
         sections = jnp.split(projected, list(accumulate(m.projected[:-1])), axis=-1)
         gate, *mixed, step = (scaled(one, by) for one, by in zip(sections, m.scales, strict=True))
-        bias = None if self.conv1d_bias is None else self.conv1d_bias.get_value()
-        convolved = causal_conv(
-            jnp.concatenate(mixed, axis=-1), self.conv1d.get_value(), layers.segments(), bias
-        )
-        inner, b, c = jnp.split(jax.nn.silu(convolved), list(accumulate(m.projected[1:3])), axis=-1)
+        convolved = self.convolved(jnp.concatenate(mixed, axis=-1))
+        inner, b, c = jnp.split(convolved, list(accumulate(m.projected[1:3])), axis=-1)
         inner = inner.reshape(*x.shape[:2], m.heads, m.head_dim).astype(jnp.float32)
         b, c = (one.reshape(*x.shape[:2], m.groups, m.state) for one in (b, c))
         step = jax.nn.softplus(step.astype(jnp.float32) + wide(self.dt_bias))
         step = jnp.clip(step, m.shortest, m.longest)
         out = scan(inner, step, -jnp.exp(wide(self.A_log)), b, c, layers.segments())
-        out = self.gated(out + inner * wide(self.D)[:, None], gate)
-        return constrain(self.out_proj(out.astype(dtype)), STREAM)
+        return self.gated(out + inner * wide(self.D)[:, None], gate)
+
+    def convolved(self, x: jax.Array) -> jax.Array:
+        """Return the activation of the convolution."""
+        bias = None if self.conv1d_bias is None else self.conv1d_bias.get_value()
+        return jax.nn.silu(causal_conv(x, self.conv1d.get_value(), layers.segments(), bias))
 
     def gated(self, out: jax.Array, gate: jax.Array) -> jax.Array:
         """Normalize [B, T, N, H], and multiply by the activation of the gate [B, T, N * H], before or after.

@@ -94,6 +94,7 @@ PUBLISHED = {
     "ibm-granite/granite-4.0-h-micro": 3_191_396_096,
     "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
     "ibm-granite/granite-4.0-h-small": 32_207_337_984,
+    "ai21labs/Jamba-v0.1": 51_570_323_328,
     "LiquidAI/LFM2-350M": 354_483_968,
     "LiquidAI/LFM2-700M": 742_489_344,
     "LiquidAI/LFM2-1.2B": 1_170_340_608,

@@ -10,7 +10,7 @@ import pytest
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.fewer_layers import pattern, with_layers
 from recipec.compiler.plan.depth import shortened
-from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families import FAMILIES, UnsupportedCheckpoint
 
 LLAMA = catalog.entries()["meta-llama/Llama-3.2-1B"]["config"]
 GEMMA = catalog.entries()["google/gemma-3-27b-it"]["config"]
@@ -75,3 +75,13 @@ def test_what_is_said_of_each_layer_is_cut() -> None:
 )
 def test_a_pattern_has_each_kind_of_layer(config: dict[str, Any], layers: tuple[int, ...]) -> None:
     assert pattern(config) == layers
+
+
+def test_jambas_layers_are_named_by_a_period_or_refused() -> None:
+    model = catalog.find("ai21labs/Jamba-v0.1", Path())
+    made = with_layers(model.config, (0, 1, 4, 5))
+    architecture = model.family.architecture(made)
+    assert architecture.layer_types == tuple(model.architecture.layer_types[i] for i in (0, 1, 4, 5))
+    assert [bool(architecture.experts_of(i)) for i in range(4)] == [False, True, False, True]
+    with pytest.raises(UnsupportedCheckpoint, match="no attn_layer_period names layers"):
+        with_layers(model.config, (4, 12, 13))

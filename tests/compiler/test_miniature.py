@@ -35,6 +35,7 @@ MODELS = [
     *("arcee-ai/AFM-4.5B", "swiss-ai/Apertus-8B-Instruct-2509", "tiiuae/Falcon-H1-34B-Instruct"),
     *("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-h-350m", "ibm-granite/granite-4.0-micro"),
     *("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-2.6B", "LiquidAI/LFM2-8B-A1B"),
+    *("ai21labs/Jamba-v0.1", "ai21labs/AI21-Jamba-Reasoning-3B"),
     *("HuggingFaceH4/starchat2-15b-sft-v0.1", "openbmb/MiniCPM5-1B", "unsloth/DeepSeek-V3-0324-BF16"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.depth import Part, parts
+from recipec.compiler.plan.depth import Part, parts, probed
 from recipec.spec.load import load
 
 E2B = "model.id=google/gemma-4-E2B-it"
@@ -21,6 +21,11 @@ SETS: dict[str, tuple[str, ...]] = {
     "some": ("lora.layers=20-59",),
     "few": ("model.id=google/gemma-3-270m-it",),
     "moe": ("model.id=google/gemma-4-26B-A4B-it",),
+    "jamba": ("model.id=ai21labs/AI21-Jamba-1.5-Mini",),
+    "jamba-some": (
+        *("model.id=ai21labs/AI21-Jamba-1.5-Large", "lora.layers=20-71"),
+        "mesh={accelerator: v5p-64, hosts: 8, axes: {fsdp: 4, tp: 8}}",
+    ),
     "numbered": ("lora.targets=['layers\\.(7|9)\\.self_attn\\.q_proj']",),
 }
 
@@ -46,6 +51,7 @@ def programs(root: Path) -> dict[str, Program]:
         ("some", 12),  # 20 layers without adapters, 40 with them
         ("few", 6),
         ("moe", 6),
+        ("jamba", 8),
     ],
 )
 def test_all_layers_are_scheduled_and_each_kind_of_layer_is_compiled(
@@ -59,6 +65,11 @@ def test_all_layers_are_scheduled_and_each_kind_of_layer_is_compiled(
     types = program.architecture.layer_types
     assert {types[layer] for layer in end.layers} == set(types)
     assert parts(program, exact=True) == (Part(every),)
+
+
+def test_layers_that_a_config_cannot_name_are_compiled_with_all_others(programs: dict[str, Program]) -> None:
+    assert parts(programs["jamba-some"]) == (Part(tuple(range(72))),)
+    assert probed(programs["jamba-some"]) == (tuple(range(72)),)
 
 
 def test_layers_that_a_pattern_names_are_all_compiled(programs: dict[str, Program]) -> None:

@@ -50,7 +50,8 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
         "model.tokenizer": "meta-llama/Llama-3.2-1B-Instruct"
     }
     assert "not tokens of Qwen 3 8B" in templates.unsloth("llama-3", qwen).note
-    assert not templates.unsloth("llama-3.1", qwen).known
+    assert "not tokens of Qwen 3 8B" in templates.unsloth("llama-3.1", qwen).note
+    assert not templates.unsloth("gpt-oss", qwen).known
     found = templates.of("swift", "glm5_2", qwen)
     assert templates.unknown("the template", "glm5_2", found) == (
         "recipec cannot write out the template `glm5_2`: GLM5_2Template writes it with its own code"
@@ -92,6 +93,15 @@ def test_what_is_learned_of_a_template_that_is_jinja(tool: str, name: str, text:
         {"role": r, "content": c} for r, c in (("system", "Short."), ("user", "Hi"), ("assistant", "Yes"))
     ]
     assert ChatTemplate(marked, {"bos_token": "<s>", "eos_token": "</s>"}).render(talk) == text
+
+
+def test_a_template_may_write_an_empty_system_message() -> None:
+    made = templates.of("axolotl", "jamba", None).sets["data.chat_template"]
+    template = ChatTemplate(made, {"bos_token": "<s>", "eos_token": "</s>"})
+    begins = "<|startoftext|><|bom|><|system|> "
+    told, asked = {"role": "system", "content": "Short."}, {"role": "user", "content": "Hi"}
+    assert template.render([asked]) == f"{begins}<|eom|><|bom|><|user|> Hi<|eom|>"
+    assert template.render([told, asked]) == f"{begins}Short.<|eom|><|bom|><|user|> Hi<|eom|>"
 
 
 def test_what_swift_takes_off_the_answers_of_a_data_set_is_taken_off() -> None:

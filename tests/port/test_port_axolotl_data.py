@@ -38,6 +38,20 @@ def test_conversations_with_names_of_their_own(tmp_path: Path) -> None:
     assert made.files == {} and made.value("data.transform") is None
 
 
+def test_a_first_system_message_is_dropped_where_the_data_set_asks_for_it(tmp_path: Path) -> None:
+    talk = [{"role": role, "content": "Hi"} for role in ("system", "user", "assistant")]
+    made = one(tmp_path, type="chat_template", drop_system_message=True)
+    for given in (talk, talk[1:]):
+        row = {"messages": given, "tools": []}
+        assert convert(made.files["convert.py"], row) == {"messages": talk[1:], "tools": []}
+    roles = {"user": ["customer"], "assistant": ["agent"]}
+    made = port(
+        tmp_path,
+        datasets=[{"path": "a/b", "type": "chat_template", "drop_system_message": True, "roles": roles}],
+    )
+    assert verdict(made, "datasets[0].drop_system_message") is Verdict.UNSUPPORTED
+
+
 def test_roles_that_no_one_knows_are_converted(tmp_path: Path) -> None:
     roles = {"user": ["customer"], "assistant": ["agent"]}
     made = one(tmp_path, type="chat_template", roles=roles, message_property_mappings={"content": "said"})

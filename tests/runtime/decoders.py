@@ -74,6 +74,7 @@ STATES = {
     "time_step_min": 1e-9,
     "rescale_prenorm_residual": False,
 }
+SELECTIVE = {"mamba_d_state": 7, "mamba_d_conv": 3, "use_mamba_kernels": False}
 LATENT = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 6,
@@ -359,6 +360,26 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3,
         "position_embedding_type": "rope",
     },
+    "jamba": {
+        "model_type": "jamba",
+        "num_hidden_layers": 4,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        **SELECTIVE,
+        "mamba_dt_rank": 5,
+        "mamba_proj_bias": True,
+    },
+    "jamba-dense": {
+        "model_type": "jamba",
+        "attn_layer_period": 2,
+        "attn_layer_offset": 0,
+        "num_experts": 1,
+        **SELECTIVE,
+        "mamba_conv_bias": False,
+        "tie_word_embeddings": True,
+    },
     "lfm2": {
         "model_type": "lfm2",
         "num_hidden_layers": 3,
@@ -520,7 +541,7 @@ SHORT = {
 ALWAYS = ("phi3",)
 E2E = (
     *("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4"),
-    *("deepseek_v3", "falcon_h1", "nemotron_h"),
+    *("deepseek_v3", "falcon_h1", "nemotron_h", "jamba"),
 )
 
 

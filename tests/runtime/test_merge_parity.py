@@ -150,6 +150,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "dropout": 0.0,
         "rank_pattern": [[r"shared_mlp\.input_linear", 2]],
     },
+    "jamba": {
+        "targets": ["q_proj", "in_proj", "x_proj", "dt_proj", "out_proj", "down_proj", "experts"],
+        "dropout": 0.0,
+        "rank_pattern": [["x_proj", 2]],
+        "alpha_pattern": [["dt_proj", 3.0]],
+    },
     "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
 """Sections for families of the shared decoder. The others adapt every projection equally."""

@@ -57,7 +57,7 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
 DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
-MAMBA = re.compile(r"mamba\.(in_proj|out_proj)\.(kernel|w)$")
+MAMBA = re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$")
 CONV = re.compile(r"conv\.(in_proj|out_proj)\.kernel$")
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 

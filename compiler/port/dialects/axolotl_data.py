@@ -51,7 +51,6 @@ lost field_thinking=reasoning_content template_thinking_key=reasoning_content: m
     their other keys
 lost message_field_training_detail: recipec cannot select parts of a message: it trains on all of it
 lost split_thinking=false: reasoning stays in the content of its message
-lost drop_system_message=false: system messages stay
 lost input_format: recipec's template is Jinja
 """)
 """Keys for what chat_template reads of messages in addition to role and content."""
@@ -440,6 +439,11 @@ def _chat(keys: Keys) -> Kind:
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
         keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
     _beside(keys, mapping, {} if words else fields)
+    if words is None and keys.flag("drop_system_message"):
+        keys.say("drop_system_message", {"data.transform": conversion.TRANSFORM})
+        return Kind("chat", fields, transform=conversion.without_system(conversation, role))
+    keys.unless("drop_system_message", (False,), "system messages stay")
+    keys.same("drop_system_message")
     if words is None:
         return Kind("chat", fields)
     tags = conversion.Tagged(conversation, role, content, words)

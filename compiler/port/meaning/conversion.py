@@ -91,6 +91,25 @@ def {FUNCTION}(row):
 '''
 
 
+def without_system(messages: str, role: str) -> str:
+    """Remove the system message at the beginning of a conversation.
+
+    Args:
+        messages: the column of the conversation.
+        role: the key of a message's role.
+    """
+    return f'''"""Conversations without the system message at their beginning."""
+
+
+def {FUNCTION}(row):
+    """A row of `{docstring(messages)}`."""
+    messages = row[{literal(messages)}]
+    if messages and messages[0][{literal(role)}] == "system":
+        messages = messages[1:]
+    return {{**row, {literal(messages)}: messages}}
+'''
+
+
 @dataclass(frozen=True)
 class Alpaca:
     """The columns of an alpaca data set of LLaMA-Factory. A missing column is None."""

@@ -60,6 +60,7 @@ class Turns:
         generation: the same where an answer is to be generated; None if equal.
         prefix: the beginning of the whole text.
         default_system: the system message of a conversation without one, "" for none.
+        always_told: whether a conversation without a system message gets an empty one.
         in_user: whether the system message is written into the first user message.
         adds_bos: whether the tokenizer's usual beginning of texts precedes everything.
         thought: the opening and closing marks of the thought that begins each answer in a reasoning template.
@@ -82,6 +83,7 @@ class Turns:
     system: str = "{}"
     prefix: str = ""
     default_system: str = ""
+    always_told: bool = False
     in_user: bool = False
     adds_bos: bool = False
     thought: tuple[str, str] | None = None
@@ -259,7 +261,8 @@ def written(turns: Turns, thinking: bool = True) -> str:
         out.append(f"{{{{- {_expression(turns.prefix)} -}}}}")
     system = f"({_expression(turns.system, 'system')} if system else '')"
     if turns.system and not turns.in_user:
-        out.append(f"{{%- if system -%}}{{{{- {_expression(turns.system, 'system')} -}}}}{{%- endif -%}}")
+        told = f"{{{{- {_expression(turns.system, 'system')} -}}}}"
+        out.append(told if turns.always_told else f"{{%- if system -%}}{told}{{%- endif -%}}")
     asked = says["user"]
     if turns.in_user:
         asked = f"(({system} if loop.first else '') + {f'({asked})' if '|' in asked else asked})"

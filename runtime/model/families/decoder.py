@@ -242,7 +242,9 @@ class DecoderFamily(Family):
     def layer(self, a: DecoderArchitecture, i: int) -> list[Parameter]:
         """Return the arrays of a layer."""
         layer, called, parts = f"layers.{i}", f"{self.names.layers}.{i}", a.parts(i)
-        out = _mamba(a, self.names, i) if "mamba" in parts else []
+        out = []
+        if "mamba" in parts and (m := a.mamba) is not None:
+            out += (_mamba1 if m.rank else _mamba)(a, m, self.names, i)
         if "conv" in parts:
             out += _conv(a, self.names, i)
         if "delta" in parts or "attention" in parts:
@@ -479,8 +481,10 @@ def _mixers(a: DecoderArchitecture, names: Names, i: int) -> Iterator[tuple[str,
     parts = a.parts(i)
     if "mamba" in parts and a.mamba is not None:
         yield names.mamba, "in_proj", "mamba.in_proj.kernel"
+        for name in ("x_proj", "dt_proj") if a.mamba.rank else ():
+            yield names.mamba, name, f"mamba.{name}.kernel"
         if not a.mamba.closed:
-            yield names.mamba, "out_proj", "mamba.out_proj.w"
+            yield names.mamba, "out_proj", f"mamba.out_proj.{'kernel' if a.mamba.rank else 'w'}"
     if "conv" in parts:
         for name in ("in_proj", "out_proj"):
             yield names.conv, name, f"conv.{name}.kernel"
@@ -505,10 +509,9 @@ def _attention_names(a: DecoderArchitecture, names: Names) -> dict[str, str]:
     return {**out, "o_proj": names.out}
 
 
-def _mamba(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
-    """Return the arrays of a layer's Mamba mixer."""
-    path, name, m = f"layers.{i}.mamba", f"{names.layers}.{i}.{names.mamba}", a.mamba
-    assert m is not None
+def _mamba(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's Mamba 2 mixer."""
+    path, name = f"layers.{i}.mamba", f"{names.layers}.{i}.{names.mamba}"
     d, features, taps = a.hidden_size, sum(m.projected), (m.convolved, m.taps)
     into, back = f"{name}.in_proj", f"{name}.out_proj"
     conv = Source(f"{name}.conv1d.weight", (m.convolved, 1, m.taps), taps, (0, 1))
@@ -527,6 +530,38 @@ def _mamba(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     source = output_projection(f"{back}.weight", m.heads, m.head_dim, d)
     out.append(Parameter(f"{output}.w", (m.heads, m.head_dim, d), ("tp", None, "fsdp"), (source,)))
     return [*out, _vector(f"{output}.bias", f"{back}.bias", d)] if "out" in m.biases else out
+
+
+def _mamba1(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Parameter]:
+    """Return the arrays of a layer's Mamba 1 mixer."""
+    path, name = f"layers.{i}.mamba", f"{names.layers}.{i}.{names.mamba}"
+    d, inner, features = a.hidden_size, m.inner, sum(m.selected.values())
+    source = Source(f"{name}.in_proj.weight", (2 * inner, d), (2, inner, d), (2, 0, 1))
+    conv = Source(f"{name}.conv1d.weight", (inner, 1, m.taps), (inner, m.taps), (0, 1))
+    rates = plain(f"{name}.A_log", (inner, m.state))
+    out = [
+        Parameter(f"{path}.in_proj.kernel", (d, 2, inner), ("fsdp", None, "tp"), (source,)),
+        Parameter(f"{path}.conv1d", (inner, m.taps), ("tp", None), (conv,)),
+        Parameter(f"{path}.A_log", (inner, m.state), ("tp", None), (rates,)),
+        _vector(f"{path}.D", f"{name}.D", inner),
+        _vector(f"{path}.dt_proj.bias", f"{name}.dt_proj.bias", inner),
+    ]
+    for norm, size in m.selected.items():
+        out.append(
+            Parameter(f"{path}.{norm}.w", (size,), (None,), (plain(f"{name}.{norm}.weight", (size,)),))
+        )
+    for one, shape, spec in (
+        ("x_proj", (inner, features), ("tp", "fsdp")),
+        ("dt_proj", (m.rank, inner), ("fsdp", "tp")),
+        ("out_proj", (inner, d), ("tp", "fsdp")),
+    ):
+        out.append(Parameter(f"{path}.{one}.kernel", shape, spec, (linear(f"{name}.{one}.weight", *shape),)))
+    if "in" in m.biases:
+        source = Source(f"{name}.in_proj.bias", (2 * inner,), (2, inner), (0, 1))
+        out.append(Parameter(f"{path}.in_proj.bias", (2, inner), (None, "tp"), (source,)))
+    if "conv" in m.biases:
+        out.append(_vector(f"{path}.conv1d_bias", f"{name}.conv1d.bias", inner))
+    return [*out, _vector(f"{path}.out_proj.bias", f"{name}.out_proj.bias", d)] if "out" in m.biases else out
 
 
 def _conv(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:

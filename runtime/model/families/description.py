@@ -90,10 +90,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Mamba:
-    """The sizes of a Mamba 2 mixer (runtime/model/mamba.py).
+    """The sizes of a Mamba 2 mixer (runtime/model/mamba.py), or by `rank` of a Mamba 1 mixer (mamba1.py).
 
     Attributes:
-        heads, head_dim: of the state; `groups` divides the heads, and those of a group share b and c.
+        heads, head_dim: of the state; `groups` divides the heads, and those of a group share b and c. In
+            Mamba 1, each feature is a head.
         state: features of b and c.
         taps: tokens that its convolution sees, the token itself included.
         biases: what has a bias: "in" and "out" for the projections, "conv" for the convolution.
@@ -104,6 +105,7 @@ class Mamba:
         scales: factors of the projected gate, x, b, c and step.
         closed: whether `out_proj` carries no LoRA: PEFT refuses it in families whose kernels read its weight
             without the adapter.
+        rank: features that a token's steps are projected from in Mamba 1; 0 for Mamba 2.
     """
 
     heads: int
@@ -119,6 +121,7 @@ class Mamba:
     input_scale: float = 1.0
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     closed: bool = False
+    rank: int = 0
 
     @property
     def inner(self) -> int:
@@ -127,13 +130,19 @@ class Mamba:
 
     @property
     def projected(self) -> tuple[int, int, int, int, int]:
-        """Return the features of gate, x, b, c and step, which one projection makes in this order."""
+        """Return the features of gate, x, b, c and step, in the order of Mamba 2's first projection."""
         return self.inner, self.inner, self.groups * self.state, self.groups * self.state, self.heads
 
     @property
     def convolved(self) -> int:
-        """Return the features of x, b and c together."""
-        return sum(self.projected[1:4])
+        """Return the features of x, b and c together; in Mamba 1 only those of x."""
+        return self.inner if self.rank else sum(self.projected[1:4])
+
+    @property
+    def selected(self) -> dict[str, int]:
+        """Return the features of step, b and c in Mamba 1, which one projection makes from x, by the names of
+        their norms."""
+        return {"dt_layernorm": self.rank, "b_layernorm": self.state, "c_layernorm": self.state}
 
 
 @dataclass(frozen=True)
