@@ -289,8 +289,14 @@ class Trainer(PeftTrainer):
         return self._train_steps > self._rounds_from or not self._rounds_from
 
     def _step_of(self, built: Built) -> Step:
-        loss = functools.partial(micro_batch_loss, built, self._settings)
+        loss = functools.partial(self._loss, built)
         return Step(built, self.optimizer, self._settings, self._mesh, loss, self._reference)
+
+    def _loss(
+        self, built: Built, model: nnx.Module, inputs: Batch, before: nnx.Module | None
+    ) -> tuple[jax.Array, Named]:
+        """Compute the loss of a micro-batch; called while the step is traced."""
+        return micro_batch_loss(built, self._settings, model, inputs, before)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
         """Run one optimizer step."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,10 +41,11 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
     from flax import nnx
 
     from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
-    settings: Any = SimpleNamespace(objective="sft", label_smoothing=0.0, z_loss=0.0)
+    settings = TrainSettings(global_batch_size=8, micro_batch_size=8)
 
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:

@@ -91,7 +91,7 @@ def toy(mesh: Any, dtype: str = "float32") -> Any:
     return SimpleNamespace(model=model, adapters=(), provider=None, forward=PLAIN, lora=None)
 
 
-PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()))
+PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()), settings=SimpleNamespace(qat=None))
 """The part of a model without experts that a trainer reads."""
 
 
@@ -109,7 +109,7 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
     from recipec.runtime.training.trainer import Checkpointing, Trainer
 
     class Toy(Trainer):
-        def _loss(self, model: Any, inputs: Any, _: Any) -> Any:
+        def _loss(self, built: Any, model: Any, inputs: Any, before: Any) -> Any:
             return loss(model, inputs["tokens"]), {}
 
     settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)

@@ -114,6 +114,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
 
     from recipec.runtime.checkpoints.resuming import ResumePoint
     from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.start_from import start_from as begin
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
@@ -128,7 +129,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
     )
     settings: Any = SimpleNamespace(
         lora=built.lora,
-        train=SimpleNamespace(objective=objective),
+        train=TrainSettings(global_batch_size=1, micro_batch_size=1, objective=objective),
         model=SimpleNamespace(id=str(base), revision=None),
     )
     begin(session, built, settings)
