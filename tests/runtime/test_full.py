@@ -254,6 +254,8 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
         assert merged.read(tensor).tobytes() == expected.tobytes(), tensor
     untrained = {tensor.removeprefix(base.prefix) for tensor in base.tensors.keys() - trained.keys()}
     text = {tensor for tensor in untrained if tensor.startswith("layers.")}
+    if name == "glm_moe_dsa":  # its indexer is neither computed nor trained
+        text = {tensor for tensor in text if ".indexer." not in tensor}
     buffers = ("layer_scalar", "e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps")
     assert all(tensor.endswith(buffers) for tensor in text), "all of the text model but its buffers"
 
