@@ -17,9 +17,11 @@ from recipec.runtime.training.trace import Trace
 
 TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
-    "bfloat16": {"gradients": 3e-2, "losses": 2e-2},
+    "float32 on an accelerator": {"initial": 1e-6, "gradients": 1e-4, "losses": 1e-4, "merged": 1e-5},
+    "bfloat16": {"gradients": 0.15, "losses": 2e-2},
 }
-"""How far two runs of one dtype may differ. bfloat16 rounds by 4e-3 of a value; its tolerances are a choice.
+"""How far two runs of one dtype may differ, by measured runs (docs/numerics-runs.md). A limit of OF_THEIR_OWN
+or more for gradients is a share of the largest entry.
 
 A quantity without a tolerance is shown but not judged. Adam makes a full step even from the smallest
 gradient, so a trained number whose gradient is only rounding may differ by several steps. The effect on the
@@ -114,8 +116,11 @@ def _by(row: Deviation, yardstick: Mapping[str, float]) -> Deviation:
 
 def tolerances_of(traces: Iterable[Trace]) -> dict[str, float]:
     """Return the tolerances of the runs' coarsest dtype; bfloat16's if a run does not state its dtype."""
-    coarse = any(trace.about.get("dtype") != "float32" for trace in traces)
-    return dict(TOLERANCES["bfloat16" if coarse else "float32"])
+    every = [trace.about for trace in traces]
+    if any(about.get("dtype") != "float32" for about in every):
+        return dict(TOLERANCES["bfloat16"])
+    cpu = all(about.get("device", "cpu") == "cpu" for about in every)
+    return dict(TOLERANCES["float32" if cpu else "float32 on an accelerator"])
 
 
 def _targets(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
@@ -182,14 +187,15 @@ def _losses(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, floa
 
 
 def _gradients(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
-    """Compare the first gradients: relative to the largest entry if above 1, and per array."""
+    """Compare the first gradients: a fine limit is absolute up to 1 and relative above; also per array."""
     limit = tolerances.get("gradients")
     a, b = left.trace.gradients, right.trace.gradients
     row = _arrays("gradients", left, right, _given(a), _given(b), None)
     if row.difference is None:
         yield replace(row, limit=limit)
         return
-    limit = None if limit is None else limit * max(1.0, row.largest)
+    if limit is not None:
+        limit *= row.largest if limit >= OF_THEIR_OWN else max(1.0, row.largest)
     ok = limit is None or row.difference <= limit
     note = row.note
     name, share = max(((name, _share(a[name], b[name], row.largest)) for name in a), key=lambda item: item[1])

@@ -14,7 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, Deviation, compare
+from recipec.compiler.parity.compare import (
+    TOLERANCES,
+    ComparedRun,
+    Deviation,
+    compare,
+    tolerances_of,
+)
 from recipec.compiler.parity.table import number, print_rows
 from recipec.compiler.rehearse.pipeline import new_console
 from recipec.runtime.training.trace import Trace
@@ -125,6 +131,23 @@ def test_limits_are_of_the_largest_gradient_and_the_given_ones() -> None:
     # Quantities without a limit are shown.
     shown = rows(trace(), trace("trl", losses=[9.0, 9.0]), tolerances={})["losses"]
     assert shown.ok and shown.limit is None and shown.difference == pytest.approx(6.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "off", "ok"),
+    [
+        ("float32", "cpu", 2e-5, False),
+        ("float32", "cuda:0", 2e-5, True),
+        ("float32", "cuda:0", 2e-4, False),
+        ("bfloat16", "cuda:0", 0.05, True),
+        ("bfloat16", "cuda:0", 0.1, False),  # of 0.5: a limit below the largest gradient
+    ],
+)
+def test_limits_follow_the_dtype_and_the_device(dtype: str, device: str, off: float, ok: bool) -> None:
+    about = {"dtype": dtype, "device": device}
+    pair = trace(about={"dtype": dtype, "device": "cpu"}), trace("trl", about=about)
+    pair[1].gradients.update(moved(pair[1].gradients, B, off))
+    assert rows(*pair, tolerances=tolerances_of(pair))["gradients"].ok is ok
 
 
 def test_a_control_widens_a_limit_and_nothing_else() -> None:
