@@ -132,3 +132,6 @@ def test_a_schedule_is_there_once_what_follows_it_is(tmp_path: Path) -> None:
     found = scheduled(tmp_path)
     assert found is not None and found[0].startswith("HloModule")
     assert (found[1].temporaries, found[1].instructions) == (64, 3)
+    Path(f"{left}.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="install the libtpu that recipec pins"):
+        scheduled(tmp_path)

@@ -46,7 +46,7 @@ def scheduled(folder: Path) -> tuple[str, Assigned] | None:
     """Return the module's text and its memory, or None while the files are not complete."""
     if not any(folder.glob(NEXT)):
         return None
-    module, assigned = (next(folder.glob(name)).read_text(encoding="utf-8") for name in (MODULE, ASSIGNED))
+    module, assigned = (_dump(folder, name) for name in (MODULE, ASSIGNED))
     return module, replace(assignment(assigned), instructions=len(INSTRUCTION.findall(module)))
 
 
@@ -75,7 +75,7 @@ def untupled(module: Module, folder: Path) -> Module:
     if len(tuples) != 1 or not tuples[0].shape.startswith("("):
         return module
     names: dict[str, str] = {}
-    for line in next(folder.glob(BEFORE)).read_text(encoding="utf-8").partition("\nENTRY ")[2].splitlines():
+    for line in _dump(folder, BEFORE).partition("\nENTRY ")[2].splitlines():
         number, name = PARAMETER.search(line), OP_NAME.search(line)
         if number and name:
             names[number[1]] = name[1]
@@ -90,3 +90,11 @@ def untupled(module: Module, folder: Path) -> Module:
 
     found = {**module.computations, module.entry: tuple(map(of, entry))}
     return replace(module, computations=found)
+
+
+def _dump(folder: Path, pattern: str) -> str:
+    """Read the file that XLA dumped under a name of this pattern."""
+    found = next(folder.glob(pattern), None)
+    if found is None:
+        raise FileNotFoundError(f"libtpu wrote no {pattern}: install the libtpu that recipec pins")
+    return found.read_text(encoding="utf-8")
