@@ -139,7 +139,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
-    "runtime.probe.served": lambda program: program.recipe.serve,
+    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.training.answers": lambda program: program.recipe.train.samples,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
 }

@@ -31,7 +31,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 22_050
+MOST = 20_750
 """The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 
@@ -56,11 +56,13 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         "train.log.wandb_project=null",
         "checkpoint.directory=run",
     ]
-    found = listed(files_of(tmp_path, sets))
+    files = files_of(tmp_path, sets)
+    found = listed(files)
+    assert "probe.py" not in files and "probe.py" in files_of(tmp_path, [])
     optional = {file_of(module) for module in OPTIONAL}
     peft = {f"peft/{name}.py" for name in ("adapter", "exporting", "fitting", "importing")}
     assert found & optional == {"model/families/gemma4.py", *peft}
-    assert not any(path.startswith(("serving/", "launch/", "backends/")) for path in found)
+    assert not any(path.startswith(("serving/", "launch/", "backends/", "probe/")) for path in found)
     assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
 
 
