@@ -15,9 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from recipec import runtime
+from recipec.compiler.lowering.catalog import entry_of
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import ANY, FAMILIES
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
+from recipec.runtime.weights.agreement import QUANTIZATION
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -36,6 +38,23 @@ def _families() -> Iterator[tuple[str, Asked]]:
 
 def _is_of(family: str, program: Program) -> bool:
     return program.family.name == family
+
+
+def _in_fp8(program: Program) -> bool:
+    """Return whether the base may be stored in FP8: a copy of a catalog model may be stored as its original
+    is."""
+    config = program.config
+    if program.model_origin == "catalog" and (entry := entry_of(program.recipe.model.id)) is not None:
+        config = entry["config"]
+    return (config.get(QUANTIZATION) or {}).get("quant_method") == "fp8"
+
+
+def _in_mxfp4(program: Program) -> bool:
+    return "mxfp4" in program.family.quantized
+
+
+def _stored_quantized(program: Program) -> bool:
+    return _in_fp8(program) or _in_mxfp4(program)
 
 
 def _other_files(program: Program) -> bool:
@@ -107,7 +126,10 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.experts": _has_experts,
     "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
-    "runtime.weights.mxfp4": lambda program: "mxfp4" in program.family.quantized,
+    "runtime.weights.formats": _stored_quantized,
+    "runtime.weights.packed": _stored_quantized,
+    "runtime.weights.fp8": _in_fp8,
+    "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
     "runtime.hosts.local": _on_hosts,

@@ -75,6 +75,7 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["data.eval=[folder]"], "data.huggingface"),
         (["data.stream_window=1000", "train.steps=9"], "data.stream"),
         (["merge.quantization=fp8"], "merging.quantized"),
+        (["model.id=mistralai/Ministral-3-8B-Instruct-2512"], "weights.fp8"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
         (["lora.quantize=nf4"], "model.quantize"),
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
