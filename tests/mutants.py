@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant("mask-last-answer", "test_data_masking -k last_answer",
            "return turns[-1:] if", "return turns[:1] if"),
     Mutant("mask-of-a-completion", "test_data_masking -k share_a_token",
-           "encoding, [(start, len(ids))]", "encoding, [(0, len(ids))]"),
+           "encoding, (start, len(ids))", "encoding, (0, len(ids))"),
     Mutant("truncation", "test_data_prepare -k overlong",
            "ids = ids[: coding.max_length]", "ids = ids[-coding.max_length :]"),
     Mutant("packing-positions", "test_data_prepare -k packing",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ROOT = "runtime"
 CALLED = re.compile(r"-m (runtime(?:\.\w+)+)|\bruntime/((?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 """Matches how a shell script, a manifest or a page calls a module or a script of runtime/."""
+
+PROMPTED = frozenset(("prompt_completion", "preference", "unpaired_preference"))
+"""The formats of data with prompts and completions."""
 
 Asked = Callable[["Program"], Any]
 
@@ -57,12 +60,29 @@ def _stored_quantized(program: Program) -> bool:
     return _in_fp8(program) or _in_mxfp4(program)
 
 
+def _sources(program: Program) -> Iterator[str]:
+    """Yield the paths of all files that are read as data."""
+    recipe = program.recipe
+    yield from (source.path for source in (*recipe.data.train, *recipe.data.eval))
+    if recipe.train.samples is not None:
+        yield recipe.train.samples.prompts
+
+
+def _of_ending(endings: Sequence[str], program: Program) -> list[bool]:
+    """Return whether each file of data has one of the endings, compressed or not."""
+    texts = tuple(f"{ending}{packed}" for ending in endings for packed in ("", ".gz", ".zst"))
+    return [path.lower().endswith(texts) for path in _sources(program)]
+
+
 def _other_files(program: Program) -> bool:
     """Return whether any data is not in plain text files: columnar files, folders, or data sets on the
     hub."""
-    data = program.recipe.data
-    texts = tuple(f"{ending}{packed}" for ending in COMPRESSIBLE for packed in ("", ".gz", ".zst"))
-    return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
+    return not all(_of_ending(COMPRESSIBLE, program))
+
+
+def _reads(ending: str, program: Program) -> bool:
+    """Return whether data may be in text files of this ending; a folder may hold them too."""
+    return any(_of_ending([ending], program)) or _other_files(program)
 
 
 def _streams(program: Program) -> bool:
@@ -111,6 +131,12 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.attention_blocks": _by_kernel,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
+    "runtime.data.csv_files": functools.partial(_reads, ".csv"),
+    "runtime.data.json_files": functools.partial(_reads, ".json"),
+    "runtime.data.instructions": lambda program: "instruction" in program.recipe.data.formats,
+    "runtime.data.prompted": lambda program: bool(program.recipe.data.formats & PROMPTED),
+    "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
+    "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
     "runtime.data.stream": _streams,

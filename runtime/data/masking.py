@@ -29,9 +29,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..errors import UserError
-from ..settings import DataSettings
-from .formats import LOSS_ON, may_carry
 from .messages import parted, taught
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
@@ -41,7 +38,6 @@ __all__ = [
     "Rendered",
     "Renderer",
     "TemplateRefusal",
-    "check_loss_on",
     "special_tokens",
 ]
 
@@ -79,27 +75,6 @@ class Rendered:
     substituted: bool = False
     ended: bool = True
     unused: tuple[str, ...] = ()
-
-
-def check_loss_on(data: DataSettings) -> None:
-    """Refuse a `data.loss_on` that has no meaning in a source's format.
-
-    Raises:
-        UserError
-    """
-    for own in data.kinds:
-        _check_loss_on(own)
-
-
-def _check_loss_on(data: DataSettings) -> None:
-    known = LOSS_ON.get(data.format)
-    if known is None:
-        raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
-    if not may_carry(data.format, data.loss_on):
-        raise UserError(
-            f"data.loss_on {data.loss_on} does not apply to data of the format {data.format}",
-            f"loss_on: {' or '.join(known)}",
-        )
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:

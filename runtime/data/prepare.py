@@ -18,7 +18,6 @@ from . import cache as caching
 from .batches import Batch, BatchSchedule, BatchShape, EvalPart, Schedule, evaluation_batches, iterate, only
 from .encoding import Coding, coding
 from .epochs import Epochs, PackedRows, tempered
-from .masking import check_loss_on
 from .report import DataReport, SplitReport
 from .samples import Samples
 from .sources import Split, open_split, source_names, splits
@@ -150,7 +149,6 @@ def prepare(
             "global_batch_size must be a multiple of micro_batch_size x the fsdp axis",
         )
     accumulation = train.global_batch_size // rows
-    check_loss_on(data)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 

@@ -9,9 +9,10 @@ import pytest
 
 from recipec.runtime.data.encoding import Encoder, coding, token_range
 from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.masking import Inconsistent, Renderer, TemplateRefusal, check_loss_on
+from recipec.runtime.data.masking import Inconsistent, Renderer, TemplateRefusal
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Sample, Samples
+from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
@@ -420,20 +421,6 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("format", "loss_on", "message"),
-    [
-        ("chat", "completion", "loss_on completion does not apply to data of the format chat"),
-        ("text", "assistant", "loss_on assistant does not apply to data of the format text"),
-        ("prompt_completion", "assistant", "does not apply to data of the format prompt_completion"),
-        ("prose", "all", "data.format is 'prose'"),
-    ],
-)
-def test_a_loss_that_the_format_does_not_have_is_refused(format: str, loss_on: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on, packing=False))
-
-
 def test_plain_text_needs_an_end() -> None:
     endless = copy.deepcopy(tokenizer())
     endless.eos_token = None
@@ -451,12 +438,12 @@ def test_a_sample_is_shown_as_it_is_trained_on() -> None:
         packing=False,
     )
     encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
-    shown = encoder.show(ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
+    shown = show(encoder, ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
     assert shown is not None and not shown.truncated
     assert shown.pieces == [("<bos>hello 🎉", False), (" the fox<eos>", True)]
-    cut = encoder.show(ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
+    cut = show(encoder, ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
     assert cut is not None and cut.truncated and cut.tokens == 12
     assert "".join(text for text, _ in cut.pieces) == tokenizer().decode(
         tokenizer().encode("hello" + " the fox" * 20)[:12]
     )
-    assert encoder.show(ParsedSample("x:3", prompt="hello ", completion="the fox")) is None
+    assert show(encoder, ParsedSample("x:3", prompt="hello ", completion="the fox")) is None
