@@ -18,6 +18,7 @@ from recipec import runtime
 from recipec.compiler.lowering.catalog import entry_of
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import ANY, FAMILIES
+from recipec.runtime.model.recomputed import OF_TUNIX
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
 from recipec.runtime.weights.agreement import QUANTIZATION
 
@@ -129,6 +130,8 @@ OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
     "runtime.model.attention": _by_kernel,
     "runtime.model.attention_blocks": _by_kernel,
+    "runtime.model.context": _by_kernel,
+    "runtime.model.remat": lambda program: program.recipe.remat.policy not in OF_TUNIX,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
     "runtime.data.csv_files": functools.partial(_reads, ".csv"),
@@ -138,6 +141,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
+    "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
     "runtime.data.stream": _streams,
     "runtime.data.shards": _streams,
@@ -158,6 +162,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
+    "runtime.metrics.nowhere": _on_hosts,
     "runtime.hosts.local": _on_hosts,
     "runtime.checkpoints.full": lambda program: program.lora is None or program.whole,
     **dict.fromkeys(
@@ -170,6 +175,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.pair_losses": _has_pairs,
     "runtime.training.token_losses": _weighs_tokens,
     "runtime.training.preference": _has_losses,
+    "runtime.training.logps": _has_losses,
     "runtime.data.unpaired": _has_answers,
     "runtime.training.kto": _has_answers,
     "runtime.training.unpaired": _has_answers,

@@ -17,7 +17,7 @@ from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
 from .batches import Batch, BatchSchedule, BatchShape, EvalPart, Schedule, evaluation_batches, iterate, only
 from .encoding import Coding, coding
-from .epochs import Epochs, PackedRows, tempered
+from .epochs import Epochs, PackedRows
 from .report import DataReport, SplitReport
 from .samples import Samples
 from .sources import Split, open_split, source_names, splits
@@ -229,6 +229,8 @@ def source_weights(samples: Samples, data: DataSettings) -> list[float]:
     if data.temperature is None:
         return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
+    from .tempering import tempered
+
     return tempered(sizes.tolist(), data.temperature)
 
 

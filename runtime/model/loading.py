@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import flax
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from . import remat, sharding
+from . import sharding
 from .adapters import (
     EMBEDDING,
     TOKEN_ROWS,
@@ -34,7 +34,8 @@ from .families.base import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
 from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
-from .partition_rules import Rule, resolve_specs
+from .partition_rules import Rule, resolved
+from .recomputed import tunix_name
 
 if TYPE_CHECKING:
     from .quantize import Layout
@@ -106,7 +107,7 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
-    parameters = train_only(placed_parameters(family, architecture, rules, axes), settings.only)
+    parameters = train_only(resolved(family.parameters(architecture), rules, axes), settings.only)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}
@@ -154,26 +155,6 @@ def abstract_model(
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
-
-
-def placed_parameters(
-    family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
-) -> tuple[Parameter, ...]:
-    """Return the base weights with their final shardings.
-
-    Raises:
-        UserError: when a rule does not fit.
-    """
-    try:
-        resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
-    except ValueError as error:
-        raise UserError(
-            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
-        ) from None
-    return tuple(
-        replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
-        for parameter in resolved
-    )
 
 
 def build(
@@ -340,7 +321,7 @@ def rematerialize(model: nnx.Module, policy: str) -> None:
             current = getattr(holder, "remat_config", None)
             if current is None:
                 continue
-            wanted = type(current)[remat.tunix_name(policy)]
+            wanted = type(current)[tunix_name(policy)]
             if holder is module:
                 module.remat_config = wanted
             else:

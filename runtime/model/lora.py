@@ -25,7 +25,7 @@ from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
-from .remat import PROJECTION
+from .recomputed import PROJECTION
 from .sharding import constrain
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]

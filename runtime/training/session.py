@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ..data.prepare import PreparedData
     from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
-    from ..metrics.loggers import Metrics, Nowhere
+    from ..metrics.loggers import Metrics
+    from ..metrics.nowhere import Nowhere
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
 
@@ -127,13 +128,15 @@ class Session:
         Raises:
             UserError: when the devices run out of memory.
         """
-        from ..metrics.loggers import FILE, SAMPLES, Metrics, Nowhere, nowhere
+        from ..metrics.loggers import FILE, SAMPLES, Metrics, nowhere
         from ..metrics.run_state import recorded
         from ..metrics.services import open_services
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
         if not self.hosts.first:
+            from ..metrics.nowhere import Nowhere
+
             with out_of_memory():
                 yield Nowhere(folder / FILE)
             close()

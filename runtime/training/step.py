@@ -21,7 +21,7 @@ from ..model import sharding
 from ..model.loading import Built
 from ..model.lora import mask_gradients, row_salts
 from ..settings import TrainSettings
-from .loss import Ask, Asked, Batch, Computed, Logps, Penalties, TokenLoss, batch_loss, token_logps, token_nll
+from .loss import Ask, Asked, Batch, Computed, Penalties, TokenLoss, batch_loss, token_nll
 from .objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def objective_loss(
     """
     objective = OBJECTIVES[settings.objective]
     if objective.format:
+        from .logps import logps_of, token_logps
+
         policy = functools.partial(token_logps, forward, model)
-        reference, still = map(_logps, asked)
+        reference, still = map(logps_of, asked)
         if objective.pairs:
             from .preference import preference_loss
 
@@ -90,10 +92,6 @@ def _token_loss(settings: TrainSettings) -> TokenLoss:
         return functools.partial(TOKEN_LOSSES[settings.loss_type], settings)
     penalties = Penalties(settings.label_smoothing, settings.z_loss)
     return lambda logits, targets: token_nll(logits, targets, penalties)
-
-
-def _logps(asked: Asked) -> Logps:
-    return lambda *rows: asked(lambda forward, model: token_logps(forward, model, *rows))
 
 
 def _uncollected(built: Built) -> AbstractContextManager[None]:
@@ -142,24 +140,6 @@ def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.
 def trained_type(built: Built) -> type[nnx.Variable]:
     """Return the type of the model's variables that are trained."""
     return nnx.Param if built.provider is None else nnx.LoRAParam
-
-
-def abstract_optimizer(
-    built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
-) -> nnx.Optimizer:
-    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays.
-
-    Args:
-        built: from `runtime.model.loading.abstract_model`.
-        optimizer: the recipe's chain.
-        accumulation: micro-batches of an optimizer step.
-    """
-    rule: Any = update_rule(built, optimizer)
-    if accumulation > 1:
-        rule = optax.MultiSteps(rule, accumulation)
-    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
-    fit_shardings(made, mesh)
-    return made
 
 
 class Step:

@@ -25,7 +25,6 @@ from ..data.batches import TrainingData, eval_losses
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
-from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
 from ..model.loading import Built
 from ..model.partition_rules import data_parallel
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.expert_shares import ExpertShares
+    from ..metrics.loggers import Metrics
+    from ..metrics.nowhere import Nowhere
     from .answers import Answer
     from .recorder import Recorder
 

@@ -18,10 +18,11 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.parity import backends as chosen
 from recipec.compiler.parity import run
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.compiler.parity.run import write_recipe
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
 from recipec.compiler.rehearse.rehearse import write_miniature
-from recipec.runtime.training.trace import Trace, read_trace
+from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 

@@ -265,7 +265,7 @@ def test_what_helps_hangs_on_what_the_model_can_have(coefficient: float, balance
 def test_a_run_says_it_where_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import jax.numpy as jnp
 
-    from recipec.runtime.metrics.loggers import Nowhere
+    from recipec.runtime.metrics.nowhere import Nowhere
     from recipec.runtime.metrics.run_report import Numbers, Report
 
     shares = ExpertShares((0, 3), 2, "do it")

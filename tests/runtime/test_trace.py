@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
-from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets, read_trace
+from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.docs.blocks import blocks

@@ -494,17 +494,6 @@ def parameter_path(keys: Sequence[Any]) -> str:
     return ".".join(parts)
 
 
-def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
-    """Make a model with its parameters in a dtype, for a ModelConfig without one."""
-    from flax import nnx
-
-    model = model_class(config, rngs=rngs)
-    for _, node in nnx.iter_graph(model):
-        if isinstance(node, nnx.Param):
-            node.set_raw_value(node.get_raw_value().astype(dtype))
-    return model
-
-
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of config.json that describes the language model."""
     nested = config.get("text_config")
