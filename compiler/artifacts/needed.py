@@ -18,7 +18,9 @@ from recipec import runtime
 from recipec.compiler.lowering.catalog import entry_of
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import ANY, FAMILIES
+from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 from recipec.runtime.model.recomputed import OF_TUNIX
+from recipec.runtime.peft.known import has_parameters
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
 from recipec.runtime.weights.agreement import QUANTIZATION
 
@@ -110,6 +112,14 @@ def _has_experts(program: Program) -> bool:
     return program.architecture.routing[0] > 0
 
 
+def _has_parts(program: Program) -> bool:
+    """Return whether a Gemma 4 has experts, or embeddings for each layer."""
+    architecture = program.architecture
+    return isinstance(architecture, Gemma4Architecture) and bool(
+        architecture.experts or architecture.per_layer_input
+    )
+
+
 def _by_kernel(program: Program) -> bool:
     return program.recipe.model.attention == "splash"
 
@@ -154,6 +164,11 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.metrics.expert_shares": _has_experts,
     "runtime.model.balance": _has_experts,
     "runtime.model.experts": _has_experts,
+    "runtime.model.expert_layout": _has_experts,
+    "runtime.merging.expert_sampling": _has_experts,
+    "runtime.training.balanced": _has_experts,
+    "runtime.peft.parameters": lambda program: program.lora is not None and has_parameters(program),
+    "runtime.model.gemma4_parts": _has_parts,
     "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
     "runtime.weights.formats": _stored_quantized,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
-from recipec.runtime.model.families.base import matrices
+from recipec.runtime.model.matrices import matrices
 from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 

@@ -100,12 +100,6 @@ class Renderer:
         self._blank = re.compile(rf"(?:\s|{'|'.join(map(re.escape, special))})*")
         self._loss_on = loss_on
 
-    @classmethod
-    def of(cls, tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Renderer:
-        """Return a renderer for transformers' tokenizer and a template's text."""
-        compiled = ChatTemplate(template, tokenizer.special_tokens_map)
-        return cls(compiled, special_tokens(tokenizer), loss_on)
-
     def render(
         self, messages: Messages, tools: Tools = None, completion_start: int | None = None
     ) -> Rendered:

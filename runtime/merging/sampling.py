@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +21,12 @@ import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings
+from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter
 from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
 from ..weights.contradictions import layer_of
+from .exactly import SINGLE_ROUNDING, places, rank_scales
 from .merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
 
 if TYPE_CHECKING:
@@ -282,10 +283,6 @@ def _wrong(
     return UserError(message, UNUSABLE)
 
 
-SINGLE_ROUNDING = 2.0**-24
-"""Largest relative error of one operation in float32."""
-
-
 @dataclass(frozen=True)
 class Expected:
     """The expected value of a tensor after training.
@@ -318,6 +315,8 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
         out[source.full_name(base.prefix)] = _with_rows(trained)
     for adapter in trained.adapters:
         if adapter.target.experts:
+            from .expert_sampling import ExpertProduct
+
             parameter = parameters[adapter.target.weight]
             for number, source in enumerate(parameter.sources):
                 experts = ExpertProduct(adapter, parameter, number, trained)
@@ -329,16 +328,6 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
             change = product.change if product.magnitude is None else None
             out[source.full_name(base.prefix)] = Expected(product.value, change)
     return out
-
-
-def _places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the places of a Hugging Face tensor's elements in Tunix's array: an index for each axis.
-
-    Args:
-        elements: numbers of the elements in the order of the tensor's bytes.
-    """
-    along = np.unravel_index(elements, source.reshape)
-    return tuple(along[axis] for axis in source.transpose)
 
 
 class Product:
@@ -358,7 +347,7 @@ class Product:
         if adapter.target.fused:
             self.b, magnitude = self.b[:, slot], [m[slot] for m in magnitude]
         self.magnitude = magnitude[0].reshape(-1).astype(np.float64)[:, None] if magnitude else None
-        self.scale = _rank_scales(adapter, trained.settings)
+        self.scale = rank_scales(adapter, trained.settings)
         # The axes of the tensor's own part of the weight; a fused weight has one more.
         shift = int(adapter.target.fused)
         self.contracted = [axis - shift for axis in adapter.target.contract]
@@ -367,8 +356,8 @@ class Product:
     def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
         columns = self.source.shape[1]
-        across = _places(self.source, rows[0] * columns + np.arange(columns))
-        down = _places(self.source, rows * columns)
+        across = places(self.source, rows[0] * columns + np.arange(columns))
+        down = places(self.source, rows * columns)
         if any(np.ptp(down[axis]) for axis in self.contracted) or any(np.ptp(across[a]) for a in self.rest):
             raise AssertionError(f"{self.source.name}: a row is not one output feature")
         low = self.a[tuple(across[axis] for axis in self.contracted)]
@@ -397,61 +386,6 @@ class Product:
         return out, bound
 
 
-class ExpertProduct:
-    """The change that LoRA adds to a tensor of one expert, or of all experts.
-
-    Args:
-        adapter: the adapter of the weight that holds the experts.
-        parameter: that weight.
-        number: number of the tensor among those that form the weight.
-        trained: the run's arrays.
-    """
-
-    def __init__(self, adapter: Adapter, parameter: Parameter, number: int, trained: TrainedAdapters) -> None:
-        self.source, self.place = parameter.sources[number], parameter.place(number)
-        self.a, self.b = trained.arrays[parameter.path]  # [experts, *in, rank], [experts, rank, *out]
-        self.scale = _rank_scales(adapter, trained.settings)
-        self.contracted = adapter.target.contract
-        self.rest = [i for i in range(1, len(parameter.shape)) if i not in self.contracted]
-
-    def sums(self, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, for each number of the rank axis, A's and B's part in each element of some rows, B scaled:
-        float64[rows, elements of a row]."""
-        width = math.prod(self.source.shape[1:])
-        found = iter(_places(self.source, rows[:, None] * width + np.arange(width)))
-        at = [next(found) if isinstance(index, slice) else index for index in self.place]
-        low, high = [at[axis] for axis in self.contracted], [at[axis] for axis in self.rest]
-        for rank, scale in enumerate(self.scale):
-            a = self.a[..., rank][(at[0], *low)].astype(np.float64)
-            yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
-
-    def change(self, rows: Rows) -> np.ndarray:
-        """Return the change of some rows."""
-        return np.asarray(sum(high * low for low, high in self.sums(rows)))
-
-    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the value, see Expected.value."""
-        change, lows, highs = (np.zeros_like(weight) for _ in range(3))
-        for low, high in self.sums(rows):
-            change += high * low
-            lows += low**2
-            highs += high**2
-        bound = np.sqrt(lows) * np.sqrt(highs) + np.abs(weight)
-        bound *= (len(self.scale) + 4) * SINGLE_ROUNDING
-        bound += float(np.finfo(np.float32).tiny)
-        return weight + change, bound
-
-
-def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
-    """Return the factor of each entry of an adapter's rank axis: alpha / rank of its projection, or alpha /
-    sqrt(rank) with rsLoRA. float64[rank]."""
-    out = np.zeros(adapter.rank)
-    for part in adapter.projections:
-        rank = settings.rank_of(part.name)
-        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
-    return out
-
-
 def _with_rows(trained: TrainedAdapters) -> Expected:
     """Return the expected value of the embedding, of which training replaced some rows."""
     values = trained.read(TOKEN_ROWS).astype(np.float64)
@@ -472,6 +406,6 @@ def _replaced(trained: TrainedAdapters | TrainedWeights, parameter: Parameter, i
         array = trained.read(parameter.path)
         array = array[parameter.place(index)]
         width = math.prod(source.shape[1:])
-        return array[_places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
+        return array[places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
 
     return Expected(value)

@@ -212,21 +212,15 @@ class Adapter:
 
     def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
         """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
-        named and laid out as in PEFT.
-
-        For experts PEFT has A [experts * rank, in] and B [out, rank * experts].
+        named and laid out as in PEFT; for experts see expert_layout.py.
 
         Args:
             a, b, m: the arrays that `arrays` describes.
         """
         if self.target.experts:
-            count, rank = self.target.experts, self.rank
-            low = a.reshape(count, -1, rank).swapaxes(1, 2)
-            high = b.transpose(self._outputs).reshape(count, rank, -1)
-            if self.target.swapped:
-                low, high = high, low
-            outer = high.transpose(2, 1, 0).reshape(-1, rank * count)
-            return {self.projections[0].name: (low.reshape(count * rank, -1), outer)}
+            from . import expert_layout
+
+            return {self.projections[0].name: expert_layout.split(self, a, b)}
         flat = a.reshape(-1, self.rank)
         out: dict[str, Matrices] = {}
         for part in self.projections:
@@ -239,18 +233,12 @@ class Adapter:
     def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of one projection in `split`: A [rank, in], B [out, rank], magnitudes [out]."""
         if self.target.experts:
-            ranks = self.rank * self.target.experts
-            low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
-            return ((ranks, high), (low, ranks)) if self.target.swapped else ((ranks, low), (high, ranks))
+            from . import expert_layout
+
+            return expert_layout.shapes(self)
         rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
         pair = (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
         return (*pair, (math.prod(rest),)) if self.dora else pair
-
-    @property
-    def _outputs(self) -> tuple[int, ...]:
-        """Return the axes of the experts' B, with the outputs in Hugging Face's order."""
-        rest = tuple(range(2, len(self.b_shape)))
-        return 0, 1, *(rest[::-1] if self.target.alternate else rest)
 
     def join(self, parts: Mapping[str, Matrices]) -> Matrices:
         """Invert `split`: return the arrays that `arrays` describes, zero where nothing is trained.
@@ -265,15 +253,10 @@ class Adapter:
         import numpy as np  # the compiler, which has no numpy, imports this module
 
         if self.target.experts:
+            from . import expert_layout
+
             low, high = parts[self.projections[0].name]
-            low = low.reshape(self.target.experts, self.rank, -1)
-            high = high.reshape(-1, self.rank, self.target.experts).transpose(2, 1, 0)
-            if self.target.swapped:
-                low, high = high, low
-            high = high.reshape([self.b_shape[axis] for axis in self._outputs])
-            high = high.transpose(np.argsort(self._outputs))
-            low = low.swapaxes(1, 2).reshape(self.a_shape)
-            return np.ascontiguousarray(low), np.ascontiguousarray(high)
+            return expert_layout.join(self, low, high)
         dtype = parts[self.projections[0].name][0].dtype
         a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
         b = np.zeros(self.b_shape, dtype)

@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from ..metrics.run_report import EXPERT_TOKENS, Named
+from ..metrics.run_report import Named
 from ..model import sharding
 from ..model.loading import Built
 from ..model.lora import mask_gradients, row_salts
@@ -101,20 +101,6 @@ def _uncollected(built: Built) -> AbstractContextManager[None]:
     from ..model.balance import uncollected
 
     return uncollected()
-
-
-def balanced(loss: jax.Array, more: Named, found: Collected, coefficient: float) -> tuple[jax.Array, Named]:
-    """Add the load-balancing loss to a micro-batch's loss, and the experts' loads to its metrics.
-
-    Args:
-        found: the loads of the forward pass.
-        coefficient: of the load-balancing loss, 0 for none.
-    """
-    more = {**more, EXPERT_TOKENS: found.tokens()}
-    if not coefficient:
-        return loss, more
-    auxiliary = found.loss()
-    return loss + coefficient * auxiliary, {**more, "aux_loss": auxiliary}
 
 
 class GradientNorm(NamedTuple):
@@ -239,7 +225,11 @@ class Step:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
             with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as found:
                 loss, more = self._loss(model, inputs, before)
-            return (loss, more) if found is None else balanced(loss, more, found, self._balance)
+            if found is None:
+                return loss, more
+            from .balanced import balanced
+
+            return balanced(loss, more, found, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)
         found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)

@@ -146,17 +146,6 @@ class HFCheckpoint:
         """Return the size of all safetensors files."""
         return sum(header.size for header in self.headers.values())
 
-    def names(self) -> dict[str, str]:
-        """Return the file of each tensor."""
-        return {name: tensor.file for name, tensor in self.tensors.items()}
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def metadata(self, file: str) -> dict[str, str]:
-        """Return the metadata of a safetensors file."""
-        return dict(self.headers[file].metadata)
-
     def read(self, name: str) -> np.ndarray:
         """Read a tensor by its full name: a read-only array that is mapped from its file.
 

@@ -55,8 +55,8 @@ def by_runtime(
     from recipec.runtime.model.balance import collected
     from recipec.runtime.model.families.base import parameter_path
     from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.balanced import balanced
     from recipec.runtime.training.loss import batch_loss
-    from recipec.runtime.training.step import balanced
 
     mesh, built = training.build(folder, axes, remat=remat, full=True)
     graph, state = nnx.split(built.model)
