@@ -88,6 +88,10 @@ def _reads(ending: str, program: Program) -> bool:
     return any(_of_ending([ending], program)) or _other_files(program)
 
 
+def _evaluates(program: Program) -> bool:
+    return bool(program.recipe.data.eval) or program.recipe.data.eval_fraction is not None
+
+
 def _streams(program: Program) -> bool:
     return program.recipe.data.stream_window is not None
 
@@ -149,6 +153,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.instructions": lambda program: "instruction" in program.recipe.data.formats,
     "runtime.data.prompted": lambda program: bool(program.recipe.data.formats & PROMPTED),
     "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
+    "runtime.data.evaluation": _evaluates,
+    "runtime.training.evaluating": _evaluates,
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,

@@ -118,7 +118,8 @@ def preview(
     require_packages("previewing", PACKAGES)
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
-    from recipec.runtime.data.prepare import rows_by_source, source_weights
+    from recipec.runtime.data.evaluation import rows_by_source
+    from recipec.runtime.data.prepare import source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
@@ -158,7 +159,7 @@ def preview(
     if len(samples):
         weights = source_weights(samples, data) if split == "train" else []
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part, data)
+        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         if split == "train" and window is None:

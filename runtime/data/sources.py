@@ -61,17 +61,6 @@ class Split:
         return [mask == self.held_out for mask in self.division.held_out]
 
 
-def source_names(sources: Sequence[str | Source]) -> list[str]:
-    """Return a unique name of each source, never `loss`: the shortest of its path's last part without
-    extension, its whole path, or that with a number."""
-    paths = [source.path if isinstance(source, Source) else source for source in sources]
-    short = [path.rstrip("/").rpartition("/")[2].partition(".")[0] or path for path in paths]
-    for names in (short, paths):
-        if len({*names, "loss"}) > len(names):
-            return names
-    return [f"{path} {number}" for number, path in enumerate(paths, 1)]
-
-
 def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
     """Return the training split and, if any, the evaluation split. No source is read yet."""
     if data.eval_fraction is None:

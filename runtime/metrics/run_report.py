@@ -197,7 +197,7 @@ class Report:
         """Write and print an evaluation, and return its loss.
 
         Args:
-            losses: from `runtime.data.batches.eval_losses`.
+            losses: from `runtime.data.evaluation.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self.say(eval_line(step, losses))

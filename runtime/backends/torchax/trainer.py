@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from ...checkpoints.saving import kept
-from ...data.batches import TrainingData, eval_losses
+from ...data.batches import TrainingData
+from ...data.evaluation import eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
 from ...metrics.loggers import Metrics
