@@ -155,6 +155,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
     "runtime.data.evaluation": _evaluates,
     "runtime.training.evaluating": _evaluates,
+    "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
@@ -212,6 +213,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.fake_quantize": lambda program: program.recipe.train.qat,
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
+    "runtime.metrics.services": lambda program: (
+        program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
+    ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
     "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..hosts.group import ProcessGroup
     from ..metrics.loggers import Metrics
     from ..metrics.nowhere import Nowhere
+    from ..metrics.services import Service
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
 
@@ -130,7 +131,6 @@ class Session:
         """
         from ..metrics.loggers import FILE, SAMPLES, Metrics, nowhere
         from ..metrics.run_state import recorded
-        from ..metrics.services import open_services
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
@@ -150,7 +150,11 @@ class Session:
                     remote_metrics.fetch(folder / name, self.directory)
             publish = remote_metrics.publisher(self.directory)
         place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
-        services = open_services(train, *place)
+        services: list[Service] = []
+        if train.wandb_project is not None or train.mlflow_experiment is not None:
+            from ..metrics.services import open_services
+
+            services = open_services(train, *place)
         with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
