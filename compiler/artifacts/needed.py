@@ -108,6 +108,13 @@ def _weighs_tokens(program: Program) -> bool:
     return not _has_losses(program) and program.recipe.train.loss_type != NLL
 
 
+def _is_row_bound(program: Program) -> bool:
+    """Return whether the loss may depend on how many rows a micro-batch has."""
+    train = program.recipe.train
+    by_rows = train.loss_normalization == "micro_batches" or train.router_aux_loss_coef
+    return bool(by_rows) or train.objective != "sft"
+
+
 def _has_answers(program: Program) -> bool:
     return _has_losses(program) and not _has_pairs(program)
 
@@ -122,6 +129,11 @@ def _has_parts(program: Program) -> bool:
     return isinstance(architecture, Gemma4Architecture) and bool(
         architecture.experts or architecture.per_layer_input
     )
+
+
+def _names_layers(program: Program) -> bool:
+    lora = program.recipe.lora
+    return lora is not None and lora.layers != "all"
 
 
 def _by_kernel(program: Program) -> bool:
@@ -144,6 +156,7 @@ OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
     "runtime.model.attention": _by_kernel,
     "runtime.model.attention_blocks": _by_kernel,
+    "runtime.model.layer_ranges": _names_layers,
     "runtime.model.context": _by_kernel,
     "runtime.model.remat": lambda program: program.recipe.remat.policy not in OF_TUNIX,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
@@ -183,6 +196,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.weights.fp8": _in_fp8,
     "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
+    "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
     "runtime.metrics.nowhere": _on_hosts,
     "runtime.hosts.local": _on_hosts,
@@ -197,6 +211,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.pair_losses": _has_pairs,
     "runtime.training.token_losses": _weighs_tokens,
     "runtime.training.preference": _has_losses,
+    "runtime.training.objective_losses": lambda program: _has_losses(program) or _weighs_tokens(program),
+    "runtime.checkpoints.row_bound": _is_row_bound,
     "runtime.training.logps": _has_losses,
     "runtime.data.unpaired": _has_answers,
     "runtime.training.kto": _has_answers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from ..model.adapters import Adapter, LoraSettings
@@ -31,3 +32,10 @@ def rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
         rank = settings.rank_of(part.name)
         out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
     return out
+
+
+def last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the distance between adjacent numbers of a type, at some float64 values."""
+    info = ml_dtypes.finfo(dtype)
+    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
+    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
@@ -26,8 +25,8 @@ from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
 from ..weights.contradictions import layer_of
-from .exactly import SINGLE_ROUNDING, places, rank_scales
-from .merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
+from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
+from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, runs
 
 if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
@@ -212,14 +211,12 @@ def _check_values(
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
             raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
         if merged.quantized(name):
-            scale = _scales(merged, name, rows)
-            found = stored.astype(np.float64) * scale
-            integers = stored.dtype == np.int8
-            unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
-            # The encoder first divides by the scale in float32, which may give the other neighbor.
-            allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
+            from .quantized_sampling import decoded
+
+            found, unit, allowed = decoded(merged, name, rows, stored, exact)
+            allowed = allowed + slack
         else:
-            found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
+            found, unit = stored.astype(np.float64), last_place(exact, stored.dtype)
             allowed = unit / 2 + slack
         error = np.abs(found - exact)
         wrong = ~(error <= allowed)
@@ -230,27 +227,6 @@ def _check_values(
         result = result.with_elements(error, unit / 2, allowed)
     base.release(name)
     return result
-
-
-def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
-    """Return the scale of each given row of a quantized tensor: float64[rows, 1] or [1, 1]."""
-    shape = merged.shapes[name + SCALE]
-    every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
-    scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
-    if len(scales) not in (1, merged.shapes[name][0]):
-        raise UserError(
-            f"{merged.path(name + SCALE)}: {name + SCALE} has shape {list(shape)}, neither one scale nor "
-            f"one for each of {merged.shapes[name][0]} rows",
-            AGAIN,
-        )
-    return scales if len(scales) == 1 else scales[rows]
-
-
-def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the distance between adjacent numbers of a type, at some float64 values."""
-    info = ml_dtypes.finfo(dtype)
-    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
-    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
 
 
 def _wrong(

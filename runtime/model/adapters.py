@@ -202,14 +202,6 @@ class Adapter:
             len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
         )
 
-    @property
-    def trained_size(self) -> int:
-        """Count the trained numbers, without the entries of B that are held at zero."""
-        slots = len(self.target.projections) if self.target.fused else 1
-        slot_size = math.prod(self.b_shape) // self.rank // slots
-        rows = sum(p.rank for p in self.projections) + self.dora * len(self.projections)
-        return math.prod(self.a_shape) + rows * slot_size
-
     def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
         """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
         named and laid out as in PEFT; for experts see expert_layout.py.
@@ -430,7 +422,11 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
-    layers, tokens = section["layers"], tuple(section.get("train_tokens") or ())
+    tokens, chosen = tuple(section.get("train_tokens") or ()), None
+    if section["layers"] != "all":
+        from .layer_ranges import parse_layers
+
+        chosen = parse_layers(section["layers"], num_layers)
     if not all(type(token) in (int, str) for token in tokens):
         raise TypeError(f"train_tokens is {list(tokens)}")
     return LoraSettings(
@@ -440,7 +436,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         dropout=section["dropout"],
         train_also=tuple(section.get("train_also") or ()),
         train_tokens=tokens,
-        layers=None if layers == "all" else parse_layers(layers, num_layers),
+        layers=chosen,
         kind=section.get("kind", "lora"),
         init=section["init"],
         plus_ratio=section.get("plus_ratio"),
@@ -453,34 +449,6 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         products=section.get("products"),
         start_from=section.get("start_from"),
     )
-
-
-def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Return the layer indices of "all", "20-59", "0-4,10" or a list.
-
-    Raises:
-        ValueError: for other text, or an index that is not in 0..num_layers-1.
-    """
-    if layers == "all":
-        return tuple(range(num_layers))
-    if isinstance(layers, str):
-        chosen: list[int] = []
-        for part in layers.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if match is None:
-                raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
-            first = int(match[1])
-            last = int(match[2] or first)
-            # A larger range would fill memory before it is refused.
-            chosen += range(first, min(last, first + num_layers) + 1)
-    else:
-        chosen = list(layers)
-    outside = [i for i in chosen if not 0 <= i < num_layers]
-    if outside:
-        raise ValueError(f"layer {outside[0]} is not one of the model's {num_layers} (0 to {num_layers - 1})")
-    if not chosen:
-        raise ValueError("no layer is chosen")
-    return tuple(sorted(set(chosen)))
 
 
 def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:

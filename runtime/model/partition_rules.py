@@ -67,15 +67,6 @@ def shards(axis: str | None, axes: Mapping[str, int]) -> int:
     return math.prod(axes[name] for name in axes_of(axis, axes))
 
 
-PIECE = 128
-"""A piece of a dealt row is a multiple of this many tokens: the smallest block of splash attention."""
-
-
-def dealt_length(length: int, count: int) -> int:
-    """Return the tokens of a row that is dealt to `count` devices (context.py): two whole pieces for each."""
-    return length if count == 1 else length + -length % (2 * count * PIECE)
-
-
 DATA = ("fsdp", "dcn", "ep")
 """The mesh axes that rows of a batch are split over: devices of a slice, which share the weights; slices; and
 devices that share the experts.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ..model import sharding
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
+from ..settings import TrainSettings
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -122,6 +123,12 @@ token_nll.defvjp(_token_nll, _token_nll_gradient)
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == targets[..., None]
+
+
+def likelihood(settings: TrainSettings) -> TokenLoss:
+    """Return the negative log-likelihood of each target, with the penalties that the recipe sets."""
+    penalties = Penalties(settings.label_smoothing, settings.z_loss)
+    return lambda logits, targets: token_nll(logits, targets, penalties)
 
 
 def batch_loss(

@@ -18,7 +18,6 @@ from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
-from ..model.partition_rules import TOKENS
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
 
@@ -280,23 +279,9 @@ def begin(
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
     if settings.train.samples is not None:
-        from ..data.prompts import generation_config
-        from ..data.prompts import prompts as read_prompts
+        from ..data.prompts import agreed_prompts
 
-        prompts = read_prompts(
-            settings.train.samples,
-            settings.data,
-            tokenizer,
-            arguments.data_dir,
-            generation_config(base.side_files, base.side_file),
-            settings.mesh.axes.get(TOKENS, 1),
-        )
-        hosts.same(
-            "prompts",
-            hashlib.sha256(prompts.tokens.tobytes()).hexdigest(),
-            "reads other prompts than process 0",
-            "put the same file on every host, or at an address that all of them read",
-        )
+        prompts = agreed_prompts(settings, base, tokenizer, arguments.data_dir, hosts)
     prepared = prepare(
         settings.data,
         settings.train,

@@ -22,8 +22,9 @@ from recipec.runtime.checkpoints import adapter_reader
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
-from recipec.runtime.model.adapters import Adapter, lora_settings, parse_layers
+from recipec.runtime.model.adapters import Adapter, lora_settings
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.layer_ranges import parse_layers
 from recipec.runtime.peft.adapter import open_adapter
 from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
