@@ -148,6 +148,10 @@ def _starts_from_weights(program: Program) -> bool:
     return program.lora is not None and program.lora.principal
 
 
+def _trains_whole(program: Program) -> bool:
+    return program.lora is None or program.lora.trains_whole
+
+
 def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
@@ -200,7 +204,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.hosts.group": _on_hosts,
     "runtime.metrics.nowhere": _on_hosts,
     "runtime.hosts.local": _on_hosts,
-    "runtime.checkpoints.full": lambda program: program.lora is None or program.whole,
+    "runtime.checkpoints.full": _trains_whole,
+    "runtime.model.whole": _trains_whole,
+    "runtime.model.whole_arrays": _trains_whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,

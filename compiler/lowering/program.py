@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings, trained_whole
+from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.base import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
+from recipec.runtime.model.whole import trained_whole
 
 if TYPE_CHECKING:
     from recipec.spec.diagnostics import Diagnostic

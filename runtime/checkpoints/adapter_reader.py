@@ -26,7 +26,6 @@ from ..model.adapters import (
     Matrices,
     build_adapters,
     lora_settings,
-    trained_whole,
 )
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
@@ -184,7 +183,11 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     adapters = _recorded_adapters(base, settings)
     where = f"{directory}, step {step}"
     expected = {path: shape for adapter in adapters for path, shape, _ in adapter.arrays}
-    whole = trained_whole(base.family.parameters(base.architecture), settings)
+    whole: tuple[Parameter, ...] = ()
+    if settings.trains_whole:
+        from ..model.whole import trained_whole
+
+        whole = trained_whole(base.family.parameters(base.architecture), settings)
     expected |= {parameter.path: parameter.shape for parameter in whole}
 
     def check(shapes: Mapping[str, tuple[int, ...]]) -> None:

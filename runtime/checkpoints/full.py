@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import Spoiled, UserError
-from ..model.adapters import train_only
 from ..model.families.base import Parameter, Source, parameter_path
+from ..model.whole import train_only
 from ..weights.checkpoint import HFCheckpoint
 from .record import OTHER_RUN
 

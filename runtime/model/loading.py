@@ -26,8 +26,6 @@ from .adapters import (
     LoraSettings,
     Matrices,
     build_adapters,
-    train_only,
-    trained_whole,
 )
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
@@ -43,17 +41,6 @@ if TYPE_CHECKING:
 
 # Variables carry their shardings as metadata; each array is placed by `build`.
 flax.config.update("flax_always_shard_variable", False)
-
-
-class Frozen(nnx.Variable[Any]):
-    """Arrays that are not trained: buffers, arrays that the checkpoint does not fill, and tokens' numbers."""
-
-
-class Whole(nnx.LoRAParam[Any]):
-    """A weight trained with the adapters, in their dtype; the model computes with it in its own dtype."""
-
-    def get_value(self, **index: Any) -> Any:
-        return super().get_value(**index).astype(self.get_metadata("computed_in"))
 
 
 MAPPED_BYTES = 128 * 2**20
@@ -107,7 +94,11 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
-    parameters = train_only(resolved(family.parameters(architecture), rules, axes), settings.only)
+    parameters = resolved(family.parameters(architecture), rules, axes)
+    if settings.only:
+        from .whole import train_only
+
+        parameters = train_only(parameters, settings.only)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}
@@ -132,20 +123,15 @@ def abstract_model(
     for path, variable in _variables(model).items():
         if path in specs:
             variable.set_metadata(out_sharding=specs[path])
-    whole = trained_whole(parameters, lora)
+    whole: tuple[Parameter, ...] = ()
     if lora is None:
-        _freeze(model, parameters)
-    else:
-        for holder, name, parameter in _holders(model, whole):
-            shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
-            if parameter.path == TOKEN_ROWS:
-                from .token_rows import NUMBERS
+        from .whole_arrays import freeze
 
-                numbers = jax.ShapeDtypeStruct(parameter.shape[:1], jnp.int32)
-                setattr(holder, NUMBERS, Frozen(numbers, out_sharding=(None,)))
-            own = jnp.dtype(settings.dtype if parameter.path == TOKEN_ROWS else getattr(holder, name).dtype)
-            types = {"computed_in": own, "kept_in": shape.dtype}
-            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, **types))
+        freeze(model, parameters)
+    elif lora.trains_whole:
+        from .whole_arrays import attach_whole
+
+        whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
         from . import quantize
@@ -295,22 +281,6 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
         f"{found.get(path, 'absent')}, expected {expected.get(path, 'none')}",
         "this version of Tunix does not fit the runtime; install the artifact's requirements",
     )
-
-
-def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
-    frozen = [parameter for parameter in parameters if not parameter.trainable]
-    for holder, name, parameter in _holders(model, frozen):
-        setattr(holder, name, Frozen(getattr(holder, name).get_raw_value(), out_sharding=parameter.spec))
-
-
-def _holders(
-    model: nnx.Module, parameters: Sequence[Parameter]
-) -> Iterator[tuple[nnx.Module, str, Parameter]]:
-    """Return the module that holds each parameter, and the parameter's name in it."""
-    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
-    for parameter in parameters:
-        module, _, name = parameter.path.rpartition(".")
-        yield modules[module], name, parameter
 
 
 def rematerialize(model: nnx.Module, policy: str) -> None:

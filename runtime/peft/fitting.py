@@ -20,7 +20,6 @@ from ..model.adapters import (
     Value,
     build_adapters,
     by_pattern,
-    trained_whole,
 )
 from ..model.families.base import Source
 from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig, plain
@@ -57,6 +56,10 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
     Args:
         rows: whether to include the trained rows of the embedding.
     """
+    if not settings.trains_whole:
+        return []
+    from ..model.whole import trained_whole
+
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
 
