@@ -254,13 +254,15 @@ class HFCheckpoint:
 
 
 def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format | None:
-    """Return the format in which a checkpoint stores weights quantized; None if its config.json names none.
+    """Return the format in which weights are stored quantized; None if config.json names none that the family
+    reads.
 
     Raises:
         UnsupportedCheckpoint: a value of the format is wrong.
         UserError: the artifact has no code for the format, because the recipe's model is not stored in it.
     """
-    if config.get(QUANTIZATION) is None:
+    described = config.get(QUANTIZATION)
+    if described is None or not family.reads(described):
         return None
     try:
         from .formats import format_of
