@@ -9,8 +9,6 @@ The change by training is the product of the run's arrays over the whole rank ax
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter
 from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
-from ..weights.contradictions import layer_of
 from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
 from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, runs
 
@@ -83,7 +80,6 @@ def check_tensors(
     folder: Path,
     dtype: str,
     seed: int = 0,
-    count: int | None = None,
 ) -> Sampled:
     """Compare a merged folder's tensors with the base's, and with the tensors that training changed.
 
@@ -101,9 +97,7 @@ def check_tensors(
 
     Args:
         dtype: type of the merged tensors.
-        seed: seed for the choice of rows, and of tensors if `count` leaves some out.
-        count: number of checked tensors among the trained and among the others; None for all. The first
-            and the last of each kind (a projection in a kind of layer) are always included.
+        seed: seed for the choice of rows.
 
     Raises:
         UserError: naming the first wrong tensor.
@@ -113,39 +107,18 @@ def check_tensors(
     check_names(base, set(expected), merged, dtype)
     random = np.random.default_rng(seed)
     kept = [name for name in base.tensors if name not in expected]
-    chosen = choose(list(expected), base, count, random)
-    untouched = choose(kept, base, count, random)
-    result = Sampled(len(chosen), len(expected), len(untouched), len(kept))
-    with Progress("comparing tensors", len(chosen) + len(untouched)) as progress:
+    result = Sampled(len(expected), len(expected), len(kept), len(kept))
+    with Progress("comparing tensors", len(expected) + len(kept)) as progress:
         for name in expected:
-            if name in chosen:
-                result = _check_values(base, merged, name, expected[name], random, result)
-                progress.advance(1)
-        for name in untouched:
+            result = _check_values(base, merged, name, expected[name], random, result)
+            progress.advance(1)
+        for name in kept:
             if merged.quantized(name):
                 result = _check_values(base, merged, name, None, random, result)
             else:
                 _check_bytes(base, merged, name, random)
             progress.advance(1)
     return result
-
-
-def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
-    """Choose the first and the last tensor of each kind, and others up to a number; None for all.
-
-    Two tensors are of one kind if their names differ only in numbers and their layers have the same type.
-    """
-    if count is None:
-        return set(names)
-    kinds: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in names:
-        layer = layer_of(name.removeprefix(base.prefix)) if name.startswith(base.prefix) else None
-        types = base.architecture.layer_types
-        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", name), "" if layer is None else types[layer]].append(name)
-    out = {name for group in kinds.values() for name in (group[0], group[-1])}
-    rest = [name for name in names if name not in out]
-    random.shuffle(rest)
-    return out | set(rest[: max(0, count - len(out))])
 
 
 def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:

@@ -120,7 +120,7 @@ def abstract_model(
     elif rounded is not None:
         model = intercepted(model, ProductProvider(rounded(family.lora_targets(architecture))))
     _check_leaves(model, parameters, adapters)
-    for path, variable in _variables(model).items():
+    for path, variable in variables_of(model).items():
         if path in specs:
             variable.set_metadata(out_sharding=specs[path])
     whole: tuple[Parameter, ...] = ()
@@ -171,7 +171,7 @@ def build(
     base.verify()
     built = abstract_model(base.family, base.architecture, settings, lora, dict(mesh.shape), rules)
     dtype = np.dtype(jnp.dtype(settings.dtype))
-    variables = _variables(built.model)
+    variables = variables_of(built.model)
     arrays: dict[str, Any] = {}
     for done, parameter in enumerate(built.parameters, 1):
         kind = np.dtype(np.float32) if parameter.wide else dtype
@@ -199,7 +199,7 @@ def build(
         values: Matrices
         values = initial_pair(adapter, lora, start) if isinstance(start, int) else adapter.join(start)
         for (path, _, spec), value in zip(adapter.arrays, values, strict=False):
-            arrays[path] = _put(value.astype(lora_dtype), spec, mesh)
+            arrays[path] = put(value.astype(lora_dtype), spec, mesh)
         if adapter.dora and isinstance(start, int):
             from .dora import magnitudes
 
@@ -213,24 +213,11 @@ def build(
         rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
         embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
         for path, value in first_values(base, embedding, lora).items():
-            arrays[path] = _put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
+            arrays[path] = put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
     for path, variable in variables.items():
         variable.set_raw_value(arrays.pop(path))
     assert not arrays, sorted(arrays)
     return built
-
-
-def put(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
-    """Replace the trained values of a model with adapters.
-
-    Args:
-        arrays: by path, of lora.dtype.
-    """
-    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
-    specs |= {parameter.path: parameter.spec for parameter in built.whole}
-    variables = _variables(built.model)
-    for path, array in arrays.items():
-        variables[path].set_raw_value(_put(array, specs[path], mesh))
 
 
 class _ConstantKeys:
@@ -255,7 +242,7 @@ class _ConstantKey:
         return jnp.zeros(shape, dtype)
 
 
-def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
+def variables_of(model: nnx.Module) -> dict[str, nnx.Variable]:
     """Return the model's variables by dotted path."""
     return {
         ".".join(map(str, path)): node
@@ -270,7 +257,7 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
         expected |= {path: ("LoRAParam", shape) for path, shape, _ in adapter.arrays}
     found = {
         path: (type(variable).__name__, tuple(variable.get_raw_value().shape))
-        for path, variable in _variables(model).items()
+        for path, variable in variables_of(model).items()
     }
     if found == expected:
         return
@@ -391,5 +378,6 @@ def _read(
     return out
 
 
-def _put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+def put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+    """Place an array on a mesh."""
     return jax.make_array_from_callback(value.shape, sharding.named(mesh, spec), lambda index: value[index])
