@@ -52,7 +52,7 @@ DOORS = {
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
-    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting"},
+    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.known"},
     "runtime.training": {
         *("runtime.training.muon", "runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),

@@ -9,15 +9,20 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from recipec import runtime
+from recipec.compiler.lowering.catalog import entry_of
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import ANY, FAMILIES
+from recipec.runtime.model.families.gemma4 import Gemma4Architecture
+from recipec.runtime.model.recomputed import OF_TUNIX
+from recipec.runtime.peft.known import has_parameters
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
+from recipec.runtime.weights.agreement import QUANTIZATION
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 ROOT = "runtime"
 CALLED = re.compile(r"-m (runtime(?:\.\w+)+)|\bruntime/((?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 """Matches how a shell script, a manifest or a page calls a module or a script of runtime/."""
+
+PROMPTED = frozenset(("prompt_completion", "preference", "unpaired_preference"))
+"""The formats of data with prompts and completions."""
 
 Asked = Callable[["Program"], Any]
 
@@ -38,12 +46,50 @@ def _is_of(family: str, program: Program) -> bool:
     return program.family.name == family
 
 
+def _in_fp8(program: Program) -> bool:
+    """Return whether the base may be stored in FP8: a copy of a catalog model may be stored as its original
+    is."""
+    config = program.config
+    if program.model_origin == "catalog" and (entry := entry_of(program.recipe.model.id)) is not None:
+        config = entry["config"]
+    return (config.get(QUANTIZATION) or {}).get("quant_method") == "fp8"
+
+
+def _in_mxfp4(program: Program) -> bool:
+    return "mxfp4" in program.family.quantized
+
+
+def _stored_quantized(program: Program) -> bool:
+    return _in_fp8(program) or _in_mxfp4(program)
+
+
+def _sources(program: Program) -> Iterator[str]:
+    """Yield the paths of all files that are read as data."""
+    recipe = program.recipe
+    yield from (source.path for source in (*recipe.data.train, *recipe.data.eval))
+    if recipe.train.samples is not None:
+        yield recipe.train.samples.prompts
+
+
+def _of_ending(endings: Sequence[str], program: Program) -> list[bool]:
+    """Return whether each file of data has one of the endings, compressed or not."""
+    texts = tuple(f"{ending}{packed}" for ending in endings for packed in ("", ".gz", ".zst"))
+    return [path.lower().endswith(texts) for path in _sources(program)]
+
+
 def _other_files(program: Program) -> bool:
     """Return whether any data is not in plain text files: columnar files, folders, or data sets on the
     hub."""
-    data = program.recipe.data
-    texts = tuple(f"{ending}{packed}" for ending in COMPRESSIBLE for packed in ("", ".gz", ".zst"))
-    return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
+    return not all(_of_ending(COMPRESSIBLE, program))
+
+
+def _reads(ending: str, program: Program) -> bool:
+    """Return whether data may be in text files of this ending; a folder may hold them too."""
+    return any(_of_ending([ending], program)) or _other_files(program)
+
+
+def _evaluates(program: Program) -> bool:
+    return bool(program.recipe.data.eval) or program.recipe.data.eval_fraction is not None
 
 
 def _streams(program: Program) -> bool:
@@ -62,12 +108,32 @@ def _weighs_tokens(program: Program) -> bool:
     return not _has_losses(program) and program.recipe.train.loss_type != NLL
 
 
+def _is_row_bound(program: Program) -> bool:
+    """Return whether the loss may depend on how many rows a micro-batch has."""
+    train = program.recipe.train
+    by_rows = train.loss_normalization == "micro_batches" or train.router_aux_loss_coef
+    return bool(by_rows) or train.objective != "sft"
+
+
 def _has_answers(program: Program) -> bool:
     return _has_losses(program) and not _has_pairs(program)
 
 
 def _has_experts(program: Program) -> bool:
     return program.architecture.routing[0] > 0
+
+
+def _has_parts(program: Program) -> bool:
+    """Return whether a Gemma 4 has experts, or embeddings for each layer."""
+    architecture = program.architecture
+    return isinstance(architecture, Gemma4Architecture) and bool(
+        architecture.experts or architecture.per_layer_input
+    )
+
+
+def _names_layers(program: Program) -> bool:
+    lora = program.recipe.lora
+    return lora is not None and lora.layers != "all"
 
 
 def _by_kernel(program: Program) -> bool:
@@ -82,6 +148,10 @@ def _starts_from_weights(program: Program) -> bool:
     return program.lora is not None and program.lora.principal
 
 
+def _trains_whole(program: Program) -> bool:
+    return program.lora is None or program.lora.trains_whole
+
+
 def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
@@ -90,9 +160,22 @@ OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
     "runtime.model.attention": _by_kernel,
     "runtime.model.attention_blocks": _by_kernel,
+    "runtime.model.layer_ranges": _names_layers,
+    "runtime.model.context": _by_kernel,
+    "runtime.model.remat": lambda program: program.recipe.remat.policy not in OF_TUNIX,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
+    "runtime.data.csv_files": functools.partial(_reads, ".csv"),
+    "runtime.data.json_files": functools.partial(_reads, ".json"),
+    "runtime.data.instructions": lambda program: "instruction" in program.recipe.data.formats,
+    "runtime.data.prompted": lambda program: bool(program.recipe.data.formats & PROMPTED),
+    "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
+    "runtime.data.evaluation": _evaluates,
+    "runtime.training.evaluating": _evaluates,
+    "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
+    "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
+    "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
     "runtime.data.stream": _streams,
     "runtime.data.shards": _streams,
@@ -105,13 +188,25 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.metrics.expert_shares": _has_experts,
     "runtime.model.balance": _has_experts,
     "runtime.model.experts": _has_experts,
+    "runtime.model.expert_layout": _has_experts,
+    "runtime.merging.expert_sampling": _has_experts,
+    "runtime.training.balanced": _has_experts,
+    "runtime.peft.parameters": lambda program: program.lora is not None and has_parameters(program),
+    "runtime.model.gemma4_parts": _has_parts,
     "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
-    "runtime.weights.mxfp4": lambda program: "mxfp4" in program.family.quantized,
+    "runtime.weights.formats": _stored_quantized,
+    "runtime.weights.packed": _stored_quantized,
+    "runtime.weights.fp8": _in_fp8,
+    "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
+    "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
+    "runtime.metrics.nowhere": _on_hosts,
     "runtime.hosts.local": _on_hosts,
-    "runtime.checkpoints.full": lambda program: program.lora is None or program.whole,
+    "runtime.checkpoints.full": _trains_whole,
+    "runtime.model.whole": _trains_whole,
+    "runtime.model.whole_arrays": _trains_whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,
@@ -122,6 +217,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.pair_losses": _has_pairs,
     "runtime.training.token_losses": _weighs_tokens,
     "runtime.training.preference": _has_losses,
+    "runtime.training.objective_losses": lambda program: _has_losses(program) or _weighs_tokens(program),
+    "runtime.checkpoints.row_bound": _is_row_bound,
+    "runtime.training.logps": _has_losses,
     "runtime.data.unpaired": _has_answers,
     "runtime.training.kto": _has_answers,
     "runtime.training.unpaired": _has_answers,
@@ -137,9 +235,12 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.model.fake_quantize": lambda program: program.recipe.train.qat,
     "runtime.model.eight_bits": lambda program: program.lora and program.lora.products,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
+    "runtime.metrics.services": lambda program: (
+        program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
+    ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
-    "runtime.probe.served": lambda program: program.recipe.serve,
+    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.training.answers": lambda program: program.recipe.train.samples,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
 }

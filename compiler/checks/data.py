@@ -10,10 +10,10 @@ from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
+from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.run_length import held_out
 from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.wording import plural
-from recipec.runtime.data.formats import ALONE
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join

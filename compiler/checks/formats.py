@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.formats import ALONE, FIELDS, LOSS_ON, may_carry
 from recipec.compiler.lowering.sources import (
     COMPRESSIBLE,
     ENDINGS,
@@ -19,7 +20,6 @@ from recipec.compiler.lowering.sources import (
     names_nothing,
 )
 from recipec.compiler.wording import flow, listing
-from recipec.runtime.data.formats import ALONE, FIELDS, LOSS_ON, may_carry
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic

@@ -17,10 +17,10 @@ from recipec.runtime.model.adapters import (
     matches,
     meant,
     principal,
-    trained_whole,
 )
 from recipec.runtime.model.families.base import LoraTarget
 from recipec.runtime.model.reach import expert_layer, reach
+from recipec.runtime.model.whole import trained_whole
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.diagnostics import Diagnostic

@@ -8,7 +8,7 @@ from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import flow, listing
 from recipec.runtime.data.new_tokens import padded
-from recipec.runtime.model.adapters import trained_whole
+from recipec.runtime.model.whole import trained_whole
 from recipec.spec.diagnostics import Diagnostic
 
 

@@ -17,9 +17,11 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import AnyRow, ParsedSample, is_labeled, label_of, parse_row
+from recipec.runtime.data.formats import AnyRow, ParsedSample
 from recipec.runtime.data.messages import taught
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.preferences import parse_preference
+from recipec.runtime.data.prompted import is_labeled, label_of
 from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
@@ -295,7 +297,7 @@ def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: st
         parsed: AnyRow = (
             parse_preference("", row, fields)
             if format == "preference"
-            else parse_row(format, "", row, fields)
+            else parser_of(format)("", row, fields)
         )
     except Malformed:
         return []

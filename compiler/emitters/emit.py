@@ -44,7 +44,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         "recipe.yaml": program.text,
         "train.py": emit_train(program),
         "merge.py": emit_merge(program),
-        **(emit_probe(program) if program.family.tunix else {}),
+        **emit_probe(program),
         REQUIREMENTS: _requirements(program),
         **other_backends.files(program, backends),
         **emit_serve(program),

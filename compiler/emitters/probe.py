@@ -28,8 +28,15 @@ HEAD_DIM = 32
 """The least size of the miniature's heads. It is the smallest that vLLM's CPU attention takes."""
 
 
+def has_probe(program: Program) -> bool:
+    """Return whether an artifact has a probe: not if its recipe asks for no launcher at all."""
+    return program.family.tunix and bool(program.recipe.launch.kind)
+
+
 def emit_probe(program: Program) -> dict[str, str]:
-    """Return the texts of probe.py and of the shapes."""
+    """Return the texts of probe.py and of the shapes; {} for an artifact without a probe."""
+    if not has_probe(program):
+        return {}
     script = render(
         "probe.py",
         title=docstring(f"Compares {devices(program)} with the recipe: devices, numbers, time, a merge."),

@@ -12,6 +12,7 @@ from recipec.compiler.emitters.kubernetes import serving_name
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
+from recipec.compiler.emitters.probe import has_probe
 from recipec.compiler.emitters.render import code_span, render, shell_word
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.explain.card import markdown
@@ -52,7 +53,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         backends=backends,
         notebook=program.notebook,
         full=program.lora is None,
-        probe=program.family.tunix,
+        probe=has_probe(program),
         transforms=list(dict.fromkeys(one.partition(":")[0] for one in recipe.data.transforms.values())),
         model=recipe.model.id,
         revision=recipe.model.revision,

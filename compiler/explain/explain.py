@@ -16,6 +16,7 @@ from recipec.compiler.explain.loss import additions, objective, rounding
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import LOCK
 from recipec.compiler.lowering.libtpu import flags
+from recipec.compiler.lowering.program import trained_size
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.serving.memory import weight_size
@@ -284,7 +285,7 @@ def _lora(program: Program) -> list[str]:
     trained = program.trainable_parameters
     arrays = sum(len(x.arrays) for x in program.adapters)
     numbers = sum(math.prod(shape) for x in program.adapters for _, shape, _ in x.arrays)
-    held = numbers - sum(x.trained_size for x in program.adapters)
+    held = numbers - sum(map(trained_size, program.adapters))
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
         f"{arrays:,} arrays, {scales(program)}",

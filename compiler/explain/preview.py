@@ -19,9 +19,10 @@ from recipec.compiler.packages import require_packages
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.runtime.data.encoding import Encoder, Shown
+    from recipec.runtime.data.encoding import Encoder
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.showing import Shown
     from recipec.runtime.data.sources import Split
     from recipec.runtime.settings import DataSettings, ModelSettings
 
@@ -117,8 +118,8 @@ def preview(
     require_packages("previewing", PACKAGES)
     from recipec.runtime.data.encoding import Encoder, coding
     from recipec.runtime.data.epochs import Epochs
-    from recipec.runtime.data.masking import check_loss_on
-    from recipec.runtime.data.prepare import rows_by_source, source_weights
+    from recipec.runtime.data.evaluation import rows_by_source
+    from recipec.runtime.data.prepare import source_weights
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
@@ -135,7 +136,6 @@ def preview(
             f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
         )
     window = data.stream_window if split == "train" else None
-    check_loss_on(data)
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
     templates = chat_templates(tokenizer, data, folder, part.sources)
     how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
@@ -159,7 +159,7 @@ def preview(
     if len(samples):
         weights = source_weights(samples, data) if split == "train" else []
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part, data)
+        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         if split == "train" and window is None:
@@ -170,7 +170,9 @@ def preview(
 
 def _shown(encoder: Encoder, source: int, rows: _Rows) -> Iterator[Shown]:
     """Yield the samples of a source that are trained on."""
-    return (sample for row in rows if (sample := encoder.show(row, source)))
+    from recipec.runtime.data.showing import show
+
+    return (sample for row in rows if (sample := show(encoder, row, source)))
 
 
 def _in_turn(sources: list[Iterator[Shown]]) -> Iterator[Shown]:

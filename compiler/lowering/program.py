@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings, trained_whole
+from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.base import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
+from recipec.runtime.model.whole import trained_whole
 
 if TYPE_CHECKING:
     from recipec.spec.diagnostics import Diagnostic
@@ -98,14 +99,14 @@ class Program:
         if self.lora is None:
             return sum(math.prod(p.shape) for p in self.parameters if p.sources and not p.frozen)
         whole = sum(math.prod(parameter.shape) for parameter in self.whole)
-        return whole + sum(adapter.trained_size for adapter in self.adapters)
+        return whole + sum(map(trained_size, self.adapters))
 
     @property
     def used_adapter_parameters(self) -> float:
         """The number of values of A and B that one token uses; of experts, only those of the chosen ones."""
         experts, used = self.architecture.routing
         return sum(
-            adapter.trained_size * (used / experts if adapter.target.experts else 1)
+            trained_size(adapter) * (used / experts if adapter.target.experts else 1)
             for adapter in self.adapters
         )
 
@@ -120,3 +121,11 @@ class Program:
     def reach(self) -> Reach:
         """The share of the parameters that the adapters reach."""
         return reach(self.parameters, self.adapters)
+
+
+def trained_size(adapter: Adapter) -> int:
+    """Count the trained numbers of an adapter, without the entries of B that are held at zero."""
+    slots = len(adapter.target.projections) if adapter.target.fused else 1
+    slot_size = math.prod(adapter.b_shape) // adapter.rank // slots
+    rows = sum(p.rank for p in adapter.projections) + adapter.dora * len(adapter.projections)
+    return math.prod(adapter.a_shape) + rows * slot_size

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import is_directory, title
 from recipec.compiler.lowering.first_rows import LOOKED_AT
+from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.new.draft import JUDGED, RANK, Draft, dtype
@@ -18,7 +19,6 @@ from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.port.ledger import Line
 from recipec.compiler.port.write import recipe_text
 from recipec.compiler.wording import listing, plural, quantity, which_layers
-from recipec.runtime.data.formats import ALONE
 from recipec.runtime.model.families import Architecture
 from recipec.spec.language import VERSION
 

@@ -265,7 +265,7 @@ class Trained:
     def subject(self) -> ComparedRun:
         """Return the run for the comparison."""
         from recipec.compiler.parity.compare import ComparedRun
-        from recipec.runtime.training.trace import read_trace
+        from recipec.compiler.parity.read_trace import read_trace
         from recipec.runtime.weights.checkpoint import HFCheckpoint
 
         base = HFCheckpoint.open(self.merged)

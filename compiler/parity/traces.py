@@ -7,8 +7,9 @@ from pathlib import Path
 
 from recipec.compiler.parity.compare import ComparedRun, Deviation, tolerances_of
 from recipec.compiler.parity.compare import compare as compare_runs
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.runtime.errors import UserError
-from recipec.runtime.training.trace import Trace, read_trace
+from recipec.runtime.training.trace import Trace
 
 
 def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Deviation]]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import qwix
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipec.compiler.emitters.python_text import source
@@ -21,14 +22,21 @@ from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.runtime.model.families.base import parameter_path
-from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.model.loading import Built, abstract_model
 from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
 from recipec.runtime.training import muon, optimizers
 from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
-from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
+from recipec.runtime.training.step import (
+    Step,
+    fit_shardings,
+    micro_batch_loss,
+    shardings_of,
+    trained_type,
+    update_rule,
+)
 
 SCHEDULED_STEPS = 1000
 """Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
@@ -93,6 +101,24 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
         batch=device_bytes(batch),
     )
     return AbstractStep(step, ((trained, state), base, batch), sizes)
+
+
+def abstract_optimizer(
+    built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
+) -> nnx.Optimizer:
+    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays.
+
+    Args:
+        built: from `runtime.model.loading.abstract_model`.
+        optimizer: the recipe's chain.
+        accumulation: micro-batches of an optimizer step.
+    """
+    rule: Any = update_rule(built, optimizer)
+    if accumulation > 1:
+        rule = optax.MultiSteps(rule, accumulation)
+    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
+    fit_shardings(made, mesh)
+    return made
 
 
 def scheduled_optimizer(program: Program) -> optax.GradientTransformation:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
-from recipec.runtime.model.families.base import matrices
+from recipec.runtime.model.matrices import matrices
 from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.language import Train
 
 FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. The gradient
@@ -104,7 +105,7 @@ def model_flops(program: Program, tokens: float) -> float:
     model = shapes(program, length)
     full = program.lora is None
     train = program.recipe.train
-    forward = OBJECTIVES[train.objective].forward_passes(train.loss_type)
+    forward = _forward_passes(train)
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head
     flops += (FORWARD * forward + (backward if full else 0)) * model.outside
@@ -128,7 +129,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
     block = recipe.model.attention_block or program.accelerator.attention_block or 0
     kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
-    forward = OBJECTIVES[recipe.train.objective].forward_passes(recipe.train.loss_type)
+    forward = _forward_passes(recipe.train)
     once, back = _faster(program)
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside
@@ -216,3 +217,9 @@ def _trained_bytes(program: Program, size: int) -> float:
     """Return the bytes of state for each trained number: moments, float32 copy, accumulated gradients."""
     accumulated = size if program.accumulation_steps > 1 else 0
     return float(beside_bytes(program.recipe, size) + accumulated)
+
+
+def _forward_passes(train: Train) -> int:
+    """Return the number of forward passes of a micro-batch through the model."""
+    objective, loss_type = OBJECTIVES[train.objective], train.loss_type
+    return (2 if objective.refers(loss_type) else 1) * (2 if loss_type in objective.mismatched else 1)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..model.adapters import LoraSettings, Matrices, build_adapters, train_only
-from ..model.initial import initial_adapters
+from ..model.adapters import LoraSettings, Matrices, build_adapters
+from ..model.initial_adapters import initial_adapters
+from ..model.whole import train_only
 from ..peft.adapter import ROWS, WRAPPER, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
 from ..peft.fitting import fitting, whole_sources

@@ -102,7 +102,7 @@ class BackendReport:
         """Record the losses of an evaluation after an optimizer step; step 0 is the untrained model.
 
         Args:
-            losses: the result of `runtime.data.batches.eval_losses`.
+            losses: the result of `runtime.data.evaluation.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self._eval_loss = losses["loss"]

@@ -26,9 +26,8 @@ from ..model.adapters import (
     Matrices,
     build_adapters,
     lora_settings,
-    trained_whole,
 )
-from ..model.families.base import Parameter, Source, parameter_path
+from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
 from .record import LOCK, OTHER_RUN, read_record
@@ -101,9 +100,11 @@ class TrainedAdapters:
         for adapter in self.adapters:
             parameter = parameters[adapter.target.weight]
             if adapter.target.experts:
-                a, b = self.arrays[parameter.path]
-                for source, delta in _of_experts(adapter, parameter, a, b):
-                    out[source.full_name(base.prefix)] = delta
+                from ..model.expert_layout import products
+
+                scale = adapter.projections[0].scale
+                for source, a, b in products(adapter, parameter, *self.arrays[parameter.path]):
+                    out[source.full_name(base.prefix)] = Delta(a, b, scale)
                 continue
             for part in adapter.projections:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
@@ -149,34 +150,6 @@ class TrainedAdapters:
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
 
 
-def _of_experts(
-    adapter: Adapter, parameter: Parameter, a: np.ndarray, b: np.ndarray
-) -> Iterator[tuple[Source, Delta]]:
-    """Yield the change of each tensor that a weight of experts is made of: one expert's, or all experts'.
-
-    Args:
-        a, b: [experts, *in, rank] and [experts, rank, *out].
-    """
-    contract = adapter.target.contract
-    rest = [axis for axis in range(1, len(parameter.shape)) if axis not in contract]
-    (part,) = adapter.projections
-    for number, source in enumerate(parameter.sources):
-        place = parameter.place(number)
-        kept = [axis for axis, index in enumerate(place) if isinstance(index, slice)]
-        at = dict(zip(kept, source.transpose, strict=True))  # the tensor's own axis of each of the weight's
-        outputs = [axis for axis in rest if axis in at]
-        low = a[place[0]]
-        high = b[(place[0], slice(None), *(place[axis] for axis in rest))]
-        first = high.ndim - len(outputs)
-        order = [first + outputs.index(axis) for axis in sorted(outputs, key=at.__getitem__)]
-        high = high.transpose(*range(first), *order).reshape(*high.shape[:first], -1)
-        if min(map(at.__getitem__, outputs)) < min(at[axis] for axis in contract):
-            low, high = low.swapaxes(-1, -2), high.swapaxes(-1, -2)
-        else:  # [in, out]: (B A)^T = A^T B^T
-            low, high = high, low
-        yield source, Delta(low, high, part.scale)
-
-
 def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
     """Load the adapters of a run's checkpoint, or all its weights if it had no LoRA.
 
@@ -210,7 +183,11 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     adapters = _recorded_adapters(base, settings)
     where = f"{directory}, step {step}"
     expected = {path: shape for adapter in adapters for path, shape, _ in adapter.arrays}
-    whole = trained_whole(base.family.parameters(base.architecture), settings)
+    whole: tuple[Parameter, ...] = ()
+    if settings.trains_whole:
+        from ..model.whole import trained_whole
+
+        whole = trained_whole(base.family.parameters(base.architecture), settings)
     expected |= {parameter.path: parameter.shape for parameter in whole}
 
     def check(shapes: Mapping[str, tuple[int, ...]]) -> None:

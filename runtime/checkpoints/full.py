@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import Spoiled, UserError
-from ..model.adapters import train_only
 from ..model.families.base import Parameter, Source, parameter_path
+from ..model.whole import train_only
 from ..weights.checkpoint import HFCheckpoint
 from .record import OTHER_RUN
 
@@ -58,6 +58,16 @@ class TrainedWeights:
 
     no_op = False
     """Whether nothing was trained; this is not known without comparing every tensor."""
+
+    def put(self, variables: Mapping[str, Any]) -> None:
+        """Give a model's variables, by their paths, the trained values, in their own dtype and sharding."""
+        import jax
+
+        for parameter in self.parameters:
+            variable = variables[parameter.path]
+            old = variable.get_raw_value()
+            value = self.read(parameter.path).astype(old.dtype)
+            variable.set_raw_value(jax.device_put(value, old.sharding))
 
     def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
         """Return the trained value of each of the base's tensors, by its full name."""

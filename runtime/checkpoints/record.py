@@ -11,8 +11,6 @@ from typing import Any
 
 from ..addresses import path_of, reached, write_whole
 from ..errors import UserError
-from ..model.partition_rules import data_parallel
-from ..training.objectives import OBJECTIVES, Objective
 
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
@@ -40,8 +38,6 @@ PASSIVE = (
 ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size", "train.early_stopping")
 """Keys that may change too, with a note: they affect only how and where the numbers are computed, in which
 parts, and until when."""
-
-MICRO_BATCHES = "micro_batches"
 
 LOGGING = "packages.logging"
 """The packages that train.log needs."""
@@ -145,45 +141,16 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     if not changed:
         return
     train = now.get("train", {})
-    objective, cause = OBJECTIVES.get(train.get("objective", "sft")), None
-    if train.get("loss_normalization") == MICRO_BATCHES:
-        cause = f"train.loss_normalization: {MICRO_BATCHES}"
-    elif objective is not None and objective.likelihood and _weight(objective, train):
-        cause = f"train.objective: {train['objective']}"
-    elif train.get("router_aux_loss_coef"):
-        cause = f"train.router_aux_loss_coef: {train['router_aux_loss_coef']:g}"
-    before, after = _rows(began), _rows(now)
-    if objective is not None and train.get("loss_type") in objective.mismatched:
-        cause = f"train.objective: {train['objective']}"
-        if (size := began.get("train", {}).get("micro_batch_size")) != train.get("micro_batch_size"):
-            raise UserError(
-                f"{directory}: with {cause} each prompt is also paired with another row's answer; the "
-                f"run began with micro-batches of {size} rows a device, and this artifact has "
-                f"{train.get('micro_batch_size')}",
-                f"set train.micro_batch_size: {size}",
-            )
-    if cause is not None and before != after:
-        raise UserError(
-            f"{directory}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
-            f"{before}, and this artifact has {after}",
-            f"choose train.micro_batch_size so that micro_batch_size x dcn x fsdp is {before} again",
-        )
+    judged = train.get("objective", "sft") != "sft"
+    if judged or train.get("loss_normalization") == "micro_batches" or train.get("router_aux_loss_coef"):
+        from .row_bound import check_rows
+
+        check_rows(directory, began, now)
     meshes = [_mesh(recipe) for recipe in (began, now)]
     other = [line for line in changed if not line.startswith("mesh.")]
     if meshes[0] != meshes[1]:
         other.insert(0, f"the run began on {meshes[0]} and continues on {meshes[1]}")
     print(f"note: {'; '.join(other or changed)}", file=sys.stderr)
-
-
-def _weight(objective: Objective, train: Mapping[str, Any]) -> float:
-    """Return the weight of the likelihood in an objective's loss."""
-    return float(train.get("cpo_alpha", 1.0)) if "cpo_alpha" in objective.settings else 1.0
-
-
-def _rows(recipe: Mapping[str, Any]) -> int:
-    """Return the rows of a micro-batch on all devices together."""
-    size: int = recipe.get("train", {}).get("micro_batch_size", 1)
-    return size * data_parallel(recipe.get("mesh", {}).get("axes", {}))
 
 
 def _mesh(recipe: Mapping[str, Any]) -> str:

@@ -1,14 +1,16 @@
 """The path from data sources to training batches.
 
 sources    each source -> its rows, streamed; malformed rows are counted, with their place
-             (places, files, text_files, column_files, huggingface: how rows are stored; transform: the
-             user's function; formats, messages, values: what rows mean; advice: on columns of other names)
-splits     the rows for training and the rows for evaluation
+             (places, files, text_files, json_files, csv_files, column_files, huggingface: how rows are
+             stored; transform: the user's function; parsers, formats, instructions, prompted, messages,
+             values: what rows mean; advice: on columns of other names)
+division   the rows for training and the rows for evaluation, if both are of the same sources (counting)
 tokenizer  the checkpoint's tokenizer and the chat template
 template   a conversation -> text, as transformers renders it
 reasoning  keeps or drops the assistant's reasoning, before and after rendering
 masking    which characters of the rendered text carry loss
-encoding   text -> tokens, and which of them are targets; unusable rows are counted
+encoding   text -> tokens, and which of them are targets (texts: of rows without a chat template); unusable
+             rows are counted
 tokenizing encoding of all rows, in several processes (worker) if there are many rows
 samples    tokens and targets of all samples, as flat arrays
 cache      those arrays on disk, under a key computed from their inputs

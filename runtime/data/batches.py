@@ -27,6 +27,7 @@ from .samples import Samples
 
 if TYPE_CHECKING:
     from ..model.sharding import Rows
+    from .evaluation import EvalPart
     from .prompts import Prompts
 
 Batch = dict[str, np.ndarray]
@@ -66,32 +67,6 @@ class TrainingData:
     rows: Rows | None = None
     eval_parts: Sequence[EvalPart] = ()
     prompts: Prompts | None = None
-
-
-@dataclass(frozen=True)
-class EvalPart:
-    """The evaluation batches of one source.
-
-    Attributes:
-        name: a unique name of the source.
-        batches: numbers of the source's batches among the evaluation batches.
-        factor: multiply the sum of their losses by this to get the source's own mean.
-    """
-
-    name: str
-    batches: slice
-    factor: float
-
-
-def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str, float]:
-    """Return the mean loss of all targets as `loss`, and the mean of each part under its name.
-
-    Args:
-        losses: the loss of each evaluation batch.
-    """
-    each = np.asarray(losses, np.float64)
-    own = {part.name: float(each[part.batches].sum()) * part.factor for part in parts}
-    return {"loss": float(each.mean()), **own}
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:
@@ -233,7 +208,7 @@ class Schedule(ABC):
             return count(step.rows) / self._accumulation
         if not count(part):
             return 1.0  # an empty micro-batch: its summed loss is 0
-        parts = _chunked(step.rows, self._shape.rows)
+        parts = chunked(step.rows, self._shape.rows)
         return count(part) * sum(count(rows) > 0 for rows in parts) / self._accumulation
 
 
@@ -303,32 +278,6 @@ def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
     return indices.map(micro_batch).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
 
-def evaluation_batches(
-    samples: Samples, rows: Mapping[str, Sequence[Row]], shape: BatchShape
-) -> tuple[list[Batch], list[EvalPart]]:
-    """Build the evaluation batches: every row once, in order, each source in batches of its own.
-
-    The norm is chosen so that the mean of (summed loss / norm) over the batches is the mean loss of a
-    target, independent of which batch a target is in.
-
-    Args:
-        rows: the rows of each source, by its name.
-
-    Returns:
-        The batches, and which of them belong to each source.
-    """
-    chunks = {name: list(_chunked(own, shape.rows)) for name, own in rows.items()}
-    weights = samples.weights
-    norm = int(weights.sum()) / sum(map(len, chunks.values()))
-    batches: list[Batch] = []
-    parts = []
-    for name, own in chunks.items():
-        start, members = len(batches), [i for chunk in own for row in chunk for i in row]
-        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(own)]
-        parts.append(EvalPart(name, slice(start, len(batches)), norm / int(weights[members].sum())))
-    return batches, parts
-
-
-def _chunked(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
+def chunked(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     for start in range(0, len(rows), size):
         yield [rows[i] for i in range(start, min(start + size, len(rows)))]

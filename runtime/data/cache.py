@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from ..addresses import first_line
 from ..endless import check_ends
 from ..settings import DataSettings, Source
 from .encoding import Coding
-from .places import address_of
 from .report import SplitReport
 from .samples import Samples
 
@@ -55,7 +55,7 @@ def key(
         try:
             what = _content(source, data_dir)
         except Exception as error:  # any error; reading the source reports it better
-            return None, f"{source.path}: {_first_line(error)}"
+            return None, f"{source.path}: {first_line(error)}"
         own, transform = data.of(source), None
         if own.transform is not None:
             name, _, function = own.transform.rpartition(":")
@@ -84,7 +84,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
-        say(f"the tokenized data in {folder} is incomplete ({_first_line(error)}), and is made again")
+        say(f"the tokenized data in {folder} is incomplete ({first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -116,21 +116,10 @@ def say(note: str) -> None:
 
 def _content(source: Source, data_dir: Path) -> Any:
     """Return an identification of a source's content."""
-    if source.path.startswith("hf://"):
-        from huggingface_hub import HfApi
-
-        name, revision = address_of(source.path)
-        return HfApi().dataset_info(name, revision=revision).sha
     if "://" in source.path:
-        import fsspec
+        from .remote_content import remote_content
 
-        system, path = fsspec.core.url_to_fs(source.path)
-        names = sorted(system.find(path)) if system.isdir(path) else [path]
-        told = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "mtime", "updated", "LastModified")
-        infos = [(name, system.info(name)) for name in names]
-        if not all(any(info.get(item) for item in told[1:]) for _, info in infos):
-            raise ValueError("its file system gives neither a checksum nor a time")
-        return [[name, *(str(info.get(item)) for item in told)] for name, info in infos]
+        return remote_content(source)
     path = data_dir / Path(source.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return [[str(file.relative_to(path)), _sha256([file])] for file in files]
@@ -164,8 +153,4 @@ def _version(package: str) -> str | None:
 
 
 def _not_kept(folder: Path, error: OSError) -> None:
-    say(f"the tokenized data could not be kept in {folder}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    say(f"the tokenized data could not be kept in {folder}: {first_line(error)}")

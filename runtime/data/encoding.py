@@ -88,7 +88,7 @@ class Encoder:
     def __init__(self, coding: Coding) -> None:
         from tokenizers import Tokenizer
 
-        self._coding = coding
+        self.coding = coding
         self._tokenizer = Tokenizer.from_str(coding.tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -100,7 +100,7 @@ class Encoder:
         ]
 
     def _compiled(self, text: str) -> tuple[ChatTemplate, Reasoning | None]:
-        coding = self._coding
+        coding = self.coding
         if coding.reasoning is None:
             return ChatTemplate(text, coding.variables), None
         from .reasoning import Reasoning
@@ -117,44 +117,36 @@ class Encoder:
             UserError: a sample is too long and `overlong` is "error", or a row needs a chat template or an
                 end-of-sequence token and there is none.
         """
-        builder = _Builder(self._coding, source)
+        builder = Builder(self.coding, source)
         plain = [row for row in rows if isinstance(row, ParsedSample)]
-        for i, encoded in self._encoded(plain, source, builder.report):
+        for i, encoded in self.encoded(plain, source, builder.report):
             builder.add(plain[i].origin, encoded)
         pairs = [(row.origin, *row.answers()) for row in rows if not isinstance(row, ParsedSample)]
         # An unusable answer is counted once for its pair.
-        left = list(self._encoded([chosen for _, chosen, _ in pairs], source, builder.report))
-        rejected = dict(self._encoded([pairs[i][2] for i, _ in left], source, builder.report))
+        left = list(self.encoded([chosen for _, chosen, _ in pairs], source, builder.report))
+        rejected = dict(self.encoded([pairs[i][2] for i, _ in left], source, builder.report))
         for n, (i, chosen) in enumerate(left):
             if n in rejected:
                 builder.add(pairs[i][0], chosen, rejected[n])
         return builder.finish()
 
-    def show(self, row: ParsedSample, source: int = 0) -> Shown | None:
-        """Return a row of a source in the form in which it is trained on; None if it is left out.
-
-        Raises:
-            UserError: as `encode`.
-        """
-        builder = _Builder(self._coding, source)
-        for _, encoded in self._encoded([row], source, builder.report):
-            builder.add(row.origin, encoded)
-            (samples, report) = builder.finish()
-            if report.kept:
-                targets = samples[0].targets.tolist()
-                pieces = _pieces(encoded.encoding, encoded.rendered.text, targets)
-                return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
-        return None
-
-    def _encoded(
+    def encoded(
         self, rows: Sequence[ParsedSample], source: int, report: SplitReport
-    ) -> Iterator[tuple[int, _Encoded]]:
+    ) -> Iterator[tuple[int, Encoded]]:
         """Return the usable rows, by their number."""
-        encoded: dict[int, _Encoded] = {}
+        encoded: dict[int, Encoded] = {}
         chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
         texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
         self._encode_chats(chats, source, report, encoded)
-        self._encode_texts(texts, source, report, encoded)
+        if texts:
+            from .texts import encode_texts
+
+            alone = self.coding.loss_on[source] == "completion"
+            for i, text, encoding, span in encode_texts(
+                self._tokenizer, texts, self.coding.eos, alone, report
+            ):
+                row = rows[i]
+                encoded[i] = Encoded(text, encoding, [span], row.unused, row.liked)
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
@@ -162,7 +154,7 @@ class Encoder:
         rows: Sequence[tuple[int, ParsedSample]],
         source: int,
         report: SplitReport,
-        encoded: dict[int, _Encoded],
+        encoded: dict[int, Encoded],
     ) -> None:
         rendered: list[tuple[int, Rendered]] = []
         for i, row in rows:
@@ -188,7 +180,7 @@ class Encoder:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
             row = origins[i]
-            encoded[i] = _Encoded(item, encoding, ranges, row.unused + item.unused, row.liked)
+            encoded[i] = Encoded(item, encoding, ranges, row.unused + item.unused, row.liked)
 
     def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
         if reasoning is not None:
@@ -196,80 +188,9 @@ class Encoder:
         assert row.messages is not None
         return renderer.render(row.messages, row.tools, row.completion_start)
 
-    def _encode_texts(
-        self,
-        rows: Sequence[tuple[int, ParsedSample]],
-        source: int,
-        report: SplitReport,
-        encoded: dict[int, _Encoded],
-    ) -> None:
-        """Encode plain text with the tokenizer's own special tokens, then the end of sequence."""
-        wholes: list[tuple[int, ParsedSample, str]] = []
-        for i, row in rows:
-            completion = row.completion or ""
-            if not completion.strip():
-                report.empty.add(row.origin, "no text" if row.prompt is None else "no text in the completion")
-                continue
-            if self._coding.eos is None:
-                raise UserError(
-                    "the tokenizer has no end-of-sequence token, with which plain text has to end",
-                    'add "eos_token" to tokenizer_config.json, or use data.format: chat',
-                )
-            end = "" if completion.endswith(self._coding.eos) else self._coding.eos
-            wholes.append((i, row, (row.prompt or "") + completion + end))
-        encodings = self._tokenizer.encode_batch([text for *_, text in wholes])
-        alone = self._coding.loss_on[source] == "completion"
-        prompts = self._tokenizer.encode_batch([row.prompt or "" for _, row, _ in wholes] if alone else [])
-        for n, ((i, row, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
-            ids, start = encoding.ids, 0
-            if alone:
-                prompt = _without_added_end(prompts[n])
-                start = len(prompt)
-                if ids[:start] != prompt:
-                    report.inconsistent.add(row.origin, _not_a_prefix(prompt, encoding, text))
-                    continue
-            encoded[i] = _Encoded(Rendered(text, ()), encoding, [(start, len(ids))], row.unused, row.liked)
-
 
 @dataclass(frozen=True)
-class Shown:
-    """A sample for people to read.
-
-    Attributes:
-        origin: the origin of its row.
-        pieces: stretches of its text, each with whether its tokens are targets.
-        tokens, targets: their numbers.
-        truncated: whether it was cut to max_length.
-    """
-
-    origin: str
-    pieces: list[tuple[str, bool]]
-    tokens: int
-    targets: int
-    truncated: bool
-
-
-def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str, bool]]:
-    """Split the text of tokens into stretches of targets and of others; added tokens show their name."""
-    out: list[tuple[str, bool]] = []
-    shown = 0  # characters
-    names, added = encoding.tokens, encoding.special_tokens_mask
-    for token, target in enumerate(targets):
-        chars = encoding.token_to_chars(token)
-        if added[token] or chars is None:
-            piece = names[token]
-        else:
-            # Includes characters that no token covers; the later bytes of one character give nothing.
-            piece, shown = text[shown : max(shown, chars[1])], max(shown, chars[1])
-        if out and out[-1][1] == target:
-            out[-1] = (out[-1][0] + piece, target)
-        elif piece:
-            out.append((piece, target))
-    return out
-
-
-@dataclass(frozen=True)
-class _Encoded:
+class Encoded:
     """A row's text and tokens, its target ranges, and the row's content that is not in them."""
 
     rendered: Rendered
@@ -279,7 +200,7 @@ class _Encoded:
     liked: bool | None
 
 
-class _Builder:
+class Builder:
     """Gathers samples and counts."""
 
     def __init__(self, coding: Coding, source: int) -> None:
@@ -292,7 +213,7 @@ class _Builder:
         self._liked: list[bool] = []
         self._rows = 0
 
-    def add(self, origin: str, *rows: _Encoded) -> None:
+    def add(self, origin: str, *rows: Encoded) -> None:
         """Add the sample of a row, or those of a pair; count the row if one of them is unusable."""
         fitted = []
         for row in rows:
@@ -313,7 +234,7 @@ class _Builder:
             self.report.substituted += row.rendered.substituted
             self.report.unended += not row.rendered.ended
 
-    def _fit(self, origin: str, row: _Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
+    def _fit(self, origin: str, row: Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
         """Return tokens, target ranges, and whether they were cut; None if the sample is unusable."""
         report, coding, ids = self.report, self._coding, row.encoding.ids
         if not ids:
@@ -402,30 +323,6 @@ def token_range(encoding: Any, span: Span, text: str) -> tuple[int, int]:
 
 def _within(chars: tuple[int, int] | None, begin: int, end: int) -> bool:
     return chars is not None and begin <= chars[0] < end
-
-
-def _without_added_end(encoding: Any) -> list[int]:
-    """Return a prompt's token ids without the tokens that the tokenizer appends to every text."""
-    ids: list[int] = encoding.ids
-    added = encoding.special_tokens_mask
-    end = len(ids)
-    while end and added[end - 1]:
-        end -= 1
-    return ids[:end]
-
-
-def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
-    same = 0
-    for ours, theirs in zip(prompt, encoding.ids, strict=False):
-        if ours != theirs:
-            break
-        same += 1
-    chars = encoding.token_to_chars(same) if same < len(encoding) else None
-    where = f"{text[slice(*chars)]!r}" if chars else "its end"
-    return (
-        f"the prompt and the completion have a token in common, {where}: the prompt has to end where a "
-        "token ends"
-    )
 
 
 def _with_exact_offsets(tokenizer: str) -> str:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .places import ENDINGS, DataPath, explained, kind_of
-from .text_files import Record, read_csv, read_json, read_json_lines
-
-TEXTS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
-    "jsonl": read_json_lines,
-    "json": read_json,
-    "csv": read_csv,
-}
-"""The readers of text formats; column_files has the readers of the others."""
+from ..settings import Source
+from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
+from .text_files import Record, read_json_lines
 
 
-def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:
-    if kind in TEXTS:
-        return TEXTS[kind]
+def reader_of(kind: str) -> Callable[[DataPath], Iterator[Record]]:
+    """Return the reader of a kind of files."""
+    if kind == "jsonl":
+        return read_json_lines
+    if kind == "json":
+        from .json_files import read_json
+
+        return read_json
+    if kind == "csv":
+        from .csv_files import read_csv
+
+        return read_csv
     from .column_files import READERS
 
     return READERS[kind]
@@ -43,25 +46,37 @@ def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | Non
         if not place.system.exists(place.path):
             raise FileNotFoundError(place.path)
         if place.system.size(place.path) != 0:
-            yield from (reader or _reader(kind))(place)
+            yield from (reader or reader_of(kind))(place)
     except UserError:
         raise
     except Exception as error:  # Libraries of file systems and formats raise any exception.
         raise explained(place.name, error, place) from error
 
 
-def count_rows(place: DataPath, most: int | None = None) -> int:
-    """Count a file's rows, up to `most`. Parquet states the count in its footer; other files are read.
+def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
+    """Return a source's place, and whether it is a folder; None for a data set of the hub.
 
     Raises:
-        UserError: as for `read_file`.
+        UserError: it is missing, or of an unknown kind.
     """
-    if kind_of(place.name) != "parquet":
-        return sum(1 for _ in islice(read_file(place), most))
-    from .column_files import parquet_rows
-
-    place.check()
+    path = source.path
+    if path.startswith(HUB) and kind_of(path) is None:
+        return None, False
+    place = place_of(path, data_dir)
     try:
-        return parquet_rows(place)
+        # Checking whether a web address is a folder would download it.
+        is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
+        missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
     except Exception as error:
-        raise explained(place.name, error, place) from error
+        raise explained(path, error, place) from error
+    if missing:
+        raise explained(path, FileNotFoundError(), place)
+    for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
+        if value is not None:
+            raise UserError(
+                f"{path} is no data set of the Hugging Face hub, and has no {key} {value!r}",
+                f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
+            )
+    if not is_folder and kind_of(path) is None:
+        raise UserError(f"the ending of {path} does not show its format", f"known ones are {ENDINGS}")
+    return place, is_folder

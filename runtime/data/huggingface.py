@@ -14,7 +14,8 @@ from ..endless import check_ends
 from ..errors import UserError
 from ..settings import Source
 from .column_files import BATCH, rows_of
-from .files import count_rows, read_file
+from .counting import count_rows
+from .files import read_file
 from .places import ENDINGS, DataPath, address_of, explained, kind_of
 from .text_files import Record
 

@@ -29,9 +29,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ..errors import UserError
-from ..settings import DataSettings
-from .formats import LOSS_ON, may_carry
 from .messages import parted, taught
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
@@ -41,7 +38,6 @@ __all__ = [
     "Rendered",
     "Renderer",
     "TemplateRefusal",
-    "check_loss_on",
     "special_tokens",
 ]
 
@@ -81,27 +77,6 @@ class Rendered:
     unused: tuple[str, ...] = ()
 
 
-def check_loss_on(data: DataSettings) -> None:
-    """Refuse a `data.loss_on` that has no meaning in a source's format.
-
-    Raises:
-        UserError
-    """
-    for own in data.kinds:
-        _check_loss_on(own)
-
-
-def _check_loss_on(data: DataSettings) -> None:
-    known = LOSS_ON.get(data.format)
-    if known is None:
-        raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
-    if not may_carry(data.format, data.loss_on):
-        raise UserError(
-            f"data.loss_on {data.loss_on} does not apply to data of the format {data.format}",
-            f"loss_on: {' or '.join(known)}",
-        )
-
-
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
     """Return the texts of a tokenizer's special tokens, the longest first."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -124,12 +99,6 @@ class Renderer:
         self._special = special
         self._blank = re.compile(rf"(?:\s|{'|'.join(map(re.escape, special))})*")
         self._loss_on = loss_on
-
-    @classmethod
-    def of(cls, tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Renderer:
-        """Return a renderer for transformers' tokenizer and a template's text."""
-        compiled = ChatTemplate(template, tokenizer.special_tokens_map)
-        return cls(compiled, special_tokens(tokenizer), loss_on)
 
     def render(
         self, messages: Messages, tools: Tools = None, completion_start: int | None = None

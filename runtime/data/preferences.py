@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .formats import ParsedSample, conversation, demand_alike, filled_text, required, tools_of, unused_of
+from .formats import ParsedSample, filled_text, required, tools_of, unused_of
 from .messages import Messages
+from .prompted import conversation, demand_alike
 from .values import Malformed
 
 

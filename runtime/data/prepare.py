@@ -8,23 +8,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
-from .batches import Batch, BatchSchedule, BatchShape, EvalPart, Schedule, evaluation_batches, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, Schedule, iterate, only
 from .encoding import Coding, coding
-from .epochs import Epochs, PackedRows, tempered
-from .masking import check_loss_on
+from .epochs import Epochs
 from .report import DataReport, SplitReport
 from .samples import Samples
-from .sources import Split, open_split, source_names, splits
+from .sources import Split, open_split, splits
 from .tokenizer import chat_templates
 from .tokenizing import tokenize
 from .usable import check_split, count_rows
+
+if TYPE_CHECKING:
+    from .evaluation import EvalPart
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,6 @@ def prepare(
             "global_batch_size must be a multiple of micro_batch_size x the fsdp axis",
         )
     accumulation = train.global_batch_size // rows
-    check_loss_on(data)
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
@@ -201,7 +202,9 @@ def prepare(
         how = coding(tokenizer, written, data, vocabulary, evaluated_on.sources)
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenizing)
         check_split(evaluated_on.name, eval_report, data)
-        rows_of = rows_by_source(held_out, evaluated_on, data)
+        from .evaluation import evaluation_batches, rows_by_source
+
+        rows_of = rows_by_source(held_out, evaluated_on.sources, data)
         count_rows(eval_report, list(rows_of.values()), held_out)
         eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
@@ -231,18 +234,9 @@ def source_weights(samples: Samples, data: DataSettings) -> list[float]:
     if data.temperature is None:
         return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
+    from .tempering import tempered
+
     return tempered(sizes.tolist(), data.temperature)
-
-
-def rows_by_source(samples: Samples, split: Split, data: DataSettings) -> dict[str, PackedRows]:
-    """Return the rows of each source that has samples, by its name."""
-    out = {}
-    for number, name in enumerate(source_names(split.sources)):
-        weights = [float(source == number) for source in range(len(split.sources))]
-        own = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        if own.draws:
-            out[name] = own.of(0)
-    return out
 
 
 def read_split(

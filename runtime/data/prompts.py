@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..settings import DataSettings, SampleSettings, Source
+from ..model.partition_rules import TOKENS
+from ..settings import DataSettings, RunSettings, SampleSettings, Source
 from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
 from .tokenizer import chat_template
 from .values import Malformed
+
+if TYPE_CHECKING:
+    from ..hosts import SingleProcess
+    from ..hosts.group import ProcessGroup
+    from ..weights.checkpoint import HFCheckpoint
 
 MULTIPLE = 256
 """Prompts are padded to data.max_length, or to half, a quarter and so on of it, if that is a multiple of this
@@ -43,6 +50,31 @@ class Prompts:
     most: int
     ends: tuple[int, ...]
     decode: Callable[[Sequence[int]], str]
+
+
+def agreed_prompts(
+    settings: RunSettings,
+    base: HFCheckpoint,
+    tokenizer: Any,
+    data_dir: Path,
+    hosts: SingleProcess | ProcessGroup,
+) -> Prompts:
+    """Read the prompts of a run, which has to have some; check that all its processes read the same.
+
+    Raises:
+        UserError: as for `prompts`, or if they do not.
+    """
+    assert settings.train.samples is not None
+    generation = generation_config(base.side_files, base.side_file)
+    parts = settings.mesh.axes.get(TOKENS, 1)
+    found = prompts(settings.train.samples, settings.data, tokenizer, data_dir, generation, parts)
+    hosts.same(
+        "prompts",
+        hashlib.sha256(found.tokens.tobytes()).hexdigest(),
+        "reads other prompts than process 0",
+        "put the same file on every host, or at an address that all of them read",
+    )
+    return found
 
 
 def prompts(

@@ -5,10 +5,9 @@ Training and evaluation have separate sources, or two parts of the same rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,65 +17,18 @@ import numpy as np
 from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
-from .files import count_rows, read_file
-from .formats import ALONE, ParsedSample, check_fields, parse_row
-from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
+from .files import located, read_file
+from .formats import ParsedSample
+from .parsers import parser_of
 from .report import Problems, SplitReport
 from .text_files import Record
 from .values import Malformed
 
 if TYPE_CHECKING:
+    from .division import Division
     from .formats import AnyRow
     from .preferences import PreferenceRow
-
-if TYPE_CHECKING:
     from .transform import Transform
-
-
-def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
-    """Return bool[rows], True for the rows that are held out.
-
-    They are the rows that `datasets.Dataset.train_test_split(test_size=fraction, seed=seed)` puts into its
-    part "test". The order of rows within the two parts is not copied.
-
-    Raises:
-        UserError: no row is left to train on.
-    """
-    held_out = np.zeros(rows, bool)
-    number = math.ceil(fraction * rows)
-    if rows and number == rows:
-        raise UserError(
-            f"data.eval_fraction {fraction:g} holds out all rows of data.train ({rows})",
-            "give a smaller share, or more rows",
-        )
-    held_out[np.random.default_rng(seed).permutation(rows)[:number]] = True
-    return held_out
-
-
-@dataclass(frozen=True)
-class Division:
-    """The rows of some sources, concatenated in order and divided by `choose`.
-
-    A row counts as it is in its source, up to the source's limit, even if it is not used later: rows that the
-    transform removes, malformed rows and overlong rows belong to one of the parts like any other row.
-    """
-
-    sources: Sequence[str | Source]
-    fraction: float
-    seed: int
-    data_dir: Path
-
-    @cached_property
-    def held_out(self) -> list[np.ndarray]:
-        """Return bool[rows] of each source. The first use counts the sources' rows.
-
-        Raises:
-            UserError: a source cannot be read, or no row is left to train on.
-        """
-        whole = [Source(source) if isinstance(source, str) else source for source in self.sources]
-        counts = [count(source, self.data_dir) for source in whole]
-        chosen = choose(sum(counts), self.fraction, self.seed)
-        return np.split(chosen, np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True)
@@ -109,29 +61,12 @@ class Split:
         return [mask == self.held_out for mask in self.division.held_out]
 
 
-def source_names(sources: Sequence[str | Source]) -> list[str]:
-    """Return a unique name of each source, never `loss`: the shortest of its path's last part without
-    extension, its whole path, or that with a number."""
-    paths = [source.path if isinstance(source, Source) else source for source in sources]
-    short = [path.rstrip("/").rpartition("/")[2].partition(".")[0] or path for path in paths]
-    for names in (short, paths):
-        if len({*names, "loss"}) > len(names):
-            return names
-    return [f"{path} {number}" for number, path in enumerate(paths, 1)]
-
-
 def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
-    """Return the training split and, if any, the evaluation split. No source is read yet.
-
-    Raises:
-        UserError: the settings contradict each other.
-    """
+    """Return the training split and, if any, the evaluation split. No source is read yet."""
     if data.eval_fraction is None:
         return Split("data.train", data.train), Split("data.eval", data.eval) if data.eval else None
-    if data.eval:
-        raise UserError(
-            "data.eval and data.eval_fraction are both given", "evaluate on one of them, and remove the other"
-        )
+    from .division import Division
+
     division = Division(data.train, data.eval_fraction, data.eval_seed, data_dir)
     return (
         Split("data.train", data.train, division),
@@ -276,10 +211,9 @@ def open_rows(
             absolute path).
 
     Raises:
-        UserError: data.fields names a column that the format does not have, or the transform cannot be
-            loaded.
+        UserError: the transform cannot be loaded.
     """
-    return _open(sources, data, data_dir, lambda format: partial(parse_row, format), chosen)
+    return _open(sources, data, data_dir, parser_of, chosen)
 
 
 def _open_preferences(
@@ -302,12 +236,6 @@ def _open(
     readers = []
     for number, given in enumerate(sources):
         source, own = Source(given) if isinstance(given, str) else given, data.of(given)
-        check_fields(own.format, own.fields)
-        if own.format != data.format and {own.format, data.format} & {*ALONE}:
-            raise UserError(
-                f"{source.path} has data of the format {own.format}, and data.format is {data.format}",
-                "judged answers cannot be mixed with other data: train on each in a separate run",
-            )
         if own.transform is not None and own.transform not in transforms:
             from .transform import Transform
 
@@ -331,49 +259,3 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
 
     rows = huggingface.read_hub(source) if place is None else huggingface.read_folder(place, source.split)
     return islice(rows, source.limit)
-
-
-def count(source: Source, data_dir: Path) -> int:
-    """Count the rows that `records` gives. Data sets of the hub, saved ones and Parquet files state their
-    count; other sources are read.
-
-    Raises:
-        UserError: as for `records`.
-    """
-    place, is_folder = located(source, data_dir)
-    if place is not None and not is_folder:
-        rows = count_rows(place, source.limit)
-    else:
-        from . import huggingface
-
-        rows = huggingface.hub_rows(source) if place is None else huggingface.folder_rows(place, source.split)
-    return rows if source.limit is None else min(rows, source.limit)
-
-
-def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
-    """Return a source's place, and whether it is a folder; None for a data set of the hub.
-
-    Raises:
-        UserError: it is missing, or of an unknown kind.
-    """
-    path = source.path
-    if path.startswith(HUB) and kind_of(path) is None:
-        return None, False
-    place = place_of(path, data_dir)
-    try:
-        # Checking whether a web address is a folder would download it.
-        is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
-        missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
-    except Exception as error:
-        raise explained(path, error, place) from error
-    if missing:
-        raise explained(path, FileNotFoundError(), place)
-    for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
-        if value is not None:
-            raise UserError(
-                f"{path} is no data set of the Hugging Face hub, and has no {key} {value!r}",
-                f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
-            )
-    if not is_folder and kind_of(path) is None:
-        raise UserError(f"the ending of {path} does not show its format", f"known ones are {ENDINGS}")
-    return place, is_folder

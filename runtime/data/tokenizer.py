@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..addresses import first_line
 from ..endless import check_ends
 from ..errors import UserError
 from ..model.families import FAMILIES, foreign_markers
@@ -53,7 +54,7 @@ def load_tokenizer(
         raise
     except Exception as error:  # transformers and the Rust parser raise any exception on a broken file
         raise UserError(
-            f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
+            f"the tokenizer of {source} cannot be loaded: {first_line(error)}",
             "tokenizer.json and tokenizer_config.json must be in the model's folder; model.tokenizer names "
             "another tokenizer",
         ) from error
@@ -109,7 +110,7 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"the chat template {file} cannot be read: {_first_line(error)}",
+            f"the chat template {file} cannot be read: {first_line(error)}",
             "data.chat_template is a path relative to the artifact's folder or --data-dir, or the template "
             "itself",
         ) from error
@@ -164,7 +165,3 @@ def vocabulary_size(config: Path) -> int | None:
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return size if isinstance(size, int) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -140,11 +140,19 @@ def compare(
             if adapters and isinstance(trained, TrainedAdapters):
                 set_adapters(built, trained, mesh)
             elif adapters and not isinstance(trained, TrainedAdapters):
-                set_weights(built, trained, mesh)
+                from flax import nnx
+
+                trained.put(_variables(built, nnx.Param))
             out = logits(built, rows, mesh)
             del built
         else:
-            out = _by_transformers(trained, adapters, checkpoint, rows, (settings, lora, mesh, rules))
+            from ..backends.torchax.logits import Run
+            from ..backends.torchax.logits import logits as computed
+
+            assert isinstance(trained, TrainedAdapters) and lora is not None
+            deltas = trained.deltas().items()
+            values = {name: (delta.a, delta.b) for name, delta in deltas} if adapters else None
+            out = computed(Run(settings, lora, mesh, rules), checkpoint, rows, values)
         gc.collect()  # a model's modules refer to each other, and hold its arrays
         return out
 
@@ -163,27 +171,6 @@ def compare(
         moved=_difference(unadapted, read),
         dtype=dtype,
     )
-
-
-def _by_transformers(
-    trained: TrainedAdapters | TrainedWeights,
-    adapters: bool,
-    checkpoint: HFCheckpoint,
-    rows: Mapping[str, np.ndarray],
-    run: tuple[Any, ...],
-) -> np.ndarray:
-    """Return `logits` of a model that Tunix does not have.
-
-    Args:
-        adapters: whether to use the trained adapters.
-        run: fields of backends.torchax.logits.Run.
-    """
-    from ..backends.torchax.logits import Run
-    from ..backends.torchax.logits import logits as computed
-
-    assert isinstance(trained, TrainedAdapters)
-    values = {name: (delta.a, delta.b) for name, delta in trained.deltas().items()} if adapters else None
-    return computed(Run(*run), checkpoint, rows, values)
 
 
 def start_mesh(record: Mapping[str, Any]) -> Mesh:
@@ -280,19 +267,6 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
         variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
     if variables:
         raise AssertionError(f"adapters without a value: {sorted(variables)}")
-
-
-def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
-    """Give a model the weights of a run without LoRA, in its own dtype and sharding."""
-    import jax
-    from flax import nnx
-
-    variables = _variables(built, nnx.Param)
-    for parameter in trained.parameters:
-        variable = variables[parameter.path]
-        old = variable.get_raw_value()
-        value = trained.read(parameter.path).astype(old.dtype)
-        variable.set_raw_value(jax.device_put(value, old.sharding))
 
 
 def _variables(built: Built, kind: type) -> dict[str, Any]:

@@ -9,24 +9,21 @@ The change by training is the product of the run's arrays over the whole rank ax
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings
+from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter
 from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
-from ..weights.contradictions import layer_of
-from .merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
+from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
+from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, runs
 
 if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
@@ -83,7 +80,6 @@ def check_tensors(
     folder: Path,
     dtype: str,
     seed: int = 0,
-    count: int | None = None,
 ) -> Sampled:
     """Compare a merged folder's tensors with the base's, and with the tensors that training changed.
 
@@ -101,9 +97,7 @@ def check_tensors(
 
     Args:
         dtype: type of the merged tensors.
-        seed: seed for the choice of rows, and of tensors if `count` leaves some out.
-        count: number of checked tensors among the trained and among the others; None for all. The first
-            and the last of each kind (a projection in a kind of layer) are always included.
+        seed: seed for the choice of rows.
 
     Raises:
         UserError: naming the first wrong tensor.
@@ -113,39 +107,18 @@ def check_tensors(
     check_names(base, set(expected), merged, dtype)
     random = np.random.default_rng(seed)
     kept = [name for name in base.tensors if name not in expected]
-    chosen = choose(list(expected), base, count, random)
-    untouched = choose(kept, base, count, random)
-    result = Sampled(len(chosen), len(expected), len(untouched), len(kept))
-    with Progress("comparing tensors", len(chosen) + len(untouched)) as progress:
+    result = Sampled(len(expected), len(expected), len(kept), len(kept))
+    with Progress("comparing tensors", len(expected) + len(kept)) as progress:
         for name in expected:
-            if name in chosen:
-                result = _check_values(base, merged, name, expected[name], random, result)
-                progress.advance(1)
-        for name in untouched:
+            result = _check_values(base, merged, name, expected[name], random, result)
+            progress.advance(1)
+        for name in kept:
             if merged.quantized(name):
                 result = _check_values(base, merged, name, None, random, result)
             else:
                 _check_bytes(base, merged, name, random)
             progress.advance(1)
     return result
-
-
-def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
-    """Choose the first and the last tensor of each kind, and others up to a number; None for all.
-
-    Two tensors are of one kind if their names differ only in numbers and their layers have the same type.
-    """
-    if count is None:
-        return set(names)
-    kinds: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in names:
-        layer = layer_of(name.removeprefix(base.prefix)) if name.startswith(base.prefix) else None
-        types = base.architecture.layer_types
-        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", name), "" if layer is None else types[layer]].append(name)
-    out = {name for group in kinds.values() for name in (group[0], group[-1])}
-    rest = [name for name in names if name not in out]
-    random.shuffle(rest)
-    return out | set(rest[: max(0, count - len(out))])
 
 
 def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
@@ -211,14 +184,12 @@ def _check_values(
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
             raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
         if merged.quantized(name):
-            scale = _scales(merged, name, rows)
-            found = stored.astype(np.float64) * scale
-            integers = stored.dtype == np.int8
-            unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
-            # The encoder first divides by the scale in float32, which may give the other neighbor.
-            allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
+            from .quantized_sampling import decoded
+
+            found, unit, allowed = decoded(merged, name, rows, stored, exact)
+            allowed = allowed + slack
         else:
-            found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
+            found, unit = stored.astype(np.float64), last_place(exact, stored.dtype)
             allowed = unit / 2 + slack
         error = np.abs(found - exact)
         wrong = ~(error <= allowed)
@@ -229,27 +200,6 @@ def _check_values(
         result = result.with_elements(error, unit / 2, allowed)
     base.release(name)
     return result
-
-
-def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
-    """Return the scale of each given row of a quantized tensor: float64[rows, 1] or [1, 1]."""
-    shape = merged.shapes[name + SCALE]
-    every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
-    scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
-    if len(scales) not in (1, merged.shapes[name][0]):
-        raise UserError(
-            f"{merged.path(name + SCALE)}: {name + SCALE} has shape {list(shape)}, neither one scale nor "
-            f"one for each of {merged.shapes[name][0]} rows",
-            AGAIN,
-        )
-    return scales if len(scales) == 1 else scales[rows]
-
-
-def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the distance between adjacent numbers of a type, at some float64 values."""
-    info = ml_dtypes.finfo(dtype)
-    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
-    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
 
 
 def _wrong(
@@ -280,10 +230,6 @@ def _wrong(
         if np.linalg.norm(held - share * change) < 0.2 * np.linalg.norm(change):
             message += f"; it holds {round(share, 2) + 0.0:.2f} times the trained change"
     return UserError(message, UNUSABLE)
-
-
-SINGLE_ROUNDING = 2.0**-24
-"""Largest relative error of one operation in float32."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +264,8 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
         out[source.full_name(base.prefix)] = _with_rows(trained)
     for adapter in trained.adapters:
         if adapter.target.experts:
+            from .expert_sampling import ExpertProduct
+
             parameter = parameters[adapter.target.weight]
             for number, source in enumerate(parameter.sources):
                 experts = ExpertProduct(adapter, parameter, number, trained)
@@ -329,16 +277,6 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
             change = product.change if product.magnitude is None else None
             out[source.full_name(base.prefix)] = Expected(product.value, change)
     return out
-
-
-def _places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the places of a Hugging Face tensor's elements in Tunix's array: an index for each axis.
-
-    Args:
-        elements: numbers of the elements in the order of the tensor's bytes.
-    """
-    along = np.unravel_index(elements, source.reshape)
-    return tuple(along[axis] for axis in source.transpose)
 
 
 class Product:
@@ -358,7 +296,7 @@ class Product:
         if adapter.target.fused:
             self.b, magnitude = self.b[:, slot], [m[slot] for m in magnitude]
         self.magnitude = magnitude[0].reshape(-1).astype(np.float64)[:, None] if magnitude else None
-        self.scale = _rank_scales(adapter, trained.settings)
+        self.scale = rank_scales(adapter, trained.settings)
         # The axes of the tensor's own part of the weight; a fused weight has one more.
         shift = int(adapter.target.fused)
         self.contracted = [axis - shift for axis in adapter.target.contract]
@@ -367,8 +305,8 @@ class Product:
     def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Return A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
         columns = self.source.shape[1]
-        across = _places(self.source, rows[0] * columns + np.arange(columns))
-        down = _places(self.source, rows * columns)
+        across = places(self.source, rows[0] * columns + np.arange(columns))
+        down = places(self.source, rows * columns)
         if any(np.ptp(down[axis]) for axis in self.contracted) or any(np.ptp(across[a]) for a in self.rest):
             raise AssertionError(f"{self.source.name}: a row is not one output feature")
         low = self.a[tuple(across[axis] for axis in self.contracted)]
@@ -397,61 +335,6 @@ class Product:
         return out, bound
 
 
-class ExpertProduct:
-    """The change that LoRA adds to a tensor of one expert, or of all experts.
-
-    Args:
-        adapter: the adapter of the weight that holds the experts.
-        parameter: that weight.
-        number: number of the tensor among those that form the weight.
-        trained: the run's arrays.
-    """
-
-    def __init__(self, adapter: Adapter, parameter: Parameter, number: int, trained: TrainedAdapters) -> None:
-        self.source, self.place = parameter.sources[number], parameter.place(number)
-        self.a, self.b = trained.arrays[parameter.path]  # [experts, *in, rank], [experts, rank, *out]
-        self.scale = _rank_scales(adapter, trained.settings)
-        self.contracted = adapter.target.contract
-        self.rest = [i for i in range(1, len(parameter.shape)) if i not in self.contracted]
-
-    def sums(self, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, for each number of the rank axis, A's and B's part in each element of some rows, B scaled:
-        float64[rows, elements of a row]."""
-        width = math.prod(self.source.shape[1:])
-        found = iter(_places(self.source, rows[:, None] * width + np.arange(width)))
-        at = [next(found) if isinstance(index, slice) else index for index in self.place]
-        low, high = [at[axis] for axis in self.contracted], [at[axis] for axis in self.rest]
-        for rank, scale in enumerate(self.scale):
-            a = self.a[..., rank][(at[0], *low)].astype(np.float64)
-            yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
-
-    def change(self, rows: Rows) -> np.ndarray:
-        """Return the change of some rows."""
-        return np.asarray(sum(high * low for low, high in self.sums(rows)))
-
-    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the value, see Expected.value."""
-        change, lows, highs = (np.zeros_like(weight) for _ in range(3))
-        for low, high in self.sums(rows):
-            change += high * low
-            lows += low**2
-            highs += high**2
-        bound = np.sqrt(lows) * np.sqrt(highs) + np.abs(weight)
-        bound *= (len(self.scale) + 4) * SINGLE_ROUNDING
-        bound += float(np.finfo(np.float32).tiny)
-        return weight + change, bound
-
-
-def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
-    """Return the factor of each entry of an adapter's rank axis: alpha / rank of its projection, or alpha /
-    sqrt(rank) with rsLoRA. float64[rank]."""
-    out = np.zeros(adapter.rank)
-    for part in adapter.projections:
-        rank = settings.rank_of(part.name)
-        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
-    return out
-
-
 def _with_rows(trained: TrainedAdapters) -> Expected:
     """Return the expected value of the embedding, of which training replaced some rows."""
     values = trained.read(TOKEN_ROWS).astype(np.float64)
@@ -472,6 +355,6 @@ def _replaced(trained: TrainedAdapters | TrainedWeights, parameter: Parameter, i
         array = trained.read(parameter.path)
         array = array[parameter.place(index)]
         width = math.prod(source.shape[1:])
-        return array[_places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
+        return array[places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
 
     return Expected(value)

@@ -158,29 +158,6 @@ class Metrics:
                 service.close()
 
 
-class Nowhere:
-    """The metrics of a process that writes none, because process 0 writes them.
-
-    Attributes:
-        path: process 0's path of metrics.jsonl.
-        early: as in `Metrics`.
-    """
-
-    early: str | None = None
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Do nothing."""
-
-    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Do nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failed write within the block into an error that names the metrics file."""

@@ -15,10 +15,12 @@ import numpy as np
 
 from ..errors import say
 from ..progress import duration
-from .loggers import Metrics, Nowhere, eval_line
+from .loggers import eval_line
 
 if TYPE_CHECKING:
     from .expert_shares import ExpertShares
+    from .loggers import Metrics
+    from .nowhere import Nowhere
 
 EXPERT_TOKENS = "expert_tokens"
 """The name of int32[L, E] among a micro-batch's metrics: the number of its tokens that go through each expert
@@ -195,7 +197,7 @@ class Report:
         """Write and print an evaluation, and return its loss.
 
         Args:
-            losses: from `runtime.data.batches.eval_losses`.
+            losses: from `runtime.data.evaluation.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self.say(eval_line(step, losses))

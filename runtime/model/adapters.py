@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +26,6 @@ from .families.base import (
     Architecture,
     Family,
     LoraTarget,
-    Parameter,
-    Source,
     Spec,
     arrays,
     sites,
@@ -98,6 +96,11 @@ class LoraSettings:
     def principal(self) -> bool:
         """Return whether A and B start from the base's weights (principal.py)."""
         return principal(self.init)
+
+    @property
+    def trains_whole(self) -> bool:
+        """Return whether modules, or rows of the embedding, are trained next to adapters (whole.py)."""
+        return bool(self.train_also or self.train_tokens)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a projection ("layers.7.self_attn.q_proj")."""
@@ -202,31 +205,17 @@ class Adapter:
             len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
         )
 
-    @property
-    def trained_size(self) -> int:
-        """Count the trained numbers, without the entries of B that are held at zero."""
-        slots = len(self.target.projections) if self.target.fused else 1
-        slot_size = math.prod(self.b_shape) // self.rank // slots
-        rows = sum(p.rank for p in self.projections) + self.dora * len(self.projections)
-        return math.prod(self.a_shape) + rows * slot_size
-
     def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
         """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
-        named and laid out as in PEFT.
-
-        For experts PEFT has A [experts * rank, in] and B [out, rank * experts].
+        named and laid out as in PEFT; for experts see expert_layout.py.
 
         Args:
             a, b, m: the arrays that `arrays` describes.
         """
         if self.target.experts:
-            count, rank = self.target.experts, self.rank
-            low = a.reshape(count, -1, rank).swapaxes(1, 2)
-            high = b.transpose(self._outputs).reshape(count, rank, -1)
-            if self.target.swapped:
-                low, high = high, low
-            outer = high.transpose(2, 1, 0).reshape(-1, rank * count)
-            return {self.projections[0].name: (low.reshape(count * rank, -1), outer)}
+            from . import expert_layout
+
+            return {self.projections[0].name: expert_layout.split(self, a, b)}
         flat = a.reshape(-1, self.rank)
         out: dict[str, Matrices] = {}
         for part in self.projections:
@@ -239,18 +228,12 @@ class Adapter:
     def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of one projection in `split`: A [rank, in], B [out, rank], magnitudes [out]."""
         if self.target.experts:
-            ranks = self.rank * self.target.experts
-            low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
-            return ((ranks, high), (low, ranks)) if self.target.swapped else ((ranks, low), (high, ranks))
+            from . import expert_layout
+
+            return expert_layout.shapes(self)
         rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
         pair = (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
         return (*pair, (math.prod(rest),)) if self.dora else pair
-
-    @property
-    def _outputs(self) -> tuple[int, ...]:
-        """Return the axes of the experts' B, with the outputs in Hugging Face's order."""
-        rest = tuple(range(2, len(self.b_shape)))
-        return 0, 1, *(rest[::-1] if self.target.alternate else rest)
 
     def join(self, parts: Mapping[str, Matrices]) -> Matrices:
         """Invert `split`: return the arrays that `arrays` describes, zero where nothing is trained.
@@ -265,15 +248,10 @@ class Adapter:
         import numpy as np  # the compiler, which has no numpy, imports this module
 
         if self.target.experts:
+            from . import expert_layout
+
             low, high = parts[self.projections[0].name]
-            low = low.reshape(self.target.experts, self.rank, -1)
-            high = high.reshape(-1, self.rank, self.target.experts).transpose(2, 1, 0)
-            if self.target.swapped:
-                low, high = high, low
-            high = high.reshape([self.b_shape[axis] for axis in self._outputs])
-            high = high.transpose(np.argsort(self._outputs))
-            low = low.swapaxes(1, 2).reshape(self.a_shape)
-            return np.ascontiguousarray(low), np.ascontiguousarray(high)
+            return expert_layout.join(self, low, high)
         dtype = parts[self.projections[0].name][0].dtype
         a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
         b = np.zeros(self.b_shape, dtype)
@@ -314,47 +292,6 @@ def matches(target: str, module: str) -> bool:
         return True
     pattern = None if target.isidentifier() else _pattern(target)  # whole names have dots
     return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
-
-
-def trained_whole(parameters: Sequence[Parameter], lora: LoraSettings | None) -> tuple[Parameter, ...]:
-    """Return the arrays that a recipe's lora.train_also selects, in the model's order, and that of
-    lora.train_tokens."""
-    names = lora.train_also if lora is not None else ()
-    whole = tuple(
-        parameter
-        for parameter in (parameters if names else ())
-        if parameter.trainable
-        and any(matches(name, source.module) for name in names for source in parameter.sources)
-    )
-    embedding = next((parameter for parameter in parameters if parameter.path == EMBEDDING), None)
-    if lora is None or not lora.train_tokens or embedding is None:  # transformers' models have no such path
-        return whole
-    return (*whole, _rows(embedding, lora))
-
-
-def _rows(embedding: Parameter, lora: LoraSettings) -> Parameter:
-    """Return the trained rows of the embedding as an array [tokens, D], in the order of lora.train_tokens.
-
-    Its tensor is the one that PEFT saves.
-    """
-    shape = (len(lora.train_tokens), embedding.shape[1])
-    name = f"{embedding.sources[0].module}.token_adapter.trainable_tokens_delta"
-    return Parameter(TOKEN_ROWS, shape, (None, embedding.spec[1]), (Source(name, shape, shape, (0, 1)),))
-
-
-def train_only(parameters: Sequence[Parameter], names: Sequence[str]) -> tuple[Parameter, ...]:
-    """Return the arrays, of which those that a recipe's train.only does not select are frozen."""
-    if not names:
-        return tuple(parameters)
-    return tuple(
-        parameter if any(selected(parameter, names)) else replace(parameter, frozen=True)
-        for parameter in parameters
-    )
-
-
-def selected(parameter: Parameter, names: Sequence[str]) -> list[bool]:
-    """Return for each tensor of an array whether any of the names matches its module."""
-    return [any(matches(name, source.module) for name in names) for source in parameter.sources]
 
 
 @functools.cache
@@ -447,7 +384,11 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
-    layers, tokens = section["layers"], tuple(section.get("train_tokens") or ())
+    tokens, chosen = tuple(section.get("train_tokens") or ()), None
+    if section["layers"] != "all":
+        from .layer_ranges import parse_layers
+
+        chosen = parse_layers(section["layers"], num_layers)
     if not all(type(token) in (int, str) for token in tokens):
         raise TypeError(f"train_tokens is {list(tokens)}")
     return LoraSettings(
@@ -457,7 +398,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         dropout=section["dropout"],
         train_also=tuple(section.get("train_also") or ()),
         train_tokens=tokens,
-        layers=None if layers == "all" else parse_layers(layers, num_layers),
+        layers=chosen,
         kind=section.get("kind", "lora"),
         init=section["init"],
         plus_ratio=section.get("plus_ratio"),
@@ -470,34 +411,6 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         products=section.get("products"),
         start_from=section.get("start_from"),
     )
-
-
-def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Return the layer indices of "all", "20-59", "0-4,10" or a list.
-
-    Raises:
-        ValueError: for other text, or an index that is not in 0..num_layers-1.
-    """
-    if layers == "all":
-        return tuple(range(num_layers))
-    if isinstance(layers, str):
-        chosen: list[int] = []
-        for part in layers.split(","):
-            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if match is None:
-                raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
-            first = int(match[1])
-            last = int(match[2] or first)
-            # A larger range would fill memory before it is refused.
-            chosen += range(first, min(last, first + num_layers) + 1)
-    else:
-        chosen = list(layers)
-    outside = [i for i in chosen if not 0 <= i < num_layers]
-    if outside:
-        raise ValueError(f"layer {outside[0]} is not one of the model's {num_layers} (0 to {num_layers - 1})")
-    if not chosen:
-        raise ValueError("no layer is chosen")
-    return tuple(sorted(set(chosen)))
 
 
 def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import pxla
 
-from .partition_rules import TOKENS, dealt_length
+from .dealt import dealt_length
+from .partition_rules import TOKENS
 
 
 def devices() -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,12 @@ from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 
 from .families.description import Experts
+from .lora import scales, together
 from .partition_rules import row_axes
+from .sharding import constrain
+
+if TYPE_CHECKING:
+    from .lora import AdapterProvider
 
 SPLIT = "tp"
 """The mesh axis that features of an expert are split over."""
@@ -62,13 +67,38 @@ def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dic
     provider = getattr(module, "adapters", None)
     if provider is None:
         return x, {}
-    x, pairs = provider.pairs(module, x)
+    x, pairs = _pairs(provider, module, x)
     called = {own: name for name, own in names.items()}
     return x, {
         f"{called.get(name, name)}_lora_{letter}": array
         for name, pair in pairs.items()
         for letter, array in zip("ab", pair, strict=True)
     }
+
+
+def _pairs(
+    provider: AdapterProvider, module: Any, x: jax.Array
+) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
+    """Return A and B of the experts that a module holds, by the names of its weights; B times its scale.
+
+    Their gradients are split over the mesh at once, before the gradient of x is computed. Otherwise whole
+    gradients of all layers would wait in memory for the optimizer.
+
+    Args:
+        x: the experts' input.
+
+    Returns:
+        x, and the pairs, [E, *in, R] and [E, R, *out].
+    """
+    found = provider.experts.get(tuple(map(str, module.qwix_path)), ())
+    provider.used |= {adapter.target.weight for adapter in found}
+    names = [adapter.target.weight.rpartition(".")[2] for adapter in found]
+    x, *arrays = together(x, *(getattr(module, f"{n}_lora_{one}").value for n in names for one in "ab"))
+    out = {}
+    for name, adapter, a, b in zip(names, found, arrays[::2], arrays[1::2], strict=True):
+        a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
+        out[name] = a, b * scales(adapter, b.dtype)
+    return x, out
 
 
 def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:

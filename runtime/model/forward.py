@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from ..settings import FakeQuantization, ModelSettings
-from . import context, remat, sharding
+from . import sharding
 from .adapters import TOKEN_ROWS
 from .families import Architecture, Family
 from .families.base import Spec
+from .recomputed import OF_TUNIX
 
 UNTIED_HEAD = "BTD,DV->BTV"
 """The einsum of an output head with its own weight; it identifies Tunix's module for the head."""
@@ -135,13 +136,20 @@ class Forward:
             model: Tunix's, merged with its arrays.
             tokens, positions, segment_ids: int32[B, T].
         """
-        length = tokens.shape[1]
-        if self.dealt:
-            tokens, positions, segment_ids = map(context.deal, (tokens, positions, segment_ids))
+        if not self.dealt:
+            return self._logits(model, tokens, positions, segment_ids)
+        from .context import collect, deal
+
+        logits = self._logits(model, *map(deal, (tokens, positions, segment_ids)))
+        return collect(logits, tokens.shape[1])
+
+    def _logits(
+        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> jax.Array:
         with self.replaced(segment_ids), _rows(model):
             # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
-            logits = model(tokens, positions, None, self._mask(segment_ids))[0]
-        return context.collect(logits, length) if self.dealt else logits
+            logits: jax.Array = model(tokens, positions, None, self._mask(segment_ids))[0]
+            return logits
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
@@ -221,7 +229,10 @@ class Forward:
             from . import fake_quantize
 
             yield fake_quantize, "ACTIVE", self.settings.qat
-        yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
+        if self.settings.remat not in OF_TUNIX:
+            from . import remat
+
+            yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
 
 
 def _has_rows(model: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .adapters import Adapter, LoraSettings, Matrices
+from .adapters import Adapter, LoraSettings
 
 UNIFORM = {"peft": 1.0, "qwix": 6.0}
 """The square of the bound, times fan_in."""
@@ -40,18 +40,6 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
         else:
             blocks.append(_uniform(random, shape, np.sqrt(UNIFORM[settings.init] / fan_in)))
     return np.concatenate(blocks, axis=-1), np.zeros(adapter.b_shape, np.float32)
-
-
-def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: int) -> dict[str, Matrices]:
-    """Return A and B of each projection in float32, in the layout of Adapter.split.
-
-    Returns:
-        By module name within the decoder ("layers.0.self_attn.q_proj").
-    """
-    out: dict[str, Matrices] = {}
-    for adapter in adapters:
-        out.update(adapter.split(*initial_pair(adapter, settings, seed)))
-    return out
 
 
 def path_hash(path: str) -> int:

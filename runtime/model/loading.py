@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import flax
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from . import remat, sharding
+from . import sharding
 from .adapters import (
     EMBEDDING,
     TOKEN_ROWS,
@@ -26,15 +26,14 @@ from .adapters import (
     LoraSettings,
     Matrices,
     build_adapters,
-    train_only,
-    trained_whole,
 )
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
 from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
-from .partition_rules import Rule, resolve_specs
+from .partition_rules import Rule, resolved
+from .recomputed import tunix_name
 
 if TYPE_CHECKING:
     from .quantize import Layout
@@ -42,17 +41,6 @@ if TYPE_CHECKING:
 
 # Variables carry their shardings as metadata; each array is placed by `build`.
 flax.config.update("flax_always_shard_variable", False)
-
-
-class Frozen(nnx.Variable[Any]):
-    """Arrays that are not trained: buffers, arrays that the checkpoint does not fill, and tokens' numbers."""
-
-
-class Whole(nnx.LoRAParam[Any]):
-    """A weight trained with the adapters, in their dtype; the model computes with it in its own dtype."""
-
-    def get_value(self, **index: Any) -> Any:
-        return super().get_value(**index).astype(self.get_metadata("computed_in"))
 
 
 MAPPED_BYTES = 128 * 2**20
@@ -106,7 +94,11 @@ def abstract_model(
     """
     if settings.attention == "splash" and not family.flash_attention:
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
-    parameters = train_only(placed_parameters(family, architecture, rules, axes), settings.only)
+    parameters = resolved(family.parameters(architecture), rules, axes)
+    if settings.only:
+        from .whole import train_only
+
+        parameters = train_only(parameters, settings.only)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
     specs = {parameter.path: parameter.spec for parameter in parameters}
@@ -128,23 +120,18 @@ def abstract_model(
     elif rounded is not None:
         model = intercepted(model, ProductProvider(rounded(family.lora_targets(architecture))))
     _check_leaves(model, parameters, adapters)
-    for path, variable in _variables(model).items():
+    for path, variable in variables_of(model).items():
         if path in specs:
             variable.set_metadata(out_sharding=specs[path])
-    whole = trained_whole(parameters, lora)
+    whole: tuple[Parameter, ...] = ()
     if lora is None:
-        _freeze(model, parameters)
-    else:
-        for holder, name, parameter in _holders(model, whole):
-            shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
-            if parameter.path == TOKEN_ROWS:
-                from .token_rows import NUMBERS
+        from .whole_arrays import freeze
 
-                numbers = jax.ShapeDtypeStruct(parameter.shape[:1], jnp.int32)
-                setattr(holder, NUMBERS, Frozen(numbers, out_sharding=(None,)))
-            own = jnp.dtype(settings.dtype if parameter.path == TOKEN_ROWS else getattr(holder, name).dtype)
-            types = {"computed_in": own, "kept_in": shape.dtype}
-            setattr(holder, name, Whole(shape, out_sharding=parameter.spec, **types))
+        freeze(model, parameters)
+    elif lora.trains_whole:
+        from .whole_arrays import attach_whole
+
+        whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
         from . import quantize
@@ -154,26 +141,6 @@ def abstract_model(
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
-
-
-def placed_parameters(
-    family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
-) -> tuple[Parameter, ...]:
-    """Return the base weights with their final shardings.
-
-    Raises:
-        UserError: when a rule does not fit.
-    """
-    try:
-        resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
-    except ValueError as error:
-        raise UserError(
-            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
-        ) from None
-    return tuple(
-        replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
-        for parameter in resolved
-    )
 
 
 def build(
@@ -204,7 +171,7 @@ def build(
     base.verify()
     built = abstract_model(base.family, base.architecture, settings, lora, dict(mesh.shape), rules)
     dtype = np.dtype(jnp.dtype(settings.dtype))
-    variables = _variables(built.model)
+    variables = variables_of(built.model)
     arrays: dict[str, Any] = {}
     for done, parameter in enumerate(built.parameters, 1):
         kind = np.dtype(np.float32) if parameter.wide else dtype
@@ -232,7 +199,7 @@ def build(
         values: Matrices
         values = initial_pair(adapter, lora, start) if isinstance(start, int) else adapter.join(start)
         for (path, _, spec), value in zip(adapter.arrays, values, strict=False):
-            arrays[path] = _put(value.astype(lora_dtype), spec, mesh)
+            arrays[path] = put(value.astype(lora_dtype), spec, mesh)
         if adapter.dora and isinstance(start, int):
             from .dora import magnitudes
 
@@ -246,24 +213,11 @@ def build(
         rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
         embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
         for path, value in first_values(base, embedding, lora).items():
-            arrays[path] = _put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
+            arrays[path] = put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
     for path, variable in variables.items():
         variable.set_raw_value(arrays.pop(path))
     assert not arrays, sorted(arrays)
     return built
-
-
-def put(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
-    """Replace the trained values of a model with adapters.
-
-    Args:
-        arrays: by path, of lora.dtype.
-    """
-    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
-    specs |= {parameter.path: parameter.spec for parameter in built.whole}
-    variables = _variables(built.model)
-    for path, array in arrays.items():
-        variables[path].set_raw_value(_put(array, specs[path], mesh))
 
 
 class _ConstantKeys:
@@ -288,7 +242,7 @@ class _ConstantKey:
         return jnp.zeros(shape, dtype)
 
 
-def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
+def variables_of(model: nnx.Module) -> dict[str, nnx.Variable]:
     """Return the model's variables by dotted path."""
     return {
         ".".join(map(str, path)): node
@@ -303,7 +257,7 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
         expected |= {path: ("LoRAParam", shape) for path, shape, _ in adapter.arrays}
     found = {
         path: (type(variable).__name__, tuple(variable.get_raw_value().shape))
-        for path, variable in _variables(model).items()
+        for path, variable in variables_of(model).items()
     }
     if found == expected:
         return
@@ -316,22 +270,6 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
     )
 
 
-def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
-    frozen = [parameter for parameter in parameters if not parameter.trainable]
-    for holder, name, parameter in _holders(model, frozen):
-        setattr(holder, name, Frozen(getattr(holder, name).get_raw_value(), out_sharding=parameter.spec))
-
-
-def _holders(
-    model: nnx.Module, parameters: Sequence[Parameter]
-) -> Iterator[tuple[nnx.Module, str, Parameter]]:
-    """Return the module that holds each parameter, and the parameter's name in it."""
-    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
-    for parameter in parameters:
-        module, _, name = parameter.path.rpartition(".")
-        yield modules[module], name, parameter
-
-
 def rematerialize(model: nnx.Module, policy: str) -> None:
     """Turn recomputation on. Gemma 3's attention holds its own setting in addition to the config."""
     for _, module in nnx.iter_modules(model):
@@ -340,7 +278,7 @@ def rematerialize(model: nnx.Module, policy: str) -> None:
             current = getattr(holder, "remat_config", None)
             if current is None:
                 continue
-            wanted = type(current)[remat.tunix_name(policy)]
+            wanted = type(current)[tunix_name(policy)]
             if holder is module:
                 module.remat_config = wanted
             else:
@@ -440,5 +378,6 @@ def _read(
     return out
 
 
-def _put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+def put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+    """Place an array on a mesh."""
     return jax.make_array_from_callback(value.shape, sharding.named(mesh, spec), lambda index: value[index])

@@ -25,17 +25,13 @@ from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
-from .remat import PROJECTION
-from .sharding import constrain
+from .recomputed import PROJECTION
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 """(activations, weight) -> the product as the model writes it."""
 
 Product = Callable[[Multiply, str, jax.Array, jax.Array, Any], jax.Array]
 """(computes the einsum, its equation, activations, weight, the weight's module) -> the product."""
-
-Pair = tuple[jax.Array, jax.Array]
-"""A and B of all experts, [E, *in, R] and [E, R, *out]; B includes LoRA's scale."""
 
 
 class ProductProvider(qwix.QuantizationProvider):
@@ -79,6 +75,7 @@ class AdapterProvider(ProductProvider):
     cast back to the product's. So float32 adapters leave the activations of a bfloat16 model in bfloat16.
 
     Attributes:
+        experts: the adapters of experts, by the path of the module that holds these; experts.py adds them.
         used: paths of the adapted weights that took part since `used` was last cleared.
     """
 
@@ -88,10 +85,10 @@ class AdapterProvider(ProductProvider):
         self._adapters = {
             tuple(adapter.module.split(".")): adapter for adapter in adapters if not adapter.target.experts
         }
-        self._experts: dict[tuple[str, ...], list[Adapter]] = {}
+        self.experts: dict[tuple[str, ...], list[Adapter]] = {}
         for adapter in adapters:
             if adapter.target.experts:
-                self._experts.setdefault(tuple(adapter.module.split(".")), []).append(adapter)
+                self.experts.setdefault(tuple(adapter.module.split(".")), []).append(adapter)
         self._dropout = dropout
         self._salts: jax.Array | None = None
         self.used: set[str] = set()
@@ -118,14 +115,14 @@ class AdapterProvider(ProductProvider):
         Args:
             kept: whether that model had deltas; they are the deltas of the model that is computed.
         """
-        before = self._adapters, self._experts, self._salts
+        before = self._adapters, self.experts, self._salts
         self._salts = None
         if not kept:
-            self._adapters, self._experts = {}, {}
+            self._adapters, self.experts = {}, {}
         try:
             yield
         finally:
-            self._adapters, self._experts, self._salts = before
+            self._adapters, self.experts, self._salts = before
 
     def check_used(self) -> None:
         """Raise UserError unless every adapter took part in the traced computation."""
@@ -136,28 +133,6 @@ class AdapterProvider(ProductProvider):
                 f"computation, among them {min(missing)}",
                 "this version of Tunix or Qwix does not fit the runtime; install the artifact's requirements",
             )
-
-    def pairs(self, module: Any, x: jax.Array) -> tuple[jax.Array, dict[str, Pair]]:
-        """Return A and B of the experts that a module holds, by the names of its weights; B times its scale.
-
-        Their gradients are split over the mesh at once, before the gradient of x is computed. Otherwise whole
-        gradients of all layers would wait in memory for the optimizer.
-
-        Args:
-            x: the experts' input.
-
-        Returns:
-            x, and the pairs.
-        """
-        found = self._experts.get(tuple(map(str, module.qwix_path)), ())
-        self.used |= {adapter.target.weight for adapter in found}
-        names = [adapter.target.weight.rpartition(".")[2] for adapter in found]
-        x, *arrays = together(x, *(getattr(module, f"{n}_lora_{one}").value for n in names for one in "ab"))
-        out = {}
-        for name, adapter, a, b in zip(names, found, arrays[::2], arrays[1::2], strict=True):
-            a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
-            out[name] = a, b * scales(adapter, b.dtype)
-        return x, out
 
     def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         module = qwix_current_module()

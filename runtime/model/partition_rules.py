@@ -6,75 +6,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .families.base import Parameter, Spec
 
 Rule = tuple[str, Spec]
 """A regular expression over a whole parameter path, and the sharding of what it matches."""
-
-
-@dataclass(frozen=True)
-class Indivisible:
-    """A dimension whose length the devices of its mesh axis do not divide.
-
-    Attributes:
-        path: of the array.
-        dimension: index into its shape.
-        length: of that dimension.
-        axis, size: the mesh axis, and the number of devices that the dimension is split over.
-    """
-
-    path: str
-    dimension: int
-    length: int
-    axis: str
-    size: int
-
-    def __str__(self) -> str:
-        return (
-            f"dimension {self.dimension} of {self.path} has length {self.length}, "
-            f"which {self.axis}={self.size} does not divide"
-        )
-
-
-def resolve_specs(
-    parameters: Sequence[Parameter],
-    rules: Sequence[Rule],
-    axes: Mapping[str, int],
-    on_indivisible: str = "error",
-) -> tuple[Parameter, ...]:
-    """Return the parameters with their final shardings, over the axes that the mesh has.
-
-    The first rule whose expression matches a parameter's whole path replaces the family's default.
-    An axis of one device stays in the sharding: it splits nothing.
-
-    Args:
-        parameters: with the family's default shardings.
-        rules: the recipe's `sharding.rules`.
-        axes: devices along each mesh axis.
-        on_indivisible: what to do with a dimension that its axis does not divide: "error", or
-            "replicate", which does not split that dimension. The compiler has refused what a recipe
-            does not allow, so the runtime can use "replicate".
-
-    Raises:
-        ValueError: naming the first dimension, when `on_indivisible` is "error".
-    """
-    ruled = apply_rules(parameters, rules)
-    misfits: dict[str, list[Indivisible]] = {}
-    for parameter in ruled:
-        if found := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
-            misfits[parameter.path] = found
-    if misfits and on_indivisible == "error":
-        raise ValueError(str(next(iter(misfits.values()))[0]))
-    out = []
-    for parameter in ruled:
-        whole = {misfit.dimension for misfit in misfits.get(parameter.path, ())}
-        spec = tuple(
-            None if i in whole or axis not in axes else axis for i, axis in enumerate(parameter.spec)
-        )
-        out.append(replace(parameter, spec=spec) if spec != parameter.spec else parameter)
-    return tuple(out)
 
 
 def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:
@@ -89,13 +26,25 @@ def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple
     return tuple(out)
 
 
-def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
-    """Return the dimensions of one array that their axes do not divide."""
-    return [
-        Indivisible(path, i, length, axis, size)
-        for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
-        if axis is not None and length % (size := shards(axis, axes))
-    ]
+def resolved(
+    parameters: Sequence[Parameter], rules: Sequence[Rule], axes: Mapping[str, int]
+) -> tuple[Parameter, ...]:
+    """Return the parameters with their final shardings, over the axes that the mesh has.
+
+    The first rule whose expression matches a parameter's whole path replaces the family's default. An axis
+    that does not divide a dimension does not split it: the compiler has refused what a recipe does not allow.
+    An axis of one device stays in the sharding: it splits nothing.
+
+    Args:
+        parameters: with the family's default shardings.
+        rules: the recipe's `sharding.rules`.
+        axes: devices along each mesh axis.
+    """
+    out = []
+    for parameter in apply_rules(parameters, rules):
+        spec = divisible(parameter.shape, parameter.spec, axes)
+        out.append(replace(parameter, spec=spec) if spec != parameter.spec else parameter)
+    return tuple(out)
 
 
 TOKENS = "cp"
@@ -116,15 +65,6 @@ def axes_of(axis: str | None, axes: Mapping[str, int]) -> tuple[str, ...]:
 def shards(axis: str | None, axes: Mapping[str, int]) -> int:
     """Return the number of devices over which an axis in a weight's sharding splits a dimension."""
     return math.prod(axes[name] for name in axes_of(axis, axes))
-
-
-PIECE = 128
-"""A piece of a dealt row is a multiple of this many tokens: the smallest block of splash attention."""
-
-
-def dealt_length(length: int, count: int) -> int:
-    """Return the tokens of a row that is dealt to `count` devices (context.py): two whole pieces for each."""
-    return length if count == 1 else length + -length % (2 * count * PIECE)
 
 
 DATA = ("fsdp", "dcn", "ep")

@@ -24,7 +24,8 @@ from qwix._src.core import numerics, qarray
 
 from . import sharding
 from .families import Architecture, Family
-from .families.base import Parameter, Spec, matrices
+from .families.base import Parameter, Spec
+from .matrices import matrices
 from .partition_rules import shards
 
 TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}

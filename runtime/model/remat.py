@@ -1,8 +1,7 @@
-"""What the backward pass recomputes, and what the forward pass keeps for it.
+"""What the forward pass keeps for the backward pass, by policies that Tunix does not have.
 
-Tunix itself has none, block (attention and feed-forward block each recomputed from its input) and decoder
-(each layer recomputed from its input). The policies here recompute each layer too, except for named values:
-these are kept on the device, or sent to the host's memory and fetched again.
+They recompute each layer from its input, except for named values: these are kept on the device, or sent to
+the host's memory and fetched again. recomputed.py has Tunix's own policies.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ..settings import ModelSettings
+from .recomputed import OF_TUNIX, PROJECTION
 
 ATTENTION = "attention"
 """Name of each attention's output before its output projection. Splash attention's kernel gives this name
@@ -24,17 +24,11 @@ to the values that it keeps for its backward pass (output and logsumexp)."""
 OUTPUT_PROJECTION = "BTNH,NHD->BTD"
 """The einsum of the output projection, in every Tunix model."""
 
-PROJECTION = "projection"
-"""Name of each projection's output, the sum of its weight's product and its adapter's delta, and of the
-adapter's product with A."""
-
 Policy = Callable[..., Any]
 Out = TypeVar("Out")
 
 POLICIES: dict[str, Policy | None] = {
-    "none": None,
-    "block": None,
-    "decoder": None,
+    **dict.fromkeys(OF_TUNIX),
     "save_attention": jax.checkpoint_policies.save_only_these_names(ATTENTION),
     "save_dots": jax.checkpoint_policies.save_only_these_names(ATTENTION, PROJECTION),
     "offload_dots": jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -50,11 +44,6 @@ for it. Norms, rotations, activation functions and, with attention dot, the scor
 projection keeps one array, or none if the backward pass does not need it, as before a sum with the residual
 stream. offload_dots sends the same values to the host; on a CPU, which has no other memory, it equals
 save_dots. The experts' products have no name: they are computed again."""
-
-
-def tunix_name(policy: str) -> str:
-    """Return the name in Tunix's RematConfig under which a policy runs."""
-    return "NONE" if POLICIES[policy] is not None else policy.upper()
 
 
 def recomputed(
@@ -85,11 +74,10 @@ def replacements(module: Any, settings: ModelSettings, experts: bool) -> Iterato
     """Yield (owner, attribute, value) of everything to replace in a Tunix model's module while it is traced.
 
     Args:
+        settings: with a policy that is not Tunix's own.
         experts: whether layers have experts.
     """
     policy = POLICIES[settings.remat]
-    if policy is None:
-        return
     yield module.DecoderLayer, "__call__", recomputed(module.DecoderLayer.block, experts, policy)
     projection, dense = module.Einsum.__call__, nnx.Linear.__call__
 

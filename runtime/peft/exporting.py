@@ -16,7 +16,8 @@ from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
 from .adapter import WRAPPER, plain
-from .fitting import keys_as_values, parameter_names, whole_sources, wrapped_parameters
+from .fitting import keys_as_values, whole_sources
+from .known import has_parameters
 
 WEIGHT = ".weight"
 
@@ -32,7 +33,11 @@ def _adapter_arrays(
     Args:
         deltas: by module name without prefix ("layers.0.self_attn.q_proj").
     """
-    prefix, wrapped = module_prefix(base), wrapped_parameters(base, deltas)
+    prefix, wrapped = module_prefix(base), dict[str, str]()
+    if has_parameters(base):
+        from .parameters import wrapped_parameters
+
+        wrapped = wrapped_parameters(base, deltas)
     copies = {
         values: deltas[keys]
         for keys, values in keys_as_values(base, deltas)
@@ -89,7 +94,11 @@ def adapter_config(
     base: HFCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
 ) -> dict[str, Any]:
     """Return adapter_config.json for adapters on `modules`, and on nothing else of the model."""
-    prefix, known = module_prefix(base), parameter_names(base)
+    prefix, known = module_prefix(base), dict[str, str]()
+    if has_parameters(base):
+        from .parameters import parameter_names, select_parameters
+
+        known = parameter_names(base)
     modules = list(modules)
     alphas = {prefix + known.get(name, name): plain(settings.alpha_of(name)) for name in modules}
     ranks = {prefix + known.get(name, name): settings.rank_of(name) for name in modules}
@@ -116,9 +125,7 @@ def adapter_config(
         "revision": model.revision,
         "target_modules": targets,
         **(
-            {"target_parameters": _select_parameters(parameters, known.values(), prefix)}
-            if parameters
-            else {}
+            {"target_parameters": select_parameters(parameters, known.values(), prefix)} if parameters else {}
         ),
         "task_type": "CAUSAL_LM",
         **({"trainable_token_indices": [*settings.train_tokens]} if settings.train_tokens else {}),
@@ -216,15 +223,6 @@ def select_modules(
     if _matched(regex, modules) != chosen:
         raise AssertionError(f"{regex} does not match the trained modules alone")
     return regex, None
-
-
-def _select_parameters(chosen: Iterable[str], known: Iterable[str], prefix: str) -> list[str]:
-    """Return the simplest `target_parameters` that select exactly `chosen` among the known ones: names within
-    a layer, or whole names. PEFT matches the end of a name, and supports no layer numbers here."""
-    chosen = set(chosen)
-    names = {name.split(".", 2)[2] for name in chosen}
-    reached = {name for name in known if name.split(".", 2)[2] in names}
-    return sorted(names) if reached == chosen else sorted(prefix + name for name in chosen)
 
 
 def _compiles(regex: str) -> bool:

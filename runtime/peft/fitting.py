@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
@@ -21,32 +20,13 @@ from ..model.adapters import (
     Value,
     build_adapters,
     by_pattern,
-    trained_whole,
 )
-from ..model.families import Architecture, Family
 from ..model.families.base import Source
 from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig, plain
+from .known import Known, has_parameters
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
-REMAPPED = (
-    *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
-    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"),
-    *("afmoe", "ernie4_5_moe", "minimax_m2"),
-)
-"""Families for which peft 0.21 mistakes a linear layer among `target_modules` for experts or the router, if
-its name is one that these had before transformers 5."""
-OLD_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""The names before transformers 5."""
-
-
-class Known(Protocol):
-    """A model whose trainable weights are known: a checkpoint, or the compiler's model of a recipe."""
-
-    @property
-    def family(self) -> Family: ...
-    @property
-    def architecture(self) -> Architecture: ...
 
 
 def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdapter:
@@ -55,7 +35,11 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
     Raises:
         UserError: naming the differences, and the lines of a recipe that trains this adapter.
     """
-    found = _without_copies(_unwrapped(found, base), base)
+    if has_parameters(base):
+        from .parameters import unwrapped
+
+        found = unwrapped(found, base)
+    found = _without_copies(found, base)
     _check_known(found, base)
     adapters = build_adapters(base.family, base.architecture, settings)
     _check_settings(found, adapters, base, settings)
@@ -72,6 +56,10 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
     Args:
         rows: whether to include the trained rows of the embedding.
     """
+    if not settings.trains_whole:
+        return []
+    from ..model.whole import trained_whole
+
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
 
@@ -259,28 +247,6 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _unwrapped(found: PeftAdapter, base: Known) -> PeftAdapter:
-    """Return the adapter with parameters' own names instead of the modules that PEFT wraps for them."""
-    ends = found.config.parameters
-    known = parameter_names(base)
-    chosen = [
-        name
-        for name, parameter in known.items()
-        if any(f".{parameter}".endswith(f".{end}") or end.endswith(f".{parameter}") for end in ends)
-    ]
-    own = {wrapper: name for name, wrapper in wrapped_parameters(base, chosen).items()}
-
-    def full(module: str) -> str:
-        prefix = found.full_names[module].removesuffix(module)
-        return prefix + known[own[module]] if module in own else found.full_names[module]
-
-    return replace(
-        found,
-        full_names={own.get(module, module): full(module) for module in found.full_names},
-        tensors={own.get(module, module): pair for module, pair in found.tensors.items()},
-    )
-
-
 def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
     """Return the adapter without duplicates: k_proj's A and B under v_proj's name, which our export writes
     for vLLM, and an embedding under its head's name, which PEFT writes.
@@ -301,39 +267,6 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
         del whole[f"{names.head}.weight"]
     tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
     return replace(found, tensors=tensors, whole=whole)
-
-
-def parameter_names(base: Known) -> dict[str, str]:
-    """Return what PEFT has to adapt as parameters of the model, not as linear layers, in transformers' order:
-    our names ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.gate") and the parameters' names.
-
-    Linear layers are included if PEFT would mistake their names for those of experts.
-    """
-    out = {}
-    for target in base.family.all_targets(base.architecture):
-        for module in target.modules:
-            if target.parameter:
-                out[module] = f"layers.{target.layer}.{target.parameter}"
-            elif base.family.name in REMAPPED and module.rpartition(".")[2] in OLD_NAMES:
-                out[module] = f"{module}.weight"
-    return out
-
-
-def wrapped_parameters(base: Known, modules: Iterable[str]) -> dict[str, str]:
-    """Return the modules under which PEFT stores the adapters of parameters, by our names.
-
-    PEFT wraps a parameter's module once for each of its parameters, in transformers' order. The last wrapper
-    has the module's name; the inner ones are its `base_layer`.
-    """
-    chosen, holders = set(modules), defaultdict(list)
-    for name, parameter in parameter_names(base).items():
-        if name in chosen:
-            holders[parameter.rpartition(".")[0]].append(name)
-    return {
-        name: holder + ".base_layer" * within
-        for holder, names in holders.items()
-        for within, name in enumerate(reversed(names))
-    }
 
 
 def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:

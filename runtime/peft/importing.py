@@ -18,7 +18,7 @@ import numpy as np
 from ..checkpoints.adapter_reader import absolute, recorded_lora, step_folders
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..errors import UserError
-from ..model.adapters import TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters, trained_whole
+from ..model.adapters import TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters
 from ..model.families.base import Parameter
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
@@ -146,8 +146,11 @@ def arrays_of(
     arrays: dict[str, np.ndarray] = {}
     for adapter in build_adapters(base.family, base.architecture, settings):
         arrays |= _joined(adapter, values)
-    for parameter in trained_whole(base.family.parameters(base.architecture), settings):
-        arrays[parameter.path] = _stacked(parameter, values)
+    if settings.trains_whole:
+        from ..model.whole import trained_whole
+
+        for parameter in trained_whole(base.family.parameters(base.architecture), settings):
+            arrays[parameter.path] = _stacked(parameter, values)
     if settings.train_tokens:
         order = [found.config.tokens.index(int(token)) for token in settings.train_tokens]
         arrays[TOKEN_ROWS] = arrays[TOKEN_ROWS][order]

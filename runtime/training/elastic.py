@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
@@ -37,26 +36,3 @@ def set_step(optimizer: nnx.Optimizer, step: int, accumulation: int) -> None:
     optimizer.step.set_value(jnp.asarray(step * accumulation, jnp.uint32))
     if isinstance(optimizer.opt_state, optax.MultiStepsState):
         optimizer.opt_state.gradient_step.set_value(jnp.asarray(step, jnp.int32))
-
-
-def after_step(shapes: Any, kept: Any, step: int) -> Any:
-    """Rebuild a state, with or without optax.MultiSteps, from the part that a checkpoint kept.
-
-    Args:
-        shapes: of the state wanted, jax.ShapeDtypeStruct with shardings.
-        kept: arrays of `between_steps(shapes)`.
-        step: optimizer steps that are done.
-    """
-    if not isinstance(shapes, optax.MultiStepsState):
-        return kept
-
-    def start() -> tuple[Any, ...]:
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.acc_grads)
-        return jnp.zeros([], jnp.int32), jnp.asarray(step, jnp.int32), zeros
-
-    wanted = (shapes.mini_step, shapes.gradient_step, shapes.acc_grads)
-    places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
-    mini_step, gradient_step, zeros = jax.jit(start, out_shardings=places)()
-    return shapes._replace(
-        mini_step=mini_step, gradient_step=gradient_step, acc_grads=zeros, inner_opt_state=kept
-    )

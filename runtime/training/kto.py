@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from ..settings import TrainSettings
-from .loss import Batch, Logps
+from .logps import Logps
+from .loss import Batch
 from .objectives import OBJECTIVES
 from .preference import predicted, summed
 from .unpaired import losses, mismatched

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from ..checkpoints.full import hugging_face
 from ..merging.arithmetic import host
 from ..model.adapters import build_adapters
-from ..model.loading import placed_parameters, read_shards
+from ..model.loading import read_shards
+from ..model.partition_rules import resolved
 from ..model.quantize import Layout, dequantize, layouts, quantize
 from ..settings import RunSettings
 from ..weights.checkpoint import HFCheckpoint
@@ -26,7 +27,7 @@ def lost(base: HFCheckpoint, settings: RunSettings) -> Iterator[tuple[str, np.nd
     """
     lora, axes, dtype = settings.lora, settings.mesh.axes, np.dtype(jnp.dtype(settings.model.dtype))
     assert lora is not None and lora.quantize is not None
-    parameters = placed_parameters(base.family, base.architecture, settings.rules, axes)
+    parameters = resolved(base.family.parameters(base.architecture), settings.rules, axes)
     by_path = {parameter.path: parameter for parameter in parameters}
     how = layouts(base.family, base.architecture, parameters, lora.quantize, axes)
     for adapter in build_adapters(base.family, base.architecture, lora):

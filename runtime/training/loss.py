@@ -7,16 +7,17 @@ as much with the arrays of their gradient. This module computes them for one chu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from ..model import context, sharding
+from ..model import sharding
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
+from ..settings import TrainSettings
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -34,8 +35,6 @@ SMALL_BYTES = 32 * 2**20
 
 Arrays = tuple[jax.Array, ...]
 """The arrays of a head: its weight, and its bias if it has one."""
-Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
 Ask = Callable[["Computed", Any], Any]
 """(how some model is computed, the model) -> anything."""
 Asked = Callable[[Ask], Any]
@@ -126,6 +125,12 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == targets[..., None]
 
 
+def likelihood(settings: TrainSettings) -> TokenLoss:
+    """Return the negative log-likelihood of each target, with the penalties that the recipe sets."""
+    penalties = Penalties(settings.label_smoothing, settings.z_loss)
+    return lambda logits, targets: token_nll(logits, targets, penalties)
+
+
 def batch_loss(
     forward: Computed,
     model: Any,
@@ -143,9 +148,9 @@ def batch_loss(
         reference: a model whose logits the loss needs too, without a gradient.
     """
     tokens, segment_ids = batch["tokens"], batch["segment_ids"]
-    counted = jnp.pad(batch["loss_mask"][:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
+    counted = jnp.pad(batch["loss_mask"][:, 1:] & continued(segment_ids), ((0, 0), (0, 1)))
     rows = (tokens, batch["positions"], segment_ids, jnp.roll(tokens, -1, axis=1), counted)
-    *inputs, targets, counted = map(context.deal, rows) if forward.dealt else rows
+    *inputs, targets, counted = dealt(rows) if forward.dealt else rows
     hidden = forward.hidden(model, *inputs)
     head = forward.head(model)
     scanned: tuple[jax.Array, ...] = (targets, counted)
@@ -159,44 +164,10 @@ def batch_loss(
 
     def loss_of(own: Arrays, fixed: Arrays, x: jax.Array, targets: jax.Array, *rest: jax.Array) -> jax.Array:
         counted, *states = rest
-        before = (_chunk_logits(other, other.placed(fixed), state) for state in states)
-        return jnp.where(counted, token_loss(_chunk_logits(head, own, x), targets, *before), 0.0)
+        before = (chunk_logits(other, other.placed(fixed), state) for state in states)
+        return jnp.where(counted, token_loss(chunk_logits(head, own, x), targets, *before), 0.0)
 
     return _summed(loss_of, head, hidden, scanned, fixed, batch["norm"])
-
-
-def token_logps(
-    forward: Computed, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
-) -> jax.Array:
-    """Compute the log-probability of each next token.
-
-    Returns:
-        float32[B, T]: at t the log-probability of tokens[:, t + 1] given the earlier tokens of its
-            segment; 0 at the last position and where a segment or the row's tokens end.
-    """
-    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1))
-    *inputs, targets = map(context.deal, rows) if forward.dealt else rows
-    hidden = forward.hidden(model, *inputs)
-    head = forward.head(model)
-    chunks = Chunks.of(hidden.shape, head.vocab_size)
-    dtype = head.weight.dtype
-    # In float32, so that the gradients of a trained head are summed over chunks in float32.
-    arrays = tuple(array.astype(jnp.float32) for array in head.placed(head.arrays))
-
-    # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
-        return token_nll(_chunk_logits(head, tuple(array.astype(dtype) for array in own), x), targets)
-
-    def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        return None, nll_of(arrays, *xs)
-
-    _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets))
-    nll = chunks.join(nll)
-    if forward.dealt:
-        nll = context.collect(nll, tokens.shape[1])
-    inside = jnp.pad(_continued(segment_ids) & (segment_ids[:, 1:] > 0), ((0, 0), (0, 1)))
-    return jnp.where(inside, -nll, 0.0)
 
 
 @dataclass(frozen=True)
@@ -245,12 +216,19 @@ class Chunks:
         return x.reshape(rows, self.parts * self.length, *rest)
 
 
-def _continued(segment_ids: jax.Array) -> jax.Array:
+def dealt(rows: Sequence[jax.Array]) -> Iterator[jax.Array]:
+    """Return arrays of rows in the order of `context.deal`."""
+    from ..model.context import deal
+
+    return map(deal, rows)
+
+
+def continued(segment_ids: jax.Array) -> jax.Array:
     """Return bool[B, T - 1]: whether the token after each one belongs to the same segment."""
     return segment_ids[:, 1:] == segment_ids[:, :-1]
 
 
-def _chunk_logits(head: Head, own: Arrays, x: jax.Array) -> jax.Array:
+def chunk_logits(head: Head, own: Arrays, x: jax.Array) -> jax.Array:
     """Return float32[B, size, V] of a chunk: x [B, size, D]; `own` as `head.placed`."""
     x = sharding.constrain(x, ("fsdp", None, None))
     return sharding.constrain(head.logits(x, *own), ("fsdp", None, "tp"))

@@ -49,10 +49,6 @@ class Objective:
         """Return the number of rows of a sample."""
         return 2 if self.pairs else 1
 
-    def forward_passes(self, loss_type: str) -> int:
-        """Return the number of forward passes of a micro-batch through the model."""
-        return (2 if self.refers(loss_type) else 1) * (2 if loss_type in self.mismatched else 1)
-
     def refers(self, loss_type: str) -> bool:
         """Return whether a loss needs the model that training starts from."""
         return self.loss(loss_type) in self.reference

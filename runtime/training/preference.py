@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ..settings import TrainSettings
-from .loss import Batch, Logps
+from .logps import Logps
+from .loss import Batch
 from .objectives import OBJECTIVES
 from .pair_losses import Functions, pair_loss
 

@@ -18,7 +18,6 @@ from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
-from ..model.partition_rules import TOKENS
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
 
@@ -30,7 +29,9 @@ if TYPE_CHECKING:
     from ..data.prepare import PreparedData
     from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
-    from ..metrics.loggers import Metrics, Nowhere
+    from ..metrics.loggers import Metrics
+    from ..metrics.nowhere import Nowhere
+    from ..metrics.services import Service
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
 
@@ -127,13 +128,14 @@ class Session:
         Raises:
             UserError: when the devices run out of memory.
         """
-        from ..metrics.loggers import FILE, SAMPLES, Metrics, Nowhere, nowhere
+        from ..metrics.loggers import FILE, SAMPLES, Metrics, nowhere
         from ..metrics.run_state import recorded
-        from ..metrics.services import open_services
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
         if not self.hosts.first:
+            from ..metrics.nowhere import Nowhere
+
             with out_of_memory():
                 yield Nowhere(folder / FILE)
             close()
@@ -147,7 +149,11 @@ class Session:
                     remote_metrics.fetch(folder / name, self.directory)
             publish = remote_metrics.publisher(self.directory)
         place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
-        services = open_services(train, *place)
+        services: list[Service] = []
+        if train.wandb_project is not None or train.mlflow_experiment is not None:
+            from ..metrics.services import open_services
+
+            services = open_services(train, *place)
         with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
@@ -273,23 +279,9 @@ def begin(
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
     if settings.train.samples is not None:
-        from ..data.prompts import generation_config
-        from ..data.prompts import prompts as read_prompts
+        from ..data.prompts import agreed_prompts
 
-        prompts = read_prompts(
-            settings.train.samples,
-            settings.data,
-            tokenizer,
-            arguments.data_dir,
-            generation_config(base.side_files, base.side_file),
-            settings.mesh.axes.get(TOKENS, 1),
-        )
-        hosts.same(
-            "prompts",
-            hashlib.sha256(prompts.tokens.tobytes()).hexdigest(),
-            "reads other prompts than process 0",
-            "put the same file on every host, or at an address that all of them read",
-        )
+        prompts = agreed_prompts(settings, base, tokenizer, arguments.data_dir, hosts)
     prepared = prepare(
         settings.data,
         settings.train,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..addresses import path_of, reached, write_whole
 from ..errors import UserError
-from ..model.loading import Built, put
+from ..model.loading import Built, put, variables_of
 from ..peft.adapter import ADAPTER_CONFIG, PeftAdapter, located, open_adapter
 from ..peft.fitting import fitting
 from ..peft.importing import arrays_of, notes, origin
@@ -24,6 +24,9 @@ from ..settings import RunSettings
 from .objectives import keeps_copy
 
 if TYPE_CHECKING:
+    import numpy as np
+    from jax.sharding import Mesh
+
     from .session import Session
 
 RECORD = "start_from.json"
@@ -61,7 +64,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
         "starts from another adapter than process 0",
         "put the same files on every host, or at an address that all of them read",
     )
-    put(built, arrays, session.mesh)
+    _replace(built, arrays, session.mesh)
     if not session.hosts.first or resumed:
         return
     for note in notes(found, session.base, lora, (settings.model.id, settings.model.revision), change):
@@ -87,3 +90,16 @@ def _changed(found: PeftAdapter, known: Mapping[str, Any]) -> bool:
 def _tell(found: PeftAdapter, known: Mapping[str, Any]) -> None:
     if known and _changed(found, known):
         print(f"note: {found.files.name} has changed since the run began", file=sys.stderr)
+
+
+def _replace(built: Built, arrays: Mapping[str, np.ndarray], mesh: Mesh) -> None:
+    """Replace the trained values of a model with adapters.
+
+    Args:
+        arrays: by path, of lora.dtype.
+    """
+    specs = {path: spec for adapter in built.adapters for path, _, spec in adapter.arrays}
+    specs |= {parameter.path: parameter.spec for parameter in built.whole}
+    variables = variables_of(built.model)
+    for path, array in arrays.items():
+        variables[path].set_raw_value(put(array, specs[path], mesh))

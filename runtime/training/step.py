@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,12 +15,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from ..metrics.run_report import EXPERT_TOKENS, Named
+from ..metrics.run_report import Named
 from ..model import sharding
 from ..model.loading import Built
 from ..model.lora import mask_gradients, row_salts
 from ..settings import TrainSettings
-from .loss import Ask, Asked, Batch, Computed, Logps, Penalties, TokenLoss, batch_loss, token_logps, token_nll
+from .loss import Batch, batch_loss, likelihood
 from .objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -40,83 +39,12 @@ def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
     """Compute the loss that a run of train.py minimizes."""
-    provider = built.provider
-
-    def reference(ask: Ask) -> Any:
-        as_before = nullcontext() if provider is None else provider.before_training(before is not None)
-        with as_before, _uncollected(built):
-            return ask(built.forward, model if before is None else before)
-
-    def still(ask: Ask) -> Any:
-        graph, state = nnx.split(model)
-        with _uncollected(built):
-            return ask(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
-
-    return objective_loss(settings, built.forward, model, (reference, still), inputs)
-
-
-def objective_loss(
-    settings: TrainSettings, forward: Computed, model: Any, asked: tuple[Asked, Asked], inputs: Batch
-) -> tuple[jax.Array, Named]:
-    """Compute the loss of a micro-batch by the recipe's objective, for a model of any backend.
-
-    Args:
-        forward: how `model` is computed.
-        asked: the model that training starts from, and `model` without a gradient.
-
-    Returns:
-        float32[], and the objective's metrics.
-    """
     objective = OBJECTIVES[settings.objective]
-    if objective.format:
-        policy = functools.partial(token_logps, forward, model)
-        reference, still = map(_logps, asked)
-        if objective.pairs:
-            from .preference import preference_loss
+    if not objective.format and objective.loss(settings.loss_type) is None:
+        return batch_loss(built.forward, model, inputs, likelihood(settings)), {}
+    from .objective_losses import loss_of_built
 
-            return preference_loss(policy, reference, inputs, settings)
-        from .kto import kto_loss
-
-        return kto_loss(policy, still, reference, inputs, settings)
-    before = asked[0] if objective.refers(settings.loss_type) else None
-    return batch_loss(forward, model, inputs, _token_loss(settings), before), {}
-
-
-def _token_loss(settings: TrainSettings) -> TokenLoss:
-    """Return the loss of each target of texts to write."""
-    if OBJECTIVES[settings.objective].loss(settings.loss_type) is not None:
-        from .token_losses import TOKEN_LOSSES
-
-        return functools.partial(TOKEN_LOSSES[settings.loss_type], settings)
-    penalties = Penalties(settings.label_smoothing, settings.z_loss)
-    return lambda logits, targets: token_nll(logits, targets, penalties)
-
-
-def _logps(asked: Asked) -> Logps:
-    return lambda *rows: asked(lambda forward, model: token_logps(forward, model, *rows))
-
-
-def _uncollected(built: Built) -> AbstractContextManager[None]:
-    """Do not record the loads of experts that are computed in this context."""
-    if not built.forward.architecture.expert_layers:
-        return nullcontext()
-    from ..model.balance import uncollected
-
-    return uncollected()
-
-
-def balanced(loss: jax.Array, more: Named, found: Collected, coefficient: float) -> tuple[jax.Array, Named]:
-    """Add the load-balancing loss to a micro-batch's loss, and the experts' loads to its metrics.
-
-    Args:
-        found: the loads of the forward pass.
-        coefficient: of the load-balancing loss, 0 for none.
-    """
-    more = {**more, EXPERT_TOKENS: found.tokens()}
-    if not coefficient:
-        return loss, more
-    auxiliary = found.loss()
-    return loss + coefficient * auxiliary, {**more, "aux_loss": auxiliary}
+    return loss_of_built(built, settings, model, inputs, before)
 
 
 class GradientNorm(NamedTuple):
@@ -142,24 +70,6 @@ def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.
 def trained_type(built: Built) -> type[nnx.Variable]:
     """Return the type of the model's variables that are trained."""
     return nnx.Param if built.provider is None else nnx.LoRAParam
-
-
-def abstract_optimizer(
-    built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
-) -> nnx.Optimizer:
-    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays.
-
-    Args:
-        built: from `runtime.model.loading.abstract_model`.
-        optimizer: the recipe's chain.
-        accumulation: micro-batches of an optimizer step.
-    """
-    rule: Any = update_rule(built, optimizer)
-    if accumulation > 1:
-        rule = optax.MultiSteps(rule, accumulation)
-    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
-    fit_shardings(made, mesh)
-    return made
 
 
 class Step:
@@ -259,7 +169,11 @@ class Step:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
             with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as found:
                 loss, more = self._loss(model, inputs, before)
-            return (loss, more) if found is None else balanced(loss, more, found, self._balance)
+            if found is None:
+                return loss, more
+            from .balanced import balanced
+
+            return balanced(loss, more, found, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)
         found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)

@@ -138,7 +138,6 @@ def _run(
     from ..model.loading import build
     from ..model.sharding import Rows
     from ..progress import Progress
-    from .stopping import Evaluations
     from .trainer import Checkpointing, Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -197,7 +196,7 @@ def _run(
                 settings.checkpoint,
                 session.found.step,
                 session.local,
-                Evaluations(**(session.found.evaluations or {})),
+                session.found.evaluations,
             ),
             recorder,
         )

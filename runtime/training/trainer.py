@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,11 +21,10 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from ..checkpoints.resuming import describe
 from ..checkpoints.saving import Checkpoints, kept
-from ..data.batches import TrainingData, eval_losses
+from ..data.batches import TrainingData
 from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
-from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
 from ..model.loading import Built
 from ..model.partition_rules import data_parallel
@@ -35,14 +34,16 @@ from .elastic import set_step
 from .loss import Batch
 from .objectives import keeps_copy
 from .step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
-from .stopping import Evaluations
 
 if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
     from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
     from ..metrics.expert_shares import ExpertShares
+    from ..metrics.loggers import Metrics
+    from ..metrics.nowhere import Nowhere
     from .answers import Answer
+    from .evaluating import Evaluating
     from .recorder import Recorder
 
 SHOWN = 8
@@ -76,14 +77,14 @@ class Checkpointing:
         directory: local and absolute, or gs://.
         step: the step of the checkpoint to restore; None for the newest one, if there is any.
         local: checkpoints on this machine's own disk, None for none.
-        evaluations: the counts of the run's evaluations until that step.
+        evaluations: the counts of the run's evaluations until that step, as it stores them; None for none.
     """
 
     directory: str
     settings: CheckpointSettings
     step: int | None = None
     local: LocalCheckpoints | None = None
-    evaluations: Evaluations = field(default_factory=Evaluations)
+    evaluations: Mapping[str, Any] | None = None
 
 
 class Trainer(PeftTrainer):
@@ -125,7 +126,7 @@ class Trainer(PeftTrainer):
         self._directory = directory
         self._every_steps = checkpointing.settings.every_steps
         self._keep_best = checkpointing.settings.keep_best
-        self._evaluations = checkpointing.evaluations
+        self._counted = checkpointing.evaluations
         self._checked = False
         self._answer: dict[bool, Answer] = {}
         qat, self._before = built.forward.settings.qat, built
@@ -150,8 +151,6 @@ class Trainer(PeftTrainer):
             # A step donates the arrays themselves, and a checkpoint's arrays replace them.
             self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
-        if self._keep_best:
-            self.checkpoint_manager.kept.best = self._evaluations.step
         step = self.saved_step if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
@@ -193,15 +192,16 @@ class Trainer(PeftTrainer):
         outcome = TrainingOutcome(self._train_steps)
         shares = self._shares()
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics, shares)
-        if data.evaluation and self._train_steps == 0:
-            outcome.eval_loss = self._evaluate(eval_step, data, report)
+        evaluating = self._evaluating(eval_step, data, report) if data.evaluation else None
+        if evaluating is not None and self._train_steps == 0:
+            outcome.eval_loss = evaluating.run(0)
             report.restart()
         # check_used() below counts only the adapters that the training step itself uses.
         if self._provider is not None:
             self._provider.used.clear()
         stream = iter(data.batches(self._train_steps))
         interrupts.deferred = True
-        early = self._evaluations.ends(self._settings.early_stopping)
+        early = evaluating is not None and evaluating.ends
         try:
             while (
                 not early
@@ -213,26 +213,25 @@ class Trainer(PeftTrainer):
                 report.add(numbers)
                 save = step == until or step % self._every_steps == 0
                 keep = self._local is not None and not save and step % self._local.every_steps == 0
-                evaluate = bool(data.evaluation) and (step == until or step % self._settings.eval_every == 0)
+                evaluate = evaluating is not None and (step == until or step % self._settings.eval_every == 0)
                 if save or keep or evaluate or report.due(step):
                     report.read()
-                if evaluate:
-                    outcome.eval_loss = self._evaluate(eval_step, data, report)
-                    best = self._count(step, outcome.eval_loss)
-                    early = self._evaluations.ends(self._settings.early_stopping)
+                if evaluate and evaluating is not None:
+                    outcome.eval_loss = evaluating.run(step)
+                    best, early = evaluating.count(step, outcome.eval_loss), evaluating.ends
                     save = save or early or (best and self._keep_best)
                 if save or keep:
                     metrics.flush()
                 if save:
-                    self._save(step, self._metadata(data))
+                    self._save(step, self._metadata(data, evaluating))
                 elif keep:
-                    self._save_locally(step, self._metadata(data))
+                    self._save_locally(step, self._metadata(data, evaluating))
                 if save or keep or evaluate:
                     report.restart()
             if self._train_steps < until and not early:  # asked to stop
                 report.read()
                 metrics.flush()
-                self._save(self._train_steps, self._metadata(data))
+                self._save(self._train_steps, self._metadata(data, evaluating))
             self._finish()
         except NotFinite as error:
             raise self._not_finite(error, data.origins) from None
@@ -240,8 +239,8 @@ class Trainer(PeftTrainer):
             self._put_back()
             interrupts.deferred = False
             report.close()
-        if early:
-            outcome.early = metrics.early = self._evaluations.sentence(self._train_steps)
+        if early and evaluating is not None:
+            outcome.early = metrics.early = evaluating.sentence(self._train_steps)
         elif hosts.stopped_by is not None and self._train_steps < until:
             raise Interrupted(hosts.stopped_by)
         outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
@@ -346,18 +345,17 @@ class Trainer(PeftTrainer):
         help = advice(self._settings.router_aux_loss_coef, about.balanced)
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
-    def _evaluate(self, eval_step: Any, data: TrainingData, report: Report) -> float:
-        """Return the mean loss over the evaluation data's targets."""
-        losses = []
-        for batch in data.evaluation:
+    def _evaluating(self, eval_step: Any, data: TrainingData, report: Report) -> Evaluating:
+        from .evaluating import Evaluating
+
+        def loss_of(batch: Batch) -> jax.Array:
             self._throttler.wait_for_next()
-            losses.append(eval_step(self._placed(batch)))
-            self._throttler.add_computation(losses[-1])
-        means = eval_losses([float(loss) for loss in losses], data.eval_parts)
-        loss = report.evaluated(self._train_steps, means)
-        if data.prompts is not None:
-            report.sampled(self._train_steps, self._answers(data.prompts))
-        return loss
+            loss: jax.Array = eval_step(self._placed(batch))
+            self._throttler.add_computation(loss)
+            return loss
+
+        kept = self.checkpoint_manager.kept if self._keep_best else None
+        return Evaluating(loss_of, self._answers, data, report, self._settings, self._counted, kept)
 
     def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
         """Return the answers that the model gives now."""
@@ -371,20 +369,9 @@ class Trainer(PeftTrainer):
         answer = functools.partial(self._answer[rounds], self._live[0], step.base)
         return answered(answer, prompts, self._rows or Rows.of(self._mesh, data_parallel(self._mesh.shape)))
 
-    def _count(self, step: int, loss: float) -> bool:
-        """Count an evaluation, and return whether its loss is the lowest so far."""
-        if step % self._settings.eval_every:
-            return False
-        stopping = self._settings.early_stopping
-        self._evaluations = self._evaluations.after(step, loss, stopping.min_delta if stopping else 0.0)
-        best = self._evaluations.step == step
-        if best and self._keep_best:
-            self.checkpoint_manager.kept.best = step
-        return best
-
-    def _metadata(self, data: TrainingData) -> dict[str, Any]:
+    def _metadata(self, data: TrainingData, evaluating: Evaluating | None) -> dict[str, Any]:
         """Return the metadata that the checkpoint of the finished step stores with its arrays."""
-        counted = asdict(self._evaluations) if data.evaluation else None
+        counted = None if evaluating is None else evaluating.state
         return describe(data.state(self._train_steps), counted)
 
     def _save(self, step: int, metadata: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ from .contradictions import config_keys, layer_of
 from .headers import FLOATING
 
 CONFIG = "config.json"
+QUANTIZATION = "quantization_config"
+"""The key of config.json that describes how weights are stored quantized."""
 ORIGINAL = "quantized checkpoints cannot be trained or merged; use the original one"
 ONE_CHECKPOINT = f"{CONFIG} and the weights must be of one checkpoint"
 

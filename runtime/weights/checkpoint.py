@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
 from ..progress import readable_size
-from .agreement import CONFIG, ORIGINAL, Fault, embeddings, fault_of, faults, prefix_of
+from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
-from .formats import format_of, plain
 from .headers import KIND, Header, Tensor, check_kind, read_header
-from .packed import Format, Unpaired
 from .safetensors_files import DTYPES
+
+if TYPE_CHECKING:
+    from .packed import Format
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -75,7 +76,7 @@ class HFCheckpoint:
         store = files_of(directory)
         config = read_config(store)
         family = _described(store, lambda: family_of(config))
-        form = _described(store, lambda: format_of(family, config))
+        form = _described(store, lambda: _format(store, family, config))
         if family.tunix:  # checked before any header is read, in case the config is wrong
             _described(store, lambda: family.architecture(config))
         names, index = _weight_files(store)
@@ -90,7 +91,9 @@ class HFCheckpoint:
         if index is not None:
             _check_index(store, tensors)
         if form is not None:
-            tensors, config = _unpacked(store, form, tensors), plain(config)
+            from .formats import plain, read_unpacked
+
+            tensors, config = read_unpacked(store, form, tensors), plain(config)
             for name, header in headers.items():
                 own = {key: tensor for key, tensor in tensors.items() if tensor.file == name}
                 headers[name] = replace(header, tensors=own)
@@ -142,17 +145,6 @@ class HFCheckpoint:
     def total_bytes(self) -> int:
         """Return the size of all safetensors files."""
         return sum(header.size for header in self.headers.values())
-
-    def names(self) -> dict[str, str]:
-        """Return the file of each tensor."""
-        return {name: tensor.file for name, tensor in self.tensors.items()}
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def metadata(self, file: str) -> dict[str, str]:
-        """Return the metadata of a safetensors file."""
-        return dict(self.headers[file].metadata)
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor by its full name: a read-only array that is mapped from its file.
@@ -261,17 +253,28 @@ class HFCheckpoint:
         return UserError(f"{where}: {fault.text}", fault.help or f"its files are {', '.join(self.files)}")
 
 
-def _unpacked(store: Files, form: Format, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with quantized ones as the tensors that they represent.
+def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format | None:
+    """Return the format in which weights are stored quantized; None if config.json names none that the family
+    reads.
 
     Raises:
-        UserError: when codes or scales are missing, or do not fit.
+        UnsupportedCheckpoint: a value of the format is wrong.
+        UserError: the artifact has no code for the format, because the recipe's model is not stored in it.
     """
+    described = config.get(QUANTIZATION)
+    if described is None or not family.reads(described):
+        return None
     try:
-        return form.unpacked(tensors, form.packed)
-    except Unpaired as error:
-        fault = error.fault
-        raise UserError(f"{store.path(fault.file or INDEX)}: {fault.text}", fault.help or _AGAIN) from error
+        from .formats import format_of
+
+        return format_of(family, config)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(__name__.rpartition(".")[0]):
+            raise
+        raise UserError(
+            f"{store.path(CONFIG)}: these weights are stored quantized, unlike those of the recipe's model",
+            "give the checkpoint of model.id with --model, or build the recipe with this one as model.id",
+        ) from None
 
 
 def _described(store: Files, read: Callable[[], Known]) -> Known:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import UserError
 from ..model.families.base import Family
-from .packed import Format
-
-KEY = "quantization_config"
-"""The key of config.json that describes the format."""
+from .agreement import QUANTIZATION
+from .checkpoint_files import Files
+from .contradictions import AGAIN
+from .headers import Tensor
+from .packed import Format, Unpaired
 
 
 def format_of(family: Family, config: Mapping[str, Any]) -> Format | None:
@@ -18,7 +20,7 @@ def format_of(family: Family, config: Mapping[str, Any]) -> Format | None:
     Raises:
         UnsupportedCheckpoint: a value of the format is wrong.
     """
-    described = config.get(KEY)
+    described = config.get(QUANTIZATION)
     if described is None or not family.reads(described):
         return None
     if described["quant_method"] == "mxfp4":
@@ -32,4 +34,18 @@ def format_of(family: Family, config: Mapping[str, Any]) -> Format | None:
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json without the description of stored quantization."""
-    return {key: value for key, value in config.items() if key != KEY}
+    return {key: value for key, value in config.items() if key != QUANTIZATION}
+
+
+def read_unpacked(store: Files, form: Format, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors, with quantized ones as the tensors that they represent.
+
+    Raises:
+        UserError: when codes or scales are missing, or do not fit.
+    """
+    try:
+        return form.unpacked(tensors, form.packed)
+    except Unpaired as error:
+        fault = error.fault
+        where = store.name if fault.file is None else store.path(fault.file)
+        raise UserError(f"{where}: {fault.text}", fault.help or AGAIN) from error

@@ -34,7 +34,7 @@ class Launch(Section):
     )
     kind: Annotated[list[Literal["tpu-vm", "gke", "skypilot", "xpk"]], AfterValidator(distinct)] = field(
         "Which launchers to write. The default leaves out those that do not fit the accelerator or the "
-        "checkpoints.",
+        "checkpoints. An empty list also leaves out probe.py, which tests machines before a run.",
         ["tpu-vm", "gke", "skypilot", "xpk"],
         choices=KINDS,
     )

@@ -114,7 +114,7 @@ class Table:
 
 
 def logps(values: np.ndarray) -> Any:
-    """Return a table's `runtime.training.loss.token_logps`."""
+    """Return a table's `runtime.training.logps.token_logps`."""
     import jax.numpy as jnp
 
     def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:

@@ -168,6 +168,7 @@ def main(result: str, script: str, *arguments: str) -> None:
 
     from runtime.data import prepare, tokenizer
     from runtime.model import loading, mesh
+    from runtime.training.evaluating import Evaluating
     from runtime.training.trainer import Trainer
 
     began = float(os.environ[BEGAN])
@@ -179,7 +180,7 @@ def main(result: str, script: str, *arguments: str) -> None:
     clock.around(loading, "build", "weights")
     clock.around(loading, "abstract_model", "trainer")
     clock.around(Trainer, "__init__", "trainer")
-    clock.around(Trainer, "_evaluate", "evaluating")
+    clock.around(Evaluating, "run", "evaluating")
     clock.around(Trainer, "_step", "step", last=True)
     sys.argv = [script, *arguments]
     try:

@@ -155,8 +155,8 @@ def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: 
 
 
 def test_tokens_that_carry_loss_are_colored_on_a_terminal_and_bracketed_elsewhere() -> None:
-    from recipec.runtime.data.encoding import Shown
     from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.showing import Shown
 
     sample = Shown("a:1", [("ask ", False), ("say", True)], 3, 1, False)
     made = preview.Preview("x", "train", [sample], SplitReport(), [], True, 1, 1, None)

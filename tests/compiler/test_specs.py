@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from recipec.compiler.lowering.divided import indivisible, resolve_specs
 from recipec.runtime.model.families.base import Parameter
-from recipec.runtime.model.partition_rules import indivisible, resolve_specs
 
 PARAMETERS = [
     Parameter("layers.0.mlp.up_proj.kernel", (6, 16), ("fsdp", "tp"), ()),

@@ -16,8 +16,9 @@ import yaml
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
+from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.lower import lower
-from recipec.runtime.data.formats import FIELDS, parse_row
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.preferences import parse_preference
 from recipec.runtime.data.values import Malformed
 from recipec.spec.diagnostics import render_text
@@ -241,7 +242,7 @@ def _samples(block: Block, folder: Path) -> Iterator[str]:
             if name == "preference":
                 parse_preference("", sample, {})
             elif name in FIELDS:
-                parse_row(name, "", sample, {})
+                parser_of(name)("", sample, {})
         except (ValueError, Malformed) as error:
             yield f"line {number} is not {name or 'jsonl'}: {error}"
 

@@ -18,7 +18,8 @@ from recipec.compiler.port.dialects.axolotl_data import PROMPTS, plain_type, use
 from recipec.compiler.port.dialects.llamafactory import target_modules
 from recipec.compiler.port.meaning import adapters, conversion, templates
 from recipec.runtime.data.encoding import Encoder, coding
-from recipec.runtime.data.formats import ParsedSample, parse_row
+from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer
@@ -100,7 +101,7 @@ def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) 
     namespace: dict[str, Any] = {}
     exec(kind.transform, namespace)
     for title, row in (("input", port_tools.ROW), ("none", {**port_tools.ROW, "input": ""})):
-        made = parse_row("prompt_completion", "x", namespace["convert"](row), {})
+        made = parser_of("prompt_completion")("x", namespace["convert"](row), {})
         ids, labels = theirs["prompts"][f"{name}|{title}"]
         assert encoded(made, None, "prompt_completion", "completion") == (ids, learned(labels)), title
 

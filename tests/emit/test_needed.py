@@ -31,7 +31,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 22_050
+MOST = 18_750
 """The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 
@@ -56,11 +56,13 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         "train.log.wandb_project=null",
         "checkpoint.directory=run",
     ]
-    found = listed(files_of(tmp_path, sets))
+    files = files_of(tmp_path, sets)
+    found = listed(files)
+    assert "probe.py" not in files and "probe.py" in files_of(tmp_path, [])
     optional = {file_of(module) for module in OPTIONAL}
     peft = {f"peft/{name}.py" for name in ("adapter", "exporting", "fitting", "importing")}
     assert found & optional == {"model/families/gemma4.py", *peft}
-    assert not any(path.startswith(("serving/", "launch/", "backends/")) for path in found)
+    assert not any(path.startswith(("serving/", "launch/", "backends/", "probe/")) for path in found)
     assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
 
 
@@ -71,10 +73,26 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["data.train=[a.parquet]"], "data.column_files"),
         (["data.train=[a.jsonl, hf://somebody/set]"], "data.huggingface"),
         (["data.eval=[folder]"], "data.huggingface"),
+        (["data.train=[a.json.gz]"], "data.json_files"),
+        (["data.train=[a.jsonl]", "data.eval=[b.csv]"], "data.csv_files"),
+        (["data.train=[folder]"], "data.csv_files"),
+        (["data.eval_fraction=0.1"], "data.division"),
+        (["data.format=instruction"], "data.instructions"),
+        (["data.format=prompt_completion"], "data.prompted"),
+        (["data.format=text", "data.loss_on=all"], "data.texts"),
         (["data.stream_window=1000", "train.steps=9"], "data.stream"),
         (["merge.quantization=fp8"], "merging.quantized"),
+        (["model.id=mistralai/Ministral-3-8B-Instruct-2512"], "weights.fp8"),
         (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
         (["lora.quantize=nf4"], "model.quantize"),
+        (["lora.layers=0-3"], "model.layer_ranges"),
+        (["train.loss_normalization=micro_batches"], "checkpoints.row_bound"),
+        (["train.loss_type=dft"], "training.objective_losses"),
+        (["merge.quantization=fp8"], "merging.quantized_sampling"),
+        (["data.eval=[b.jsonl]"], "training.evaluating"),
+        (["data.eval_fraction=0.1"], "data.evaluation"),
+        (["data.train=[gs://bucket/a.jsonl]"], "data.remote_content"),
+        (["train.log.mlflow_experiment=mine"], "metrics.services"),
         (["lora.kind=dora", "lora.dropout=0"], "model.dora"),
         (["lora.init=olora"], "training.first_values"),
         (["lora.init=loftq", "lora.quantize=nf4"], "training.loftq"),
@@ -99,10 +117,21 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["data.eval=[b.jsonl]", "train.samples={prompts: c.jsonl}"], "data.prompts"),
         (["data.eval=[b.jsonl]", "train.samples={prompts: c.jsonl}"], "training.answers"),
         (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "model.experts"),
+        (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "model.expert_layout"),
+        (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "peft.parameters"),
+        (["model.id=google/gemma-4-E2B-it"], "model.gemma4_parts"),
         (["model.attention=splash"], "model.attention"),
+        (["model.attention=splash"], "model.context"),
+        (["remat.policy=save_dots"], "model.remat"),
+        (["data.temperature=2"], "data.tempering"),
+        (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.logps"),
         (
             ["mesh.accelerator=v5p-16", "mesh.axes={fsdp: 8}", "checkpoint.directory=gs://b/run"],
             "hosts.group",
+        ),
+        (
+            ["mesh.accelerator=v5p-16", "mesh.axes={fsdp: 8}", "checkpoint.directory=gs://b/run"],
+            "metrics.nowhere",
         ),
         (["model.id=Qwen/Qwen3-8B"], "model.families.qwen3"),
     ],

@@ -21,9 +21,10 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.parity.backends import SCRIPTS
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import conversations, row_of
-from recipec.runtime.training.trace import Trace, read_trace
+from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 

@@ -18,10 +18,11 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.parity import backends as chosen
 from recipec.compiler.parity import run
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.compiler.parity.run import write_recipe
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
 from recipec.compiler.rehearse.rehearse import write_miniature
-from recipec.runtime.training.trace import Trace, read_trace
+from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 
@@ -171,7 +172,7 @@ def test_gemma_4_is_measured_against_itself(
     assert "trl - control" in printed and "its first adapters moved by 1e-7" in printed
     assert ["train_trl.py", "control", "--adapter", "--data-dir", "--trace"] in scripts.run
     # The start is train.py's own start, with a tiny change of A only.
-    from recipec.runtime.model.initial import initial_adapters
+    from recipec.runtime.model.initial_adapters import initial_adapters
 
     small = program(tmp_path / "kept" / "recipe.yaml")
     assert small.lora is not None

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.port.back_keys import DIALECTS
 from recipec.compiler.port.keys import keys_of, tools
-from recipec.runtime.data.formats import parse_row
-from recipec.runtime.data.masking import Renderer
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.training.objectives import OBJECTIVES
 from tests.runtime import chats
+from tests.runtime.chats import renderer_of
 
 ROOT = Path(__file__).parents[2]
 TOOLS = [*DIALECTS]
@@ -331,9 +331,9 @@ def test_instructions_are_read_by_llama_factory_as_the_report_says(
         given |= {"system": "Short.", "history": [["Why?", "So."]]}
 
     def learned(settings: dict[str, Any], row: dict[str, Any], loss_on: str) -> tuple[list[int], str]:
-        parsed = parse_row(settings["format"], "row 1", row, settings.get("fields", {}))
+        parsed = parser_of(settings["format"])("row 1", row, settings.get("fields", {}))
         assert parsed.messages is not None
-        renderer = Renderer.of(chats.tokenizer(), chats.published("qwen3"), loss_on)
+        renderer = renderer_of(chats.tokenizer(), chats.published("qwen3"), loss_on)
         made = renderer.render(parsed.messages, None, parsed.completion_start)
         return chats.tokenizer()(made.text)["input_ids"], "".join(made.text[a:b] for a, b in made.spans)
 

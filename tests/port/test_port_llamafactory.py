@@ -13,7 +13,8 @@ from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import adapters
 from recipec.compiler.port.meaning.models import resolve
 from recipec.compiler.port.report import counts, rows, summary
-from recipec.runtime.data.formats import ParsedSample, parse_row
+from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.parsers import parser_of
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
@@ -219,7 +220,7 @@ def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
         namespace: dict[str, Any] = {}
         exec(made.files["convert.py"], namespace)
         row = namespace["convert"](row)
-    return parse_row(made.value("data.format"), "row 1", row, fields)
+    return parser_of(made.value("data.format"))("row 1", row, fields)
 
 
 def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:

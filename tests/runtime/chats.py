@@ -91,3 +91,12 @@ def write(path: Path, conversations: Iterable[Sequence[dict[str, Any]]]) -> str:
     """Write a .jsonl file of conversations and return its name."""
     path.write_text("".join(json.dumps({"messages": list(c)}) + "\n" for c in conversations), "utf-8")
     return path.name
+
+
+def renderer_of(tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Any:
+    """Return a renderer for transformers' tokenizer and a template's text."""
+    from recipec.runtime.data.masking import Renderer, special_tokens
+    from recipec.runtime.data.template import ChatTemplate
+
+    compiled = ChatTemplate(template, tokenizer.special_tokens_map)
+    return Renderer(compiled, special_tokens(tokenizer), loss_on)

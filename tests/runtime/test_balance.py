@@ -55,8 +55,8 @@ def by_runtime(
     from recipec.runtime.model.balance import collected
     from recipec.runtime.model.families.base import parameter_path
     from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.balanced import balanced
     from recipec.runtime.training.loss import batch_loss
-    from recipec.runtime.training.step import balanced
 
     mesh, built = training.build(folder, axes, remat=remat, full=True)
     graph, state = nnx.split(built.model)
@@ -265,7 +265,7 @@ def test_what_helps_hangs_on_what_the_model_can_have(coefficient: float, balance
 def test_a_run_says_it_where_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import jax.numpy as jnp
 
-    from recipec.runtime.metrics.loggers import Nowhere
+    from recipec.runtime.metrics.nowhere import Nowhere
     from recipec.runtime.metrics.run_report import Numbers, Report
 
     shares = ExpertShares((0, 3), 2, "do it")

@@ -56,7 +56,7 @@ def test_log_probabilities_are_in_the_rows_own_order(tmp_path: Path) -> None:
     from flax import nnx
 
     from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.loss import token_logps
+    from recipec.runtime.training.logps import token_logps
 
     tiny.make_llama(tmp_path / "base", num_hidden_layers=1)
     found = []

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.formats import ParsedSample, parse_row
+from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.preferences import PreferenceRow, parse_preference
 from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat, published
@@ -59,7 +60,7 @@ PARSED = [
 
 def parse(format: str, row: dict[str, Any], **fields: str) -> ParsedSample:
     before = copy.deepcopy(row)
-    parsed = parse_row(format, "a:1", row, fields)
+    parsed = parser_of(format)("a:1", row, fields)
     assert row == before  # parsing does not change a row that a transform or another reader still uses
     return parsed
 
@@ -69,7 +70,7 @@ def reason(format: str, row: Any, **fields: str) -> str:
         if format == "preference":
             parse_preference("a:1", row, fields)
         else:
-            parse_row(format, "a:1", row, fields)
+            parser_of(format)("a:1", row, fields)
     assert len(str(error.value)) <= 120
     return str(error.value)
 
@@ -387,7 +388,7 @@ def test_preferences_that_cannot_be_learned_are_left_out_with_the_reason(
 def test_columns_that_belong_to_a_sample_and_are_not_read_are_named(
     format: str, row: dict[str, Any], unused: tuple[str, ...]
 ) -> None:
-    parsed = parse_preference("a:1", row, {}) if format == "preference" else parse_row(format, "a:1", row, {})
+    parsed = parse_preference("a:1", row, {}) if format == "preference" else parser_of(format)("a:1", row, {})
     assert parsed.unused == unused
 
 

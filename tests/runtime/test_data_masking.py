@@ -9,20 +9,21 @@ import pytest
 
 from recipec.runtime.data.encoding import Encoder, coding, token_range
 from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.masking import Inconsistent, Renderer, TemplateRefusal, check_loss_on
+from recipec.runtime.data.masking import Inconsistent, Renderer, TemplateRefusal
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Sample, Samples
+from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
-from tests.runtime.chats import GEMMA4, MARKED, chat, published, tokenizer
+from tests.runtime.chats import GEMMA4, MARKED, chat, published, renderer_of, tokenizer
 from tests.runtime.tool_calls import CALL, TOOLS
 
 TWO = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
 
 
 def targets(template: str, messages: list, loss_on: str = "assistant") -> list[str]:
-    rendered = Renderer.of(tokenizer(), template, loss_on).render(messages)
+    rendered = renderer_of(tokenizer(), template, loss_on).render(messages)
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
@@ -121,7 +122,7 @@ def test_gpt_oss_learns_its_channels_and_of_earlier_turns_the_text() -> None:
 
 def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
     messages = chat("Hello", "<think>\nhm\n</think>\n\nHi there", "And now?", "Good bye")
-    renderer = Renderer.of(tokenizer(), published("qwen3"), "assistant")
+    renderer = renderer_of(tokenizer(), published("qwen3"), "assistant")
     rendered = renderer.render(messages)
     assert rendered.substituted
     # Qwen 3 removes the first turn's reasoning, and writes an empty one into the last turn.
@@ -130,13 +131,13 @@ def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
         "Hi there<|im_end|>",
         "<think>\n\n</think>\n\nGood bye<|im_end|>",
     ]
-    assert not Renderer.of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
+    assert not renderer_of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
 
 
 def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> None:
     prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
     assert prompting != GEMMA4
-    rendered = Renderer.of(tokenizer(), prompting, "assistant").render(TWO)
+    rendered = renderer_of(tokenizer(), prompting, "assistant").render(TWO)
     assert rendered.substituted
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hi there<turn|>", "Good bye<turn|>"]
 
@@ -181,7 +182,7 @@ def test_a_template_that_refuses_a_conversation_leaves_it_out() -> None:
 def test_a_template_that_never_ends_a_turn_is_reported() -> None:
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     plain += "{% if add_generation_prompt %}assistant: {% endif %}"
-    rendered = Renderer.of(tokenizer(), plain, "assistant").render(chat("Hello", "Hi there"))
+    rendered = renderer_of(tokenizer(), plain, "assistant").render(chat("Hello", "Hi there"))
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hi there\n"] and not rendered.ended
     report = SplitReport(unended=3)
     assert "not taught to stop" in report.notes()[0]
@@ -226,7 +227,7 @@ def test_a_turn_that_repeats_the_prompt_is_told_apart_from_it() -> None:
 
 
 def learned(template: str, messages: list, tools: Any = None, loss_on: str = "assistant") -> list[str]:
-    rendered = Renderer.of(tokenizer(), template, loss_on).render(messages, tools)
+    rendered = renderer_of(tokenizer(), template, loss_on).render(messages, tools)
     assert not rendered.substituted
     return [rendered.text[start:end] for start, end in rendered.spans]
 
@@ -289,14 +290,14 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
 def test_what_a_template_does_not_write_is_named(
     template: str, messages: list, tools: Any, unused: tuple[str, ...]
 ) -> None:
-    assert Renderer.of(tokenizer(), published(template), "all").render(messages, tools).unused == unused
+    assert renderer_of(tokenizer(), published(template), "all").render(messages, tools).unused == unused
 
 
 def test_messages_that_a_template_skips_are_named() -> None:
     skipping = GEMMA4.replace("in messages", "in messages if message['role'] != 'system'")
-    rendered = Renderer.of(tokenizer(), skipping, "all").render(TWO)
+    rendered = renderer_of(tokenizer(), skipping, "all").render(TWO)
     assert "Be brief" not in rendered.text and rendered.unused == ("system messages",)
-    assert Renderer.of(tokenizer(), GEMMA4, "all").render(TWO).unused == ()
+    assert renderer_of(tokenizer(), GEMMA4, "all").render(TWO).unused == ()
 
 
 def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> None:
@@ -342,7 +343,7 @@ def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
         {"role": "assistant", "content": "Hi there", "weight": 0},
         *chat("And?", "Good bye"),
     ]
-    rendered = Renderer.of(tokenizer(), GEMMA4, "completion").render(light, completion_start=1)
+    rendered = renderer_of(tokenizer(), GEMMA4, "completion").render(light, completion_start=1)
     written = [rendered.text[start:end] for start, end in rendered.spans]
     assert written == ["\n<|turn>user\nAnd?<turn|>\n<|turn>model\nGood bye<turn|>\n"]
 
@@ -361,7 +362,7 @@ def test_gemma2_refuses_a_system_turn() -> None:
 
 
 def test_the_completion_is_everything_after_the_generation_prompt() -> None:
-    renderer = Renderer.of(tokenizer(), GEMMA4, "completion")
+    renderer = renderer_of(tokenizer(), GEMMA4, "completion")
     rendered = renderer.render(TWO, completion_start=2)
     ((start, end),) = rendered.spans
     assert rendered.text[start:end] == (
@@ -369,7 +370,7 @@ def test_the_completion_is_everything_after_the_generation_prompt() -> None:
     )
     assert rendered.ended
     prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
-    renderer = Renderer.of(tokenizer(), prompting, "completion")
+    renderer = renderer_of(tokenizer(), prompting, "completion")
     last = renderer.render(TWO, completion_start=4)
     assert last.substituted and [last.text[a:b] for a, b in last.spans] == ["Good bye<turn|>"]
     with pytest.raises(Inconsistent, match="does not begin the whole"):
@@ -420,20 +421,6 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("format", "loss_on", "message"),
-    [
-        ("chat", "completion", "loss_on completion does not apply to data of the format chat"),
-        ("text", "assistant", "loss_on assistant does not apply to data of the format text"),
-        ("prompt_completion", "assistant", "does not apply to data of the format prompt_completion"),
-        ("prose", "all", "data.format is 'prose'"),
-    ],
-)
-def test_a_loss_that_the_format_does_not_have_is_refused(format: str, loss_on: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on, packing=False))
-
-
 def test_plain_text_needs_an_end() -> None:
     endless = copy.deepcopy(tokenizer())
     endless.eos_token = None
@@ -451,12 +438,12 @@ def test_a_sample_is_shown_as_it_is_trained_on() -> None:
         packing=False,
     )
     encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
-    shown = encoder.show(ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
+    shown = show(encoder, ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
     assert shown is not None and not shown.truncated
     assert shown.pieces == [("<bos>hello 🎉", False), (" the fox<eos>", True)]
-    cut = encoder.show(ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
+    cut = show(encoder, ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
     assert cut is not None and cut.truncated and cut.tokens == 12
     assert "".join(text for text, _ in cut.pieces) == tokenizer().decode(
         tokenizer().encode("hello" + " the fox" * 20)[:12]
     )
-    assert encoder.show(ParsedSample("x:3", prompt="hello ", completion="the fox")) is None
+    assert show(encoder, ParsedSample("x:3", prompt="hello ", completion="the fox")) is None

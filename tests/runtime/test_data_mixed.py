@@ -104,16 +104,6 @@ def test_a_row_of_another_format_than_its_source_s_is_named(folder: Path) -> Non
         run(folder, MIXED)
 
 
-def test_preferences_are_mixed_with_nothing_else(folder: Path) -> None:
-    pairs = Source("chats.jsonl", format="preference", loss_on="completion")
-    with pytest.raises(
-        UserError, match=r"chats.jsonl has data of the format preference, and data.format is chat"
-    ):
-        run(folder, replace(MIXED, train=("more.jsonl", pairs)))
-    with pytest.raises(UserError, match="loss_on assistant does not apply to data of the format text"):
-        run(folder, replace(MIXED, train=(Source("prose.jsonl", format="text"),)))
-
-
 @pytest.mark.parametrize(
     "change",
     [

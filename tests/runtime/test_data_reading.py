@@ -362,12 +362,6 @@ def test_missing_credentials_are_asked_for_in_the_stores_terms(
     assert found.help is not None and "gcloud auth application-default login" in found.help
 
 
-def test_a_column_that_the_format_does_not_have_cannot_be_renamed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="renames 'prompt'") as error:
-        reader("a.jsonl", tmp_path, fields={"prompt": "x"})
-    assert error.value.help is not None and "messages, tools, role, content" in error.value.help
-
-
 def test_weights_stay_with_their_sources(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     write_parquet(tmp_path / "b.parquet")

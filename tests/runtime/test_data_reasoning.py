@@ -9,6 +9,7 @@ import pytest
 
 from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.showing import show
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import chat, published, tokenizer, write
@@ -48,7 +49,7 @@ def learned(
             for name in ("inconsistent", "malformed", "masked")
             for problem in getattr(report, name).first
         )
-    shown = encoder.show(ParsedSample("x:1", messages))
+    shown = show(encoder, ParsedSample("x:1", messages))
     assert shown is not None and not report.unused
     return "".join(piece for piece, _ in shown.pieces), [piece for piece, target in shown.pieces if target]
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recipec.runtime.data.division import choose, count
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
-from recipec.runtime.data.sources import choose, count, open_rows, open_split, splits
+from recipec.runtime.data.sources import open_rows, open_split, splits
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime import hub_sets
@@ -150,8 +151,6 @@ def test_bad_sources_are_told_of_as_ever(folder: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             parts(settings(name, format="chat"), folder)
-    with pytest.raises(UserError, match="both given"):
-        splits(settings("a.jsonl", eval=("b.parquet",)), folder)
 
 
 def test_a_source_that_grows_between_counting_and_reading_is_refused(folder: Path) -> None:

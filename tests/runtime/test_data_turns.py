@@ -213,13 +213,6 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
     assert [one.origin for one in report.malformed.first] == [f"train.jsonl:{n}" for n in range(1, 6)]
 
 
-def test_an_unhashable_role_in_loss_on_is_not_known(tmp_path: Path) -> None:
-    from recipec.runtime.errors import UserError
-
-    with pytest.raises(UserError, match=r"data.loss_on \('assistant', 'human'\) does not apply"):
-        prepared(tmp_path, loss_on=("assistant", "human"))
-
-
 def test_calls_without_the_ids_that_a_template_takes_get_them_by_the_help(tmp_path: Path) -> None:
     """Try missing ids, OpenAI's ids of other lengths, two calls at once, and results in another order."""
 

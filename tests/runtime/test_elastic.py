@@ -180,7 +180,8 @@ def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
     import jax.numpy as jnp
     import optax
 
-    from recipec.runtime.training.elastic import after_step, between_steps
+    from recipec.runtime.backends.torchax.checkpoints import after_step
+    from recipec.runtime.training.elastic import between_steps
 
     parameters = {"w": jnp.arange(8.0)}
     gradients = [{"w": jnp.cos(jnp.arange(8.0) * (i + 1))} for i in range(12)]

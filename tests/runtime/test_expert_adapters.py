@@ -89,7 +89,7 @@ def test_arrays_mean_in_every_layout_what_peft_makes_of_them(layout: str) -> Non
     from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
     from recipec.runtime.checkpoints.full import hugging_face
     from recipec.runtime.merging.arithmetic import changed_blocks
-    from recipec.runtime.merging.sampling import ExpertProduct
+    from recipec.runtime.merging.expert_sampling import ExpertProduct
     from recipec.runtime.model.adapters import LoraSettings, build_adapters
     from recipec.runtime.model.families.qwen3_moe import FAMILY
 
@@ -166,7 +166,8 @@ def test_families_are_known_whose_linear_layers_peft_takes_for_experts() -> None
     from peft.utils import transformers_weight_conversion as conversion
 
     from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.peft.fitting import OLD_NAMES, REMAPPED
+    from recipec.runtime.peft.known import REMAPPED
+    from recipec.runtime.peft.parameters import OLD_NAMES
 
     kinds = conversion._MODEL_TO_CONVERSION_PATTERN
     names = conversion._MOE_TARGET_MODULE_MAPPING

@@ -363,28 +363,3 @@ def test_a_wrong_block_of_a_large_tensor_is_found(
                 )
             )
             assert f"{name} " in text
-
-
-def test_a_limited_sample_has_every_kind_of_tensor_of_every_kind_of_layer(tmp_path: Path) -> None:
-    tiny.make_gemma4(tmp_path / "base")
-    base = HFCheckpoint.open(tmp_path / "base")
-    names = list(base.tensors)
-    layers = base.architecture.layer_types
-    chosen = sampling.choose(names, base, 0, np.random.default_rng(0))
-    for letter in "qkvo":
-        found = {
-            int(name.removeprefix(base.prefix).split(".")[1])
-            for name in chosen
-            if name.startswith(base.prefix) and name.endswith(f"self_attn.{letter}_proj.weight")
-        }
-        if letter != "v":
-            assert {0, len(layers) - 1} <= found
-        assert {layers[layer] for layer in found} == set(layers) - (
-            {"full_attention"} if letter == "v" else set()
-        )
-    assert any("vision" in name for name in chosen) and len(chosen) < len(names)
-    assert chosen == sampling.choose(names, base, 0, np.random.default_rng(1)), "those are always taken"
-    more = sampling.choose(names, base, len(chosen) + 5, np.random.default_rng(0))
-    assert chosen < more and len(more) == len(chosen) + 5
-    assert more != sampling.choose(names, base, len(chosen) + 5, np.random.default_rng(1))
-    assert sampling.choose(names, base, None, np.random.default_rng(0)) == set(names)

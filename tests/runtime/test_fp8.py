@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.fp8 import Fp8
 from recipec.runtime.weights.headers import Tensor
@@ -241,6 +243,18 @@ def test_a_block_size_that_is_none_is_refused(whole: Path, tmp_path: Path, size:
     fp8.describe(tmp_path, quant_method="fp8", weight_block_size=size)
     with pytest.raises(UserError, match=r"weight_block_size is .*, neither two sizes nor null"):
         HFCheckpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["formats", "fp8"])
+def test_an_artifact_whose_base_is_not_in_fp8_says_so(
+    whole: Path, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"{headers.__package__}.{missing}", None)
+    with pytest.raises(
+        UserError, match=r"config\.json: these weights are stored quantized, unlike"
+    ) as refusal:
+        HFCheckpoint.open(whole)
+    assert refusal.value.help is not None and "--model" in refusal.value.help
 
 
 def test_the_weights_of_a_config_without_fp8_are_no_floats(whole: Path, tmp_path: Path) -> None:

@@ -332,7 +332,8 @@ def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path
     """
     from flax import nnx
 
-    from recipec.runtime.model.loading import Frozen, abstract_model
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.model.whole_arrays import Frozen
 
     tiny.make_gemma4(
         tmp_path / "base",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.compiler.lowering.program import trained_size
 from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
 from recipec.runtime.model.families import FAMILIES
@@ -77,7 +78,7 @@ def test_fused_projections_have_blocks_of_their_own_rank_and_scale() -> None:
     assert mask.shape == (6, 2, 1, 1)
     assert mask[:, 0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0]
     assert mask[:, 1, 0, 0].tolist() == [0, 0, 1, 1, 1, 1]
-    assert adapter.trained_size == 64 * 6 + 6 * 4 * 16
+    assert trained_size(adapter) == 64 * 6 + 6 * 4 * 16
     lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
     alone = gemma4_adapters(**OPTIONS | {"targets": ("v_proj",)})["layers.0.attn.kv_einsum.w"]
     assert np.array_equal(initial_pair(adapter, lora, 7)[0][:, 2:], initial_pair(alone, lora, 7)[0])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.training import loss
+from recipec.runtime.training.logps import token_logps
 from tests import tiny
 from tests.bench import step
 from tests.runtime import training
@@ -191,7 +192,7 @@ def test_log_probabilities_of_tokens_and_their_gradients_are_the_reference_s() -
     inside[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
 
     def logps(hidden: Any, weight: Any) -> Any:
-        return loss.token_logps(fake(hidden, make_head(weight, softcap=3.0)), None, *ids)
+        return token_logps(fake(hidden, make_head(weight, softcap=3.0)), None, *ids)
 
     def full(hidden: Any, weight: Any) -> Any:
         scores = jax.nn.log_softmax(make_head(weight, softcap=3.0).logits(hidden, weight))

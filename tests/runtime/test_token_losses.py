@@ -62,7 +62,7 @@ def differentiated(train: Any, before: Any) -> Any:
     """Return ours as a jitted function of hidden states, the head and a micro-batch."""
     import jax
 
-    from recipec.runtime.training.step import objective_loss
+    from recipec.runtime.training.objective_losses import objective_loss
 
     def reference(ask: Any) -> Any:
         return ask(fake(before[0], make_head(before[1])), None)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
-from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets, read_trace
+from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.docs.blocks import blocks
@@ -109,7 +110,7 @@ def test_the_documented_example_computes_a_traces_first_step(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
-    from recipec.runtime.model.initial import initial_adapters
+    from recipec.runtime.model.initial_adapters import initial_adapters
 
     made, _ = run(model, tmp_path / "run", True)
     assert made is not None

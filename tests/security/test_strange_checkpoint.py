@@ -15,17 +15,18 @@ from typing import Any, cast
 import pytest
 
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.parity.read_trace import read_trace
 from recipec.compiler.trained.chat import Options, Talk
 from recipec.runtime.backends.model import load_model
 from recipec.runtime.checkpoints import adapter_reader
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
-from recipec.runtime.model.adapters import Adapter, lora_settings, parse_layers
+from recipec.runtime.model.adapters import Adapter, lora_settings
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.layer_ranges import parse_layers
 from recipec.runtime.peft.adapter import open_adapter
 from recipec.runtime.settings import DataSettings, ModelSettings
-from recipec.runtime.training.trace import read_trace
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
 from recipec.runtime.weights.checkpoint_files import LocalFiles
 from recipec.runtime.weights.headers import read_header

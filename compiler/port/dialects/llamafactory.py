@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.port import mesh
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, keys_of, table, tools, words
@@ -29,7 +30,6 @@ from recipec.compiler.port.meaning import (
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.names import of_model
 from recipec.compiler.wording import listing
-from recipec.runtime.data.formats import ALONE
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
 

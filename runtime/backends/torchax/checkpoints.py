@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,7 +19,7 @@ from ...checkpoints.adapter_reader import ITEM, restore_tree
 from ...checkpoints.resuming import OPTIMIZER, describe
 from ...checkpoints.saving import Preserved, begin_save, first_line, manager, not_written
 from ...errors import UserError
-from ...training.elastic import after_step, between_steps
+from ...training.elastic import between_steps
 from ...training.step import TrainState
 
 Arrays = dict[str, Any]
@@ -153,4 +155,27 @@ def _transposed(array: Any) -> Any:
     spec = (*place.spec, None, None)[:2]
     return jax.ShapeDtypeStruct(
         array.shape[::-1], array.dtype, sharding=NamedSharding(place.mesh, PartitionSpec(*spec[::-1]))
+    )
+
+
+def after_step(shapes: Any, kept: Any, step: int) -> Any:
+    """Rebuild a state, with or without optax.MultiSteps, from the part that a checkpoint kept.
+
+    Args:
+        shapes: of the state wanted, jax.ShapeDtypeStruct with shardings.
+        kept: arrays of `between_steps(shapes)`.
+        step: optimizer steps that are done.
+    """
+    if not isinstance(shapes, optax.MultiStepsState):
+        return kept
+
+    def start() -> tuple[Any, ...]:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.acc_grads)
+        return jnp.zeros([], jnp.int32), jnp.asarray(step, jnp.int32), zeros
+
+    wanted = (shapes.mini_step, shapes.gradient_step, shapes.acc_grads)
+    places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+    mini_step, gradient_step, zeros = jax.jit(start, out_shardings=places)()
+    return shapes._replace(
+        mini_step=mini_step, gradient_step=gradient_step, acc_grads=zeros, inner_opt_state=kept
     )

@@ -46,7 +46,8 @@ from ...model.forward import Head, attention_mask
 from ...model.lora import dropped
 from ...model.partition_rules import Rule, divisible
 from ...model.quantize import Layout, quantize
-from ...model.remat import ATTENTION, POLICIES, PROJECTION
+from ...model.recomputed import PROJECTION
+from ...model.remat import ATTENTION, POLICIES
 from ...settings import ModelSettings
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats

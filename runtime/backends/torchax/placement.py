@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ...model.families import Architecture, Family
 from ...model.families.base import Parameter, Source, Spec
-from ...model.partition_rules import Rule, divisible, resolve_specs
+from ...model.partition_rules import Rule, divisible, resolved
 
 
 def tensor_specs(
@@ -24,12 +24,9 @@ def tensor_specs(
     Args:
         rules: the recipe's.
         axes: size of each mesh axis.
-
-    Raises:
-        ValueError: a rule has another number of dimensions than the array that it names.
     """
     out: dict[str, Spec] = {}
-    for parameter in resolve_specs(family.parameters(architecture), rules, axes, "replicate"):
+    for parameter in resolved(family.parameters(architecture), rules, axes):
         for source in parameter.sources:
             spec = tensor_spec(parameter, source) if len(source.shape) > 1 else (None,) * len(source.shape)
             out[source.name] = divisible(source.shape, spec, axes)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from ...model import sharding
 from ...model.families import Architecture, Family
 from ...model.families.base import Source
-from ...model.partition_rules import Rule, resolve_specs
+from ...model.partition_rules import Rule, resolved
 from ...model.quantize import Layout, dequantize, layouts
 from .placement import merged, tensor_specs
 
@@ -37,11 +37,8 @@ def tensor_layouts(
         rules: the recipe's sharding rules.
         kind: "nf4" or "int8".
         axes: size of each mesh axis.
-
-    Raises:
-        ValueError: a rule has another number of dimensions than the array that it names.
     """
-    parameters = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
+    parameters = resolved(family.parameters(architecture), rules, axes)
     specs = tensor_specs(family, architecture, rules, axes)
     arrays = layouts(family, architecture, parameters, kind, axes)
     out = {}

@@ -31,7 +31,8 @@ from ...model import sharding
 from ...model.lora import row_salts
 from ...settings import TrainSettings
 from ...training.loss import Ask, Batch, Computed
-from ...training.step import TrainState, objective_loss, record_norm
+from ...training.objective_losses import objective_loss
+from ...training.step import TrainState, record_norm
 from .model import Arrays, HfModel
 
 

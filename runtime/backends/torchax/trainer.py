@@ -12,10 +12,12 @@ import jax
 import numpy as np
 
 from ...checkpoints.saving import kept
-from ...data.batches import TrainingData, eval_losses
+from ...data.batches import TrainingData
+from ...data.evaluation import eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
-from ...metrics.loggers import Metrics, Nowhere
+from ...metrics.loggers import Metrics
+from ...metrics.nowhere import Nowhere
 from ...metrics.run_report import Named, NotFinite, Numbers, Report
 from ...model import sharding
 from ...settings import ModelSettings

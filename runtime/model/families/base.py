@@ -197,8 +197,6 @@ LAYERS = r"(?:layers|h)"
 
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
-EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
-"""The axis of each of these arrays that is summed with the input, by the last part of its path."""
 
 
 @dataclass(frozen=True)
@@ -475,15 +473,6 @@ def sites(family: Family, architecture: Architecture) -> tuple[LoraTarget, ...]:
     return tuple(family.all_targets(architecture))
 
 
-def matrices(
-    family: Family, architecture: Architecture, parameters: Sequence[Parameter]
-) -> dict[str, tuple[int, ...]]:
-    """Return the axes summed with the input, of all linear layers' and experts' weights, by path."""
-    linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
-    paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
-    return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
-
-
 def parameter_path(keys: Sequence[Any]) -> str:
     """Make a parameter's dotted path from the key path of a pytree that mirrors the model."""
     parts = []
@@ -492,17 +481,6 @@ def parameter_path(keys: Sequence[Any]) -> str:
         if part not in (None, "value"):
             parts.append(str(part))
     return ".".join(parts)
-
-
-def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
-    """Make a model with its parameters in a dtype, for a ModelConfig without one."""
-    from flax import nnx
-
-    model = model_class(config, rngs=rngs)
-    for _, node in nnx.iter_graph(model):
-        if isinstance(node, nnx.Param):
-            node.set_raw_value(node.get_raw_value().astype(dtype))
-    return model
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,6 @@ from .base import (
     LoraTarget,
     Parameter,
     built_in,
-    in_dtype,
     integer,
     mlp_parameters,
     number,
@@ -31,7 +30,8 @@ from .base import (
     softcap,
     text_config,
 )
-from .gemma import embedding, fused_attention, fused_lora_targets, layer_types, norm
+from .gemma import embedding, layer_types, norm
+from .gemma_fused import fused_attention, fused_lora_targets
 
 MODEL = "Tunix's Gemma 2"
 TUNIX_THETA = 10_000
@@ -167,7 +167,7 @@ class Gemma2(Family):
             SLIDING: tunix_gemma.AttentionType.LOCAL_SLIDING,
         }
         # Tunix's ModelConfig has no dtype here, and makes every parameter float32.
-        return partial(in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
+        return partial(_in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
             num_layers=a.num_layers,
             num_embed=a.vocab_size,
             embed_dim=a.hidden_size,
@@ -182,6 +182,17 @@ class Gemma2(Family):
             attn_logits_soft_cap=a.attention_softcap,
             sliding_window_size=a.sliding_window,
         )
+
+
+def _in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
+    """Make a model with its parameters in a dtype, for a ModelConfig without one."""
+    from flax import nnx
+
+    model = model_class(config, rngs=rngs)
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Param):
+            node.set_raw_value(node.get_raw_value().astype(dtype))
+    return model
 
 
 FAMILY = Gemma2()

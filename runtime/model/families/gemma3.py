@@ -23,7 +23,8 @@ from .base import (
     section,
     text_config,
 )
-from .gemma import NORMS, embedding, fused_attention, fused_lora_targets, norm
+from .gemma import NORMS, embedding, norm
+from .gemma_fused import fused_attention, fused_lora_targets
 
 PERIOD = 6
 """Tunix repeats five sliding layers and one full layer."""

@@ -24,7 +24,6 @@ from .base import (
     UnsupportedCheckpoint,
     built_in,
     integer,
-    linear,
     mlp_lora_targets,
     mlp_parameters,
     number,
@@ -170,17 +169,20 @@ class Gemma4(Family):
         a, d = architecture, architecture.hidden_size
         out = [embedding(a)]
         if a.per_layer_input:
-            out += _per_layer_embeddings(a)
+            from .. import gemma4_parts
+
+            out += gemma4_parts.per_layer_embeddings(a)
         for i in range(a.num_layers):
             layer = f"layers.{i}"
             out += _attention(a, i)
             out += mlp_parameters(
                 layer, d, a.shared_intermediate_size if a.shares_kv(i) else a.intermediate_size
             )
-            if a.experts:
-                out += _experts(a, layer)
-            if a.per_layer_input:
-                out += _per_layer_input(a, layer)
+            if a.experts or a.per_layer_input:
+                from .. import gemma4_parts
+
+                out += gemma4_parts.experts(a, layer) if a.experts else []
+                out += gemma4_parts.per_layer_input(a, layer) if a.per_layer_input else []
             out += [norm(f"{layer}.{tunix}", f"{layer}.{name}", d) for tunix, name in NORMS]
             scalar = plain(f"{layer}.layer_scalar", (1,))
             out.append(Parameter(f"{layer}.skip_scale", (1,), (None,), (scalar,), buffer=True))
@@ -205,8 +207,11 @@ class Gemma4(Family):
 
     def expert_targets(self, architecture: Architecture) -> list[LoraTarget]:
         assert isinstance(architecture, Gemma4Architecture)
-        layers = range(architecture.num_layers if architecture.experts else 0)
-        return [one for i in layers for one in _expert_targets(architecture, i)]
+        if not architecture.experts:
+            return []
+        from ..gemma4_parts import expert_targets
+
+        return [one for i in range(architecture.num_layers) for one in expert_targets(architecture, i)]
 
     def tunix_module(self) -> Any:
         from tunix.models.gemma4 import model
@@ -286,103 +291,6 @@ def _attention(a: Gemma4Architecture, i: int) -> list[Parameter]:
     out.append(norm(f"{layer}.attn._query_norm", f"{hf}.q_norm", h))
     key_norm = norm(f"{layer}.attn._key_norm", f"{hf}.k_norm", h)
     out.append(key_norm if own_kv else Parameter(key_norm.path, key_norm.shape, key_norm.spec, ()))
-    return out
-
-
-def _per_layer_embeddings(a: Gemma4Architecture) -> list[Parameter]:
-    d, layers, width = a.hidden_size, a.num_layers, a.per_layer_input
-    return [
-        Parameter(
-            "embedder.per_layer_model_projection.w",
-            (d, layers, width),
-            ("fsdp", None, "tp"),
-            (
-                Source(
-                    "per_layer_model_projection.weight", (layers * width, d), (layers, width, d), (2, 0, 1)
-                ),
-            ),
-        ),
-        norm("embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
-        Parameter(
-            "embedder.per_layer_input_embedding",
-            (a.vocab_size, layers, width),
-            ("tp", None, "fsdp"),
-            (
-                Source(
-                    "embed_tokens_per_layer.weight",
-                    (a.vocab_size, layers * width),
-                    (a.vocab_size, layers, width),
-                    (0, 1, 2),
-                ),
-            ),
-        ),
-    ]
-
-
-def _per_layer_input(a: Gemma4Architecture, layer: str) -> list[Parameter]:
-    d, width = a.hidden_size, a.per_layer_input
-    return [
-        Parameter(
-            f"{layer}.per_layer_input_gate.w",
-            (d, width),
-            ("fsdp", "tp"),
-            (linear(f"{layer}.per_layer_input_gate.weight", d, width),),
-        ),
-        Parameter(
-            f"{layer}.per_layer_projection.w",
-            (width, d),
-            ("tp", "fsdp"),
-            (linear(f"{layer}.per_layer_projection.weight", width, d),),
-        ),
-        norm(f"{layer}.post_per_layer_input_norm", f"{layer}.post_per_layer_input_norm", d),
-    ]
-
-
-def _experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
-    d, e, f = a.hidden_size, a.experts, a.expert_size
-    return [
-        norm(f"{layer}.moe_pre_ffw_norm", f"{layer}.pre_feedforward_layernorm_2", d),
-        norm(f"{layer}.moe_post_ffw_norm", f"{layer}.post_feedforward_layernorm_2", d),
-        norm(f"{layer}.dense_post_ffw_norm", f"{layer}.post_feedforward_layernorm_1", d),
-        Parameter(
-            f"{layer}.moe.router_logits", (d, e), (None, None), (linear(f"{layer}.router.proj.weight", d, e),)
-        ),
-        Parameter(f"{layer}.moe.router_scale", (d,), (None,), (plain(f"{layer}.router.scale", (d,)),)),
-        Parameter(
-            f"{layer}.moe.per_expert_scale", (e,), (None,), (plain(f"{layer}.router.per_expert_scale", (e,)),)
-        ),
-        Parameter(
-            f"{layer}.moe.gating_einsum",
-            (e, 2, f, d),
-            ("fsdp", None, None, "tp"),
-            (Source(f"{layer}.experts.gate_up_proj", (e, 2 * f, d), (e, 2, f, d), (0, 1, 2, 3)),),
-        ),
-        Parameter(
-            f"{layer}.moe.linear",
-            (e, f, d),
-            ("fsdp", "tp", None),
-            (Source(f"{layer}.experts.down_proj", (e, d, f), (e, d, f), (0, 2, 1)),),
-        ),
-    ]
-
-
-def _expert_targets(a: Gemma4Architecture, i: int) -> list[LoraTarget]:
-    """Return a layer's router and experts as LoRA targets."""
-    moe = f"layers.{i}.moe"
-    out = [LoraTarget(i, f"{moe}.router_logits", (0,), ("router.proj",), words=("router",))]
-    for name, axis, held in (("gating_einsum", 3, "gate_up_proj"), ("linear", 1, "down_proj")):
-        parameter = f"experts.{held}"
-        out.append(
-            LoraTarget(
-                i,
-                f"{moe}.{name}",
-                (axis,),
-                (parameter,),
-                experts=a.experts,
-                words=("experts",),
-                parameter=parameter,
-            )
-        )
     return out
 
 

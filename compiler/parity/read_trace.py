@@ -1,0 +1,68 @@
+"""Read the traces that scripts write with --trace."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipec.runtime.errors import UserError
+from recipec.runtime.training.trace import VERSION, Trace
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        UserError: when the file is not a trace.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise ValueError("not a regular file")
+        # np.load returns an array, not an archive, for a file of a single array.
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("not an .npz file")
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(bytes(arrays["head"]).decode())
+            if head.get("version") != VERSION:
+                raise UserError(
+                    f"{path}: a trace of version {head.get('version')}; this one reads {VERSION}",
+                    "write it again with scripts of the same recipec",
+                )
+            trace = Trace(
+                head["backend"],
+                head["recipe"],
+                head["about"],
+                arrays["losses"].tolist(),
+                arrays["targets"].tolist(),
+            )
+            for prefix, values in trace.weights().items():
+                values |= _without(prefix, arrays)
+            steps = range(trace.first_step, trace.first_step + len(trace.losses))
+            trace.rows = [rows for rows in (_without(f"rows/{step}/", arrays) for step in steps) if rows]
+            return trace
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file", _WRITTEN) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise UserError(f"{path}: is no trace ({_reason(error)})", _WRITTEN) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise UserError(f"{path}: is damaged ({_reason(error)})", _WRITTEN) from None
+
+
+_WRITTEN = "--trace FILE of a script writes one"
+
+
+def _reason(error: Exception) -> str:
+    """Return an error as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+
+
+def _without(prefix: str, arrays: Any) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}

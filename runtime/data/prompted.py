@@ -1,0 +1,79 @@
+"""Parse rows of a prompt and its completion, with or without a label that says whether that is desirable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .formats import ParsedSample, filled_text, required, tools_of, unused_of
+from .messages import Messages, demand_assistant, parse_messages
+from .values import Malformed, kind, text_of
+
+
+def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    if is_labeled(row):
+        raise Malformed(f"the label {row['label']} marks it as a judged answer, which KTO trains on")
+    return prompted(origin, row, fields)
+
+
+def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    return replace(prompted(origin, row, fields), liked=label_of(row, fields))
+
+
+def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
+    """Return whether a row's answer is desirable. CSV gives the label as text.
+
+    Raises:
+        Malformed: it is neither true nor false.
+    """
+    name = fields.get("label", "label")
+    value = required(row, name)
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise Malformed(f"{name!r} is {value!r}, and not true or false")
+    return value
+
+
+def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Return a prompt and its completion.
+
+    Raises:
+        Malformed: one of them is missing, or one is text and the other is messages.
+    """
+    prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
+    prompt, completion = required(row, prompt_name), required(row, completion_name)
+    demand_alike(prompt, prompt_name, completion, completion_name)
+    if isinstance(prompt, list):
+        before = conversation(prompt, prompt_name, fields)
+        after = conversation(completion, completion_name, fields)
+        demand_assistant(after)
+        tools, unused = tools_of(row, fields), unused_of(row, fields, "tools")
+        return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
+    completion = text_of(completion, repr(completion_name))
+    prompt, unused = filled_text(row, fields, "prompt"), unused_of(row, fields)
+    return ParsedSample(origin, prompt=prompt, completion=completion, unused=unused)
+
+
+def is_labeled(row: Mapping[str, Any]) -> bool:
+    """Return whether a prompt's completion has a valid label; CSV gives it as text."""
+    label = row.get("label")
+    return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
+
+
+PARSERS = {"prompt_completion": _prompt_completion, "unpaired_preference": _unpaired}
+"""The parsers of these formats."""
+
+
+def demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
+    """Refuse a row that mixes text and messages."""
+    if isinstance(first, list) != isinstance(second, list):
+        raise Malformed(
+            f"{first_name!r} is {kind(first)} and {second_name!r} {kind(second)}: both are text, or both "
+            "are lists of messages"
+        )
+
+
+def conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
+    return parse_messages(value, name, fields, f"{name!r} message")

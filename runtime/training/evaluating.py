@@ -1,0 +1,79 @@
+"""Evaluate the model of a run while it trains, and count its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..data.batches import TrainingData
+from ..data.evaluation import eval_losses
+from ..metrics.run_report import Report
+from ..settings import TrainSettings
+from .stopping import Evaluations
+
+if TYPE_CHECKING:
+    from ..checkpoints.saving import Preserved
+    from ..data.prompts import Prompts
+
+
+class Evaluating:
+    """The evaluations of a run.
+
+    Args:
+        loss_of: computes the loss of an evaluation batch, of the current model.
+        answers: returns that model's answers to prompts.
+        data: with evaluation batches.
+        report: takes the results.
+        counted: the state when the run continues; None at its beginning.
+        kept: which checkpoints are kept, if the best one is always among them.
+    """
+
+    def __init__(
+        self,
+        loss_of: Callable[[Any], Any],
+        answers: Callable[[Prompts], list[dict[str, Any]]],
+        data: TrainingData,
+        report: Report,
+        settings: TrainSettings,
+        counted: Mapping[str, Any] | None,
+        kept: Preserved | None,
+    ) -> None:
+        self._loss_of, self._answers, self._data, self._report = loss_of, answers, data, report
+        self._every, self._stopping = settings.eval_every, settings.early_stopping
+        self._counts, self._kept = Evaluations(**(counted or {})), kept
+        if kept is not None:
+            kept.best = self._counts.step
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the counts, for the run's checkpoints."""
+        return asdict(self._counts)
+
+    @property
+    def ends(self) -> bool:
+        """Return whether the run should stop early."""
+        return self._counts.ends(self._stopping)
+
+    def run(self, step: int) -> float:
+        """Return the mean loss over the evaluation data's targets."""
+        losses = [self._loss_of(batch) for batch in self._data.evaluation]
+        means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
+        loss = self._report.evaluated(step, means)
+        if self._data.prompts is not None:
+            self._report.sampled(step, self._answers(self._data.prompts))
+        return loss
+
+    def count(self, step: int, loss: float) -> bool:
+        """Count an evaluation, and return whether its loss is the lowest so far."""
+        if step % self._every:
+            return False
+        self._counts = self._counts.after(step, loss, self._stopping.min_delta if self._stopping else 0.0)
+        best = self._counts.step == step
+        if best and self._kept is not None:
+            self._kept.best = step
+        return best
+
+    def sentence(self, step: int) -> str:
+        """Say why a run stopped early after a step."""
+        return self._counts.sentence(step)
