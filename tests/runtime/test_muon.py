@@ -18,9 +18,9 @@ from tests.runtime.references import reference_logits
 
 RATE, DECAY, STEPS = 1e-3, 0.1, 4
 MODELS = {
-    "gemma3": functools.partial(tiny.make_gemma3, num_hidden_layers=2),
+    "gemma3": functools.partial(tiny.make_gemma3, num_hidden_layers=1),
     "phi3": functools.partial(decoders.make, "phi3"),
-    "starcoder2": functools.partial(decoders.make, "starcoder2"),
+    "starcoder2": functools.partial(decoders.make, "starcoder2", num_hidden_layers=1),
 }
 
 
