@@ -23,7 +23,10 @@ LONG = (
 OTHERS = "others"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # An artifact, its run, and the process that others are forked from.
-    "runs": ("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
+    "runs": (
+        *("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
+        *("test_local_saving", "test_group"),
+    ),
     **{name: (name,) for name in LONG},
     "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
     OTHERS: (),

@@ -1,4 +1,4 @@
-"""Fixtures of several test modules: a small artifact, processes that run it, compiled programs."""
+"""Fixtures of several test modules: a whole run, compiled programs, buckets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import artifacts
-from tests.runtime.lives import Lives
-
-
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a one-layer model, which is fast to trace, data and an artifact."""
-    place = tmp_path_factory.mktemp("run")
-    artifacts.write_place(place, layers=["sliding_attention"])
-    return place
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +24,6 @@ def whole(place: Path) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
     )
-
-
-@pytest.fixture(scope="session")
-def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    """A starter of processes that run a train.py."""
-    lives = Lives(artifacts.environment(), tmp_path_factory.mktemp("lives"))
-    yield lives
-    lives.close()
 
 
 @contextmanager
