@@ -10,12 +10,16 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
 import typer.testing
 
 from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
+
+if TYPE_CHECKING:
+    from tests.runtime.lives import Lives
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests run programs that take a moment. Most of the time would go to XLA's and LLVM's optimizations of them,
@@ -79,6 +83,27 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def root() -> Path:
     """The repository's folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a one-layer model, which is fast to trace, data and an artifact."""
+    from tests.runtime import artifacts
+
+    place = tmp_path_factory.mktemp("run")
+    artifacts.write_place(place, layers=["sliding_attention"])
+    return place
+
+
+@pytest.fixture(scope="session")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    """A starter of processes that run a train.py: one for all modules, because it imports for seconds."""
+    from tests.runtime import artifacts
+    from tests.runtime.lives import Lives
+
+    lives = Lives(artifacts.environment(), tmp_path_factory.mktemp("lives"))
+    yield lives
+    lives.close()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

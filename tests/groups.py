@@ -6,7 +6,8 @@ longest groups start first, so that no worker is left with one at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,7 +23,10 @@ LONG = (
 OTHERS = "others"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # An artifact, its run, and the process that others are forked from.
-    "runs": ("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
+    "runs": (
+        *("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
+        *("test_local_saving", "test_group"),
+    ),
     **{name: (name,) for name in LONG},
     "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
     OTHERS: (),
@@ -69,6 +73,19 @@ def put_in_order(items: list[pytest.Item], groups: Mapping[str, Iterable[str]]) 
 
 def pytest_configure() -> None:
     check(GROUPS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules as pytest rewrote them, also where Python may not write byte code.
+
+    Rewriting all of them takes each worker four seconds.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:

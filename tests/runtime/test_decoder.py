@@ -21,10 +21,16 @@ from tests.runtime.references import reference_logits
 AXES = {"fsdp": 2, "tp": 2}
 TWO = {"num_hidden_layers": 2}
 WINDOW_AND_FULL = {**TWO, "layer_types": ["sliding_attention", "full_attention"]}
+LINEAR_AND_FULL = {**TWO, "layer_types": ["linear_attention", "full_attention"]}
+CONVOLUTION_AND_FULL = {**TWO, "layer_types": ["conv", "full_attention"]}
 FEWER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2", "qwen3", "olmo3", "cohere2"), WINDOW_AND_FULL),
     "qwen3_moe": {**TWO, "mlp_only_layers": [0]},
-    "gpt_oss": TWO,
+    "afmoe": WINDOW_AND_FULL,
+    **dict.fromkeys(("gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite"), TWO),
+    **dict.fromkeys(("qwen3_5", "qwen3_next"), LINEAR_AND_FULL),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLUTION_AND_FULL),
+    "granitemoehybrid": {**TWO, "layer_types": ["mamba", "attention"]},
 }
 """One layer of each kind, where a case has some twice: what XLA compiles grows with the layers."""
 OF_OTHERS = (

@@ -152,9 +152,16 @@ def replace_linear(model: Any, how: FakeQuantization, names: str) -> Any:
 
 WEIGHTS = FakeQuantization("int4", None, 8)
 BOTH = FakeQuantization("int4", "int8", 8)
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 LORA: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], FakeQuantization, float]] = {
     "qwen3": (tiny.make_qwen3, {"num_hidden_layers": 2}, ("q_proj", "v_proj", "down_proj"), BOTH, 2e-3),
-    "gemma4": (tiny.make_gemma4, {"multimodal": False}, ("q_proj", "v_proj", "o_proj"), WEIGHTS, 1e-5),
+    "gemma4": (
+        tiny.make_gemma4,
+        {"multimodal": False, **LAYERS},
+        ("q_proj", "v_proj", "o_proj"),
+        WEIGHTS,
+        1e-5,
+    ),
 }
 """Models, targets, what is rounded, and the largest difference of a loss. Gemma has keys and values in one
 array, of which only the values are adapted. An activation that float32's noise puts on the other side of a
@@ -201,7 +208,7 @@ def test_full_steps_round_every_projection(name: str, tmp_path: Path) -> None:
 
     make, how, steps, near = FULL[name]
     folder = tmp_path / "base"
-    model = make(folder, **({} if name == "phi3" else {"num_hidden_layers": 2}))
+    model = make(folder, num_hidden_layers=1)
     mesh, built = training.build(folder, {"fsdp": 4, "tp": 2}, full=True, qat=how)
     rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.01))
     with mesh:

@@ -24,7 +24,9 @@ MESHES = [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}]
 PERIOD = ["sliding_attention", "sliding_attention", "full_attention"]
 
 KINDS: dict[str, Callable[[Path], Any]] = {
-    "gemma4-text": lambda folder: tiny.make_gemma4(folder, multimodal=False),
+    "gemma4-text": lambda folder: tiny.make_gemma4(
+        folder, multimodal=False, num_hidden_layers=3, layer_types=PERIOD
+    ),
     "gemma4-multimodal-sharded": lambda folder: tiny.make_gemma4(
         folder, shards=3, num_hidden_layers=3, layer_types=PERIOD
     ),
