@@ -49,8 +49,7 @@ lint: style
 
 # mypy runs beside the rest, whose two workers wait for processes now and then, and says at the end what it found.
 test: compiled style
-	@mkdir -p build/xla
-	@find build/xla -type f -mtime +6 -delete # programs that tests compiled: see tests/runtime/artifacts.py
+	@mkdir -p build
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	trap 'kill $$types' INT TERM; \
 	$(BIN)/recipe build recipes/*.yaml --check && \

@@ -96,12 +96,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     """A starter of processes that run a train.py: one for all modules, because it imports for seconds."""
     from tests.runtime import artifacts
     from tests.runtime.lives import Lives
 
-    lives = Lives(artifacts.environment(), tmp_path_factory.mktemp("lives"))
+    lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()
 

@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, gcs: Gcs) -> Path:
 @pytest.fixture(scope="module")
 def lives(place: Path, gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     own = gcs.environment | {"XDG_CACHE_HOME": str(place / "cache")}
-    lives = Lives(dict(artifacts.environment()) | own, tmp_path_factory.mktemp("lives"))
+    lives = Lives(dict(artifacts.environment(place)) | own, tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()
 

@@ -98,7 +98,7 @@ def merges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merges]:
     base = HFCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3, sums=True))
     save_run(place / "run", base, lora_section(rank=16))
     (place / "merge.py").write_text(SCRIPT.format(root=str(ROOT), run=str(place / "run")))
-    lives = Lives(artifacts.environment(), tmp_path_factory.mktemp("lives"))
+    lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
     merges = Merges(lives, place)
     try:
         assert merges.begin("whole").wait() == 0

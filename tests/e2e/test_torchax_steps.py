@@ -75,7 +75,7 @@ def whole(place: Path) -> Path:
 def run(place: Path, *command: object) -> subprocess.CompletedProcess[str]:
     """Run a Python command, which must succeed."""
     root = Path(__file__).resolve().parents[2]
-    environment = {**artifacts.environment(), "PYTHONPATH": str(root)}
+    environment = {**artifacts.environment(place), "PYTHONPATH": str(root)}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=place,

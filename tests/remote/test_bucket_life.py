@@ -45,7 +45,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, gcs: Gcs) -> Path:
 
 @pytest.fixture(scope="module")
 def lives(place: Path, gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    environment = dict(artifacts.environment()) | gcs.environment | {"XDG_CACHE_HOME": str(place / "cache")}
+    environment = (
+        dict(artifacts.environment(place)) | gcs.environment | {"XDG_CACHE_HOME": str(place / "cache")}
+    )
     lives = Lives(environment, tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()

@@ -17,9 +17,6 @@ from tests.runtime.lives import ROOT, Life, Lives
 
 STEPS = 10
 
-COMPILED = ROOT / "build" / "xla"
-"""Programs that tests have compiled. A key covers all that an executable depends on: see runtime/cache.py."""
-
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -124,14 +121,13 @@ def script(place: Path, output: str, *options: str, artifact: str = "artifact") 
     ]
 
 
-def environment() -> Mapping[str, str]:
+def environment(place: Path) -> Mapping[str, str]:
     """Return the environment of a script's process, with a cache of compiled functions that saves time."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
         "XLA_FLAGS": f"{QUICK_TO_COMPILE} {IN_ONE_PIECE}",
-        "JAX_COMPILATION_CACHE_DIR": str(COMPILED),
+        "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ def whole(place: Path) -> subprocess.CompletedProcess[str]:
     """An uninterrupted run with which others are compared. It starts as users start theirs."""
     return subprocess.run(
         [sys.executable, *artifacts.script(place, "whole")],
-        env=dict(artifacts.environment()),
+        env=dict(artifacts.environment(place)),
         capture_output=True,
         text=True,
         timeout=300,
@@ -26,34 +25,18 @@ def whole(place: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@contextmanager
-def _compiled_in(folder: Path) -> Iterator[None]:
-    """Make JAX keep what it compiles in a folder, and read it from there, until the block ends."""
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cache JAX's compiled programs for a test module that runs the same program repeatedly."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    before = jax.config.jax_compilation_cache_dir
     compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled() -> Iterator[None]:
-    """Compile a program once, for all tests and for later sessions, unless it or the compiler changes."""
-    with _compiled_in(artifacts.COMPILED):
-        yield
-
-
-@pytest.fixture(scope="module")
-def compiled_apart(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Iterator[None]:
-    """Use a cache of its own for a test module that counts compiled programs."""
-    with _compiled_in(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 @pytest.fixture

@@ -224,6 +224,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("compiled_once")
 def test_resuming_is_exact(tmp_path: Path) -> None:
     """Resume adapters of experts and their optimizer state."""
     import optax

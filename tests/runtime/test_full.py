@@ -22,6 +22,9 @@ from tests.runtime.references import losses, reference_logits
 from tests.runtime.runs import write_lock
 from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The runs are the same program."""
+
 MESH = {"fsdp": 4, "tp": 2}
 STEPS = 20
 SIZES = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

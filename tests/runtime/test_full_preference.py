@@ -70,6 +70,7 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
     return made
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "whole",
     [

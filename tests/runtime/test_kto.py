@@ -15,6 +15,9 @@ from tests.runtime import training
 from tests.runtime.built_models import randomize
 from tests.runtime.references import split
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The runs are the same program."""
+
 STEPS, RATE, BETA = 20, 1e-3, 0.1
 WEIGHTS = {"desirable_weight": 0.8, "undesirable_weight": 1.3}
 ROWS, MICRO, LENGTH = 23, 4, 64

@@ -33,6 +33,9 @@ from tests.runtime.peft_import.adapters import assert_same
 from tests.runtime.runs import ALL, lora_section, save_run
 from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The tests verify a case repeatedly."""
+
 LIMIT = 5e-5
 """The tolerance for logits of up to 20 or 30."""
 

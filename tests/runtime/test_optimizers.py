@@ -16,6 +16,9 @@ from recipec.runtime.settings import CheckpointSettings, TrainSettings
 from tests.runtime import training
 from tests.runtime.training import arrays
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""A run and its continuation are the same program."""
+
 MESH = {"fsdp": 4, "tp": 2}
 RATE = 1e-2
 SHAPES = {

@@ -18,6 +18,9 @@ from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import reference_nf4
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The dequantized models are one program."""
+
 MESH = {"fsdp": 4, "tp": 2}
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -50,6 +50,7 @@ def run(base: Path, folder: Path, batch: dict[str, np.ndarray], **found: int) ->
     return training.adapters(built)
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_the_reference_of_dpo_is_the_adapter_as_in_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

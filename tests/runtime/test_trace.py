@@ -18,7 +18,7 @@ from tests import tiny
 from tests.docs.blocks import blocks
 from tests.runtime import training
 
-pytestmark = pytest.mark.usefixtures("compiled_apart")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 """Runs with and without a trace are the same program."""
 
 MESH = {"fsdp": 8, "tp": 1}

@@ -13,6 +13,9 @@ from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The tests' trainers are the same program."""
+
 MESH = {"fsdp": 4, "tp": 2}
 
 
