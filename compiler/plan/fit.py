@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 
 from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering import libtpu
@@ -86,7 +86,7 @@ def find(
         tried.append((way, fits(way.sets)))
         return tried[-1][1]
 
-    for ladder in _ladders(program):
+    for ladder in ladders(program):
         rungs = [way for way in ladder if estimate is None or not hopeless(way, estimate)]
         last = None
         while rungs and last is None:
@@ -254,12 +254,7 @@ class MemoryReduction:
         )
 
 
-def reductions(program: Program) -> Iterator[MemoryReduction]:
-    """Yield changes of the recipe, the smallest first."""
-    return chain.from_iterable(_ladders(program))
-
-
-def _ladders(program: Program) -> Iterator[list[MemoryReduction]]:
+def ladders(program: Program) -> Iterator[list[MemoryReduction]]:
     """Yield the changes as ladders: in a ladder, each change takes less memory than the one before."""
     of = (_profile, _micro_batches, _attention, _policies, _tensor_parallel)
     kinds = [list(kind(program)) for kind in of]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from recipec.compiler.plan.fit import (
     diagnostic,
     find,
     hopeless,
-    reductions,
+    ladders,
     yaml_lines,
 )
 from recipec.compiler.plan.results import Estimate
@@ -64,8 +65,12 @@ def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> Fi
     return find(program(), compiler, most, given=(*STATED, *given))
 
 
+def reductions_of(program: Program) -> Iterator[MemoryReduction]:
+    return chain.from_iterable(ladders(program))
+
+
 def sets_of(program: Program) -> list[tuple[str, ...]]:
-    return [way.sets for way in reductions(program)]
+    return [way.sets for way in reductions_of(program)]
 
 
 def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> None:
@@ -93,7 +98,7 @@ def test_the_compilers_defaults_are_tried_before_all_else_where_a_profile_has_fl
 
 def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
     larger = program("train.micro_batch_size=6", "train.global_batch_size=48")
-    found = {way.sets: way for way in reductions(larger)}
+    found = {way.sets: way for way in reductions_of(larger)}
     assert list(found)[:2] == [("train.micro_batch_size=3",), ("train.micro_batch_size=1",)]
     assert found[("train.micro_batch_size=3",)].cost == "an optimizer step takes 4 micro-batches instead of 2"
     assert [found[sets].kept for sets in list(found)[:2]] == [1 / 2, 1 / 6]

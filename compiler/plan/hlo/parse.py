@@ -75,12 +75,6 @@ class Module:
         """Each computation's instructions, by name."""
         return {name: {i.name: i for i in body} for name, body in self.computations.items()}
 
-    @property
-    def unknown_loops(self) -> tuple[str, ...]:
-        """Names of the loop instructions that are missing in trip_counts."""
-        loops = (i for body in self.computations.values() for i in body if i.opcode == "while")
-        return tuple(loop.name for loop in loops if not any(name in self.trip_counts for name in loop.calls))
-
 
 HEADER = re.compile(r"(ENTRY\s+)?%?([^\s(]+)\s*\(.*->.*\{$")
 HEAD = re.compile(r"\s+(ROOT\s+)?%?([^\s=(]+) = ")
