@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from tests.e2e.group_preludes import AHEAD, FULL, PACED, PREFERENCES
-from tests.hosts import conftest as shared
 from tests.hosts.processes import (
     DUMPED,
     PATIENT,
@@ -34,7 +33,6 @@ from tests.runtime.lives import Lives
 from tests.runtime.surviving import SLOW
 
 pytestmark = pytest.mark.e2e
-place, lives = shared.place, shared.lives
 
 STEPS = 4
 MANY, KILLS = 24, 6
