@@ -206,7 +206,6 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.hosts.local": _on_hosts,
     "runtime.checkpoints.full": _trains_whole,
     "runtime.model.whole": _trains_whole,
-    "runtime.model.whole_arrays": _trains_whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,

@@ -34,6 +34,7 @@ from .initial import initial_pair
 from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
 from .partition_rules import Rule, resolved
 from .recomputed import tunix_name
+from .whole_arrays import attach_whole, freeze
 
 if TYPE_CHECKING:
     from .quantize import Layout
@@ -125,12 +126,8 @@ def abstract_model(
             variable.set_metadata(out_sharding=specs[path])
     whole: tuple[Parameter, ...] = ()
     if lora is None:
-        from .whole_arrays import freeze
-
         freeze(model, parameters)
     elif lora.trains_whole:
-        from .whole_arrays import attach_whole
-
         whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:

@@ -11,7 +11,6 @@ from flax import nnx
 
 from .adapters import TOKEN_ROWS, LoraSettings
 from .families.base import Parameter
-from .whole import trained_whole
 
 
 class Frozen(nnx.Variable[Any]):
@@ -34,6 +33,8 @@ def attach_whole(
         model: with shapes for values.
         dtype: of the model.
     """
+    from .whole import trained_whole
+
     whole = trained_whole(parameters, lora)
     for holder, name, parameter in _holders(model, whole):
         shape = jax.ShapeDtypeStruct(parameter.shape, jnp.dtype(lora.dtype))
