@@ -212,7 +212,7 @@ def said(importer: str, one: Import) -> str:
         ("scripts", {"tests"}),
     ],
 )
-def test_a_package_knows_nothing_of_its_strangers(room: str, strangers: set[str]) -> None:
+def test_packages_do_not_import_forbidden_packages(room: str, strangers: set[str]) -> None:
     wrong = [
         said(module, one)
         for module in those(room)
@@ -223,7 +223,7 @@ def test_a_package_knows_nothing_of_its_strangers(room: str, strangers: set[str]
 
 
 @pytest.mark.parametrize(("room", "doors"), DOORS.items())
-def test_a_room_is_entered_by_its_doors(room: str, doors: set[str]) -> None:
+def test_outside_imports_of_a_package_are_exactly_the_listed_modules(room: str, doors: set[str]) -> None:
     entered = {
         one.module
         for module in those("compiler", "scripts")
@@ -233,7 +233,7 @@ def test_a_room_is_entered_by_its_doors(room: str, doors: set[str]) -> None:
     assert entered == doors
 
 
-def test_families_and_adapters_are_the_standard_library_alone() -> None:
+def test_families_and_adapters_import_only_the_standard_library() -> None:
     """Check modules that compiler and runtime share. A family imports jax and Tunix only to build a model."""
     shared = those("runtime.model.families", "runtime.model.adapters", "runtime.model.reach")
     wrong = [
@@ -263,7 +263,7 @@ def at_once(module: str) -> set[str]:
     return found
 
 
-def test_the_compiler_reads_without_jax_and_numpy() -> None:
+def test_compiler_imports_only_packages_of_a_plain_installation() -> None:
     """Let `recipe build` work with a distribution that is installed without extras."""
     wrong = {}
     for module in set(those("spec", "compiler")) - set(those(*ELSEWHERE)):
@@ -273,13 +273,13 @@ def test_the_compiler_reads_without_jax_and_numpy() -> None:
     assert not wrong
 
 
-def test_what_needs_more_is_there() -> None:
+def test_listed_exceptions_import_an_optional_package() -> None:
     for part in ELSEWHERE:
         needed = {name for module in those(part) for name in at_once(module) if name not in MODULES}
         assert needed - sys.stdlib_module_names - BASE, f"{part} needs no exception"
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_import_cycles() -> None:
     """Forbid cycles even of later imports: no module in a cycle can be understood without the others."""
     graph = {
         module: {one.module for one in imports(module) if one.module in MODULES} - {module}
@@ -300,7 +300,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not graph
 
 
-def test_private_names_stay_at_home() -> None:
+def test_modules_import_no_private_names_of_other_modules() -> None:
     suspects = [module for module, path in MODULES.items() if PRIVATE.search(path.read_text("utf-8"))]
     wrong = [
         said(module, one)
@@ -311,7 +311,7 @@ def test_private_names_stay_at_home() -> None:
     assert not wrong
 
 
-def test_private_names_are_not_reached_for_either() -> None:
+def test_modules_access_no_private_attributes_of_other_modules() -> None:
     wrong = []
     for module in those(*PACKAGES, "scripts"):
         aliases = {
@@ -330,7 +330,7 @@ def test_private_names_are_not_reached_for_either() -> None:
     assert not wrong
 
 
-def test_long_modules_have_a_reason() -> None:
+def test_long_modules_are_listed_with_a_reason() -> None:
     long = {}
     for module in those(*PACKAGES, "scripts"):
         path = MODULES[module]
@@ -340,7 +340,7 @@ def test_long_modules_have_a_reason() -> None:
     assert long.keys() == LONG.keys(), long
 
 
-def test_functions_take_few_parameters() -> None:
+def test_functions_have_at_most_seven_parameters() -> None:
     """Require an object for more parameters, except for listed commands and scripts."""
     wrong = {}
     for module in those(*PACKAGES):
@@ -355,7 +355,7 @@ def test_functions_take_few_parameters() -> None:
     assert wrong.keys() == SCRIPTS, wrong
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_architecture_page_lists_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     demanded = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     for extra in project["project"]["optional-dependencies"].values():
@@ -372,7 +372,7 @@ def test_every_dependency_has_its_reason() -> None:
     assert set(told) == names
 
 
-def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
+def test_compiling_a_recipe_imports_no_heavy_packages(tmp_path: Path) -> None:
     """Block every package that a plain installation lacks."""
     heavy = [
         *("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "orbax", "grain"),
@@ -396,7 +396,7 @@ def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_each_mutant_changes_one_place() -> None:
+def test_text_of_each_mutant_occurs_exactly_once() -> None:
     """Check mutants early: CI does not run `make mutants`, and would not notice a mutant without its text."""
     whole = "\0".join(mutants.product(ROOT).values())
     assert {

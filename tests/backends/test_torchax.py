@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "gemma4" else pytest.mark.e2e) for name in MODELS]
 )
-def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
+def test_torchax_gradients_match_peft(name: str, tmp_path: Path) -> None:
     """Use packed rows with padding.
 
     transformers finds the samples by their positions. Its sliding layers see 8 of 16 tokens.
@@ -57,7 +57,7 @@ def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
+def test_twenty_adamw_steps_match_torch(tmp_path: Path) -> None:
     """Run AdamW over windows of two micro-batches."""
     tiny.make_llama(tmp_path)
     built = build(tmp_path, WHOLE)
@@ -71,7 +71,7 @@ def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
+def test_dropout_does_not_depend_on_remat_or_mesh(tmp_path: Path) -> None:
     """Compare gradients with dropout: they depend only on the micro-batch's number.
 
     Neither recomputation nor the mesh changes them.
@@ -88,7 +88,7 @@ def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path) -> None:
+def test_gradients_with_shared_key_value_layers_match_peft(tmp_path: Path) -> None:
     """Recompute Gemma 4 E2B's layers: what a layer passes to another one goes through jax.checkpoint."""
     tiny.make_gemma4(tmp_path, multimodal=False, **tiny.GEMMA4_E2B)
     built = build(tmp_path, SPLIT, remat="decoder", targets=("q_proj", "k_proj"))

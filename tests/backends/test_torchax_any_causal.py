@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) -> None:
+def test_lora_targets_are_all_linear_layers(name: str, tmp_path: Path) -> None:
     """Check that all tensors are parameters, in their stored form."""
     import torch
 
@@ -54,7 +54,7 @@ def test_what_can_carry_lora_are_the_linear_layers(name: str, tmp_path: Path) ->
     assert shapes == {key: tuple(value.shape) for key, value in model.state_dict().items()}
 
 
-def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
+def test_helium_gradients_match_peft(tmp_path: Path) -> None:
     """Use packed rows with padding, where transformers finds the samples by their positions."""
     tiny.make_helium(tmp_path, num_hidden_layers=1)
     check_gradients(build(tmp_path, SPLIT, targets=ATTENTION), packed_batch())
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_peft(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", MODELS)
-def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
+def test_twenty_adamw_steps_match_torch(name: str, tmp_path: Path) -> None:
     """Run AdamW over windows of two micro-batches, with recomputed layers, on fsdp 4 x tp 2."""
     make, targets = MODELS[name]
     make(tmp_path)
@@ -78,7 +78,7 @@ def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_one_embedding_serves_as_head(tmp_path: Path) -> None:
+def test_tied_embedding_gradients_match_peft(tmp_path: Path) -> None:
     """Check Bamba's gradients on a mesh that shards only the rows."""
     tiny.make_bamba(tmp_path, tie_word_embeddings=True)
     built = build(tmp_path, {"fsdp": 8, "tp": 1}, targets=("in_proj", "v_proj"))
@@ -95,7 +95,7 @@ def check_gradients(built: Any, one: Any) -> None:
     assert max(np.abs(array).max() for array in theirs.values()) > 0.01
 
 
-def test_rules_by_names_split_tensors() -> None:
+def test_tensors_are_sharded_by_their_names() -> None:
     tensors = {
         "model.embed_tokens.weight": (509, 48),
         **{f"model.layers.{i}.self_attn.q_proj.weight": (60, 48) for i in range(3)},
@@ -116,7 +116,7 @@ def test_rules_by_names_split_tensors() -> None:
     assert architecture.recurrent and not architecture.uniform
 
 
-def test_a_uniform_model_is_shortened() -> None:
+def test_uniform_model_can_be_shortened_to_fewer_layers() -> None:
     """Shorten the model as a plan does, which compiles only some layers."""
     tensors = {"model.embed_tokens.weight": (509, 48)}
     tensors |= {f"model.layers.{i}.self_attn.q_proj.weight": (48, 48) for i in range(9)}

@@ -26,9 +26,7 @@ NOTED = {
 
 
 @pytest.mark.parametrize("code", REFUSED | NOTED)
-def test_what_the_backend_cannot_do_is_refused_and_what_it_does_otherwise_is_told(
-    code: str, tmp_path: Path
-) -> None:
+def test_torchax_refuses_unsupported_settings_and_notes_differences(code: str, tmp_path: Path) -> None:
     sets = {**REFUSED, **NOTED}[code]
     (found,) = check(program_of(tmp_path, sets))
     assert found.code == code.partition(" ")[0]
@@ -36,11 +34,11 @@ def test_what_the_backend_cannot_do_is_refused_and_what_it_does_otherwise_is_tol
     assert bool(found.help) == (code in REFUSED)
 
 
-def test_a_recipe_that_the_backend_does_as_asked_has_no_findings(tmp_path: Path) -> None:
+def test_supported_recipe_has_no_torchax_findings(tmp_path: Path) -> None:
     assert list(check(program_of(tmp_path))) == []
 
 
-def test_the_script_states_what_train_py_states(tmp_path: Path) -> None:
+def test_torchax_script_differs_from_train_py_only_in_backend_lines(tmp_path: Path) -> None:
     """Check equal values, schedule and optimizer: only the backend differs."""
     program = program_of(tmp_path, ["train.schedule.warmup_ratio=0.03"])
     files = emit_torchax(program)
@@ -55,7 +53,7 @@ def test_the_script_states_what_train_py_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sets", [(), ("train.optimizer.name=sgd", "lora=null")])
-def test_the_script_is_formatted_and_clean(sets: tuple[str, ...], tmp_path: Path, root: Path) -> None:
+def test_torchax_script_passes_ruff(sets: tuple[str, ...], tmp_path: Path, root: Path) -> None:
     files = emit_torchax(program_of(tmp_path, sets))
     script = tmp_path / "train_torchax.py"
     script.write_text(files["train_torchax.py"], encoding="utf-8")

@@ -19,7 +19,7 @@ def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec
 
 
 @pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-4b-it", "Qwen/Qwen3-8B"])
-def test_weights_are_split_by_columns_and_rows_as_their_products_need(model: str) -> None:
+def test_weight_matrices_are_sharded_over_tp_and_fsdp(model: str) -> None:
     """Shard torch's weights [out, in]: heads and features over tp, the model's width over fsdp."""
     found = specs(model)
     layer = "layers.0.self_attn"
@@ -32,16 +32,16 @@ def test_weights_are_split_by_columns_and_rows_as_their_products_need(model: str
     assert found[f"{layer}.q_norm.weight"] == (None,)
 
 
-def test_an_output_head_of_its_own_is_split_as_the_embedding_is() -> None:
+def test_untied_output_head_is_sharded_like_the_embedding() -> None:
     assert specs("Qwen/Qwen3-8B")["lm_head.weight"] == ("tp", "fsdp")
 
 
-def test_heads_that_do_not_divide_stay_whole() -> None:
+def test_key_heads_not_divisible_by_tp_are_replicated() -> None:
     """Replicate 8 key/value heads of 128 over 16 devices: 1,024 rows divide by 16, but heads do not."""
     assert specs("Qwen/Qwen3-8B", tp=16)["layers.0.self_attn.k_proj.weight"] == (None, "fsdp")
 
 
-def test_a_rule_names_tunix_arrays() -> None:
+def test_sharding_rules_use_tunix_array_names() -> None:
     """Apply rules to Tunix's [heads, width, head size]; the tensor's rows include the head size."""
     name = "layers.0.self_attn.q_proj.weight"
     for spec, expected in (((None, "tp", None), (None, "tp")), ((None, "fsdp", "tp"), ("tp", "fsdp"))):
@@ -50,6 +50,6 @@ def test_a_rule_names_tunix_arrays() -> None:
         assert specs("google/gemma-4-31B-it", rules=rules)[name.replace("0", "1")] == ("tp", "fsdp")
 
 
-def test_adapters_follow_their_weight() -> None:
+def test_adapters_are_sharded_like_their_weight() -> None:
     assert adapter_specs(("tp", "fsdp")) == ((None, "fsdp"), ("tp", None))
     assert adapter_specs(("fsdp", "tp")) == ((None, "tp"), ("fsdp", None))

@@ -36,7 +36,7 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.e2e)])
-def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
+def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) -> None:
     """Compare each device's part bit for bit: Gemma 4's fused keys and values, and keys used as values."""
     from flax import nnx
 
@@ -72,7 +72,7 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("kind", "remat"), [("nf4", "save_dots"), ("int8", "decoder")])
-def test_gradients_are_torchs_of_the_dequantized_base(kind: str, remat: str, tmp_path: Path) -> None:
+def test_gradients_match_torch_with_dequantized_base(kind: str, remat: str, tmp_path: Path) -> None:
     """Use Qwen 2, whose projections have biases. Projections without an adapter are quantized too."""
     import torch
 

@@ -83,7 +83,7 @@ STEPS = 9
 
 
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"template"}))
-def test_the_schedule_is_that_of_train(variant: str, tmp_path: Path) -> None:
+def test_trl_schedule_matches_train_py(variant: str, tmp_path: Path) -> None:
     """Compare to a millionth of the peak, because optax computes in float32."""
     built = files(tmp_path, *VARIANTS[variant])
     tunix = functions(built["train.py"], tmp_path)
@@ -94,7 +94,7 @@ def test_the_schedule_is_that_of_train(variant: str, tmp_path: Path) -> None:
         assert math.isclose(trl["learning_rate"](step, STEPS), float(expected(step)), abs_tol=1e-6 * peak)
 
 
-def test_what_sets_the_rate_follows_the_schedule(tmp_path: Path) -> None:
+def test_optimizer_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
     import torch
 
     script = functions(files(tmp_path, *VARIANTS["cosine"])["baseline/train_trl.py"], tmp_path)
@@ -107,7 +107,7 @@ def test_what_sets_the_rate_follows_the_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_script_is_as_a_linter_leaves_it(variant: str, tmp_path: Path) -> None:
+def test_train_trl_script_passes_ruff(variant: str, tmp_path: Path) -> None:
     import subprocess
 
     script = tmp_path / "train_trl.py"
@@ -129,7 +129,7 @@ def test_the_script_is_as_a_linter_leaves_it(variant: str, tmp_path: Path) -> No
         (VARIANTS["float32 on a CPU"], 1, "no"),
     ],
 )
-def test_accelerate_reads_its_configuration(
+def test_accelerate_accepts_the_emitted_configuration(
     sets: list[str], processes: int, precision: str, tmp_path: Path
 ) -> None:
     """Use accelerate's own reader, which refuses unknown keys, and FSDP's own plugin."""
@@ -153,7 +153,7 @@ def test_accelerate_reads_its_configuration(
     assert given["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
 
 
-def test_classes_are_spelled_as_transformers_does() -> None:
+def test_model_class_names_match_transformers() -> None:
     """Use transformers' table of model types, including those that configs of our families may name."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
@@ -182,7 +182,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("code", "setting", "path"), REFUSED)
-def test_what_trl_does_not_do_is_said_at_its_key(code: str, setting: str, path: str, tmp_path: Path) -> None:
+def test_settings_unsupported_by_trl_are_diagnosed_at_their_key(
+    code: str, setting: str, path: str, tmp_path: Path
+) -> None:
     made = program(tmp_path, setting)
     assert [(found.code, found.path) for found in diagnosed(made, (Backend.TRL,))] == [(code, path)]
     assert diagnosed(made, (Backend.TUNIX,)) == []
@@ -191,9 +193,7 @@ def test_what_trl_does_not_do_is_said_at_its_key(code: str, setting: str, path: 
 @pytest.mark.parametrize(
     ("model", "codes"), [("gemma-4-26B-A4B-it", ["W0926"]), ("gemma-4-31B-it", [])], ids=["experts", "dense"]
 )
-def test_experts_that_bitsandbytes_leaves_as_they_are_are_said(
-    model: str, codes: list[str], tmp_path: Path
-) -> None:
+def test_nf4_with_experts_warns_of_unquantized_experts(model: str, codes: list[str], tmp_path: Path) -> None:
     for sets, expected in ((["lora.quantize=nf4"], codes), ([], [])):
         made = program(tmp_path, f"model.id=google/{model}", *sets)
         assert [found.code for found in diagnosed(made, (Backend.TRL,))] == expected
@@ -212,7 +212,7 @@ def recipe(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     return run
 
 
-def test_a_refusal_stands_at_its_line_and_writes_nothing(
+def test_refused_build_points_to_the_setting_and_writes_nothing(
     recipe: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     status, _, errors = recipe("--backend", "trl", "--set", "lora.quantize=int8")
@@ -223,7 +223,7 @@ def test_a_refusal_stands_at_its_line_and_writes_nothing(
     assert status == 0
 
 
-def test_the_artifact_remembers_its_backends(
+def test_rebuild_keeps_backends_until_backend_option_changes_them(
     recipe: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "out" / "sample"
@@ -247,18 +247,20 @@ def test_the_artifact_remembers_its_backends(
     assert not (folder / "baseline").exists() and "backends" not in lock()
 
 
-def test_a_refusal_of_the_remembered_backend_is_said(recipe: Callable[..., tuple[int, str, str]]) -> None:
+def test_rebuild_reports_refusal_of_the_remembered_backend(
+    recipe: Callable[..., tuple[int, str, str]],
+) -> None:
     assert recipe("--backend", "trl")[0] == 0
     status, _, errors = recipe("--set", "lora.kv=shared")
     assert status == 1 and "error[E0922]" in errors
 
 
-def test_a_quantized_base_needs_bitsandbytes(tmp_path: Path) -> None:
+def test_only_nf4_requirements_include_bitsandbytes(tmp_path: Path) -> None:
     assert "bitsandbytes" not in files(tmp_path)["baseline/requirements-trl.txt"]
     assert "\nbitsandbytes==" in files(tmp_path, "lora.quantize=nf4")["baseline/requirements-trl.txt"]
 
 
-def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
+def test_trl_pins_equal_the_installed_versions(tmp_path: Path) -> None:
     from importlib.metadata import version
 
     lines = files(tmp_path)["baseline/requirements-trl.txt"].splitlines()
@@ -273,7 +275,7 @@ def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
     ("sets", "efficient"),
     [([], "true"), (["lora.quantize=nf4"], "false"), (["model.id=google/gemma-4-31B-it"], "false")],
 )
-def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
+def test_ram_efficient_loading_is_off_for_nf4_and_gemma4(
     sets: list[str], efficient: str, tmp_path: Path
 ) -> None:
     """Let one process read the checkpoint, if accelerate can pass it on.
@@ -320,7 +322,7 @@ learning_rate: 1e-5
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
-def test_a_ported_run_of_preferences_is_a_run_of_trl_again(name: str, tmp_path: Path) -> None:
+def test_ported_dpo_config_builds_train_trl_with_the_same_settings(name: str, tmp_path: Path) -> None:
     source, made = tmp_path / name, tmp_path / "recipe.yaml"
     source.write_text(PREFERENCES[name])
     row = {"prompt": "Name a river.", "chosen": " Rhine", "rejected": " Stone"}

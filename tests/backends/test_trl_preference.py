@@ -153,7 +153,7 @@ def by_pieces(table: Table, pieces: list[Any], train: TrainSettings) -> tuple[fl
 
 @pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_any_number_of_processes_computes_trains_step(
+def test_preference_step_matches_train_py_for_any_process_count(
     place: Place, objective: str, normalization: str
 ) -> None:
     """Compare losses to 1e-5: a full step, an epoch's last step, which is filled up, and evaluation."""
@@ -204,7 +204,7 @@ def adapted(place: Place) -> Any:
     return adapted, move
 
 
-def test_dropout_that_peft_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_dropout_on_shared_expert_projections_is_refused(tmp_path: Path) -> None:
     """Refuse dropout on a shared expert's projections.
 
     PEFT takes them as weights, because by their names it means the experts.
@@ -224,7 +224,7 @@ def test_dropout_that_peft_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: Path) -> None:
+def test_preference_losses_and_gradients_match_trl(objective: str, place: Place, tmp_path: Path) -> None:
     """Compare to 1e-6 of the largest number, on TRL's own batch of the same texts."""
     from transformers import AutoTokenizer
     from trl.trainer.utils import add_fused_lm_head
@@ -278,7 +278,7 @@ def logged(place: Place, output: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
+def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> None:
     """Compare bit for bit, with dropout, which the reference does not use."""
     first = place.train(Backend.TRL, "cut", "--steps", "2")
     rest = place.train(Backend.TRL, "cut", "--resume")
@@ -289,7 +289,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
 
 
 @pytest.mark.e2e
-def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
+def test_dpo_metrics_have_trace_losses_evaluations_and_rewards(place: Place, whole: Trace) -> None:
     from recipec.runtime.training.preference import METRICS
 
     entries = logged(place, "whole")
@@ -306,7 +306,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
 
 
 @pytest.mark.e2e
-def test_a_given_adapter_is_trained_on_and_is_no_reference(place: Place, whole: Trace) -> None:
+def test_given_adapter_is_trained_and_not_used_as_reference(place: Place, whole: Trace) -> None:
     """Start from the adapter as train.py does: the first evaluation equals the adapter's last one."""
     place.train(Backend.TRL, "onward", "--adapter", place.folder / "whole" / "adapter", "--steps", "1")
     before, after = logged(place, "whole")[-1], logged(place, "onward")[0]

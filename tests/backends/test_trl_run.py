@@ -69,7 +69,7 @@ def whole(place: Place) -> Trace:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
+def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> None:
     """Compare bit for bit, with recomputation, and with dropout, whose masks differ from step to step."""
     first = place.train(Backend.TRL, "cut", "--steps", "3")
     rest = place.train(Backend.TRL, "cut", "--resume")
@@ -85,7 +85,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
 
 
 @pytest.mark.e2e
-def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
+def test_trl_metrics_have_trace_losses_evaluations_and_grad_norm(place: Place, whole: Trace) -> None:
     import json
 
     lines = (place.folder / "whole" / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()
@@ -100,7 +100,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
 
 
 @pytest.mark.e2e
-def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
+def test_checkpoint_without_trainer_state_is_ignored(place: Place, whole: Trace) -> None:
     """Use trainer_state.json, which is written last."""
     from recipec.runtime.backends.trl.checkpoints import checkpoints
 
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
 
 
 @pytest.mark.e2e
-def test_peft_reads_the_adapter_as_it_was_trained(place: Place, whole: Trace) -> None:
+def test_peft_loads_the_saved_adapter_unchanged(place: Place, whole: Trace) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -156,13 +156,15 @@ def refused(place: Place, capfd: pytest.CaptureFixture[str], output: str, *optio
 
 
 @pytest.mark.e2e
-def test_runs_are_not_mixed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
+def test_existing_checkpoints_are_refused_without_resume(
+    place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]
+) -> None:
     errors = refused(place, capfd, "whole")
     assert "already holds checkpoints, the newest of step 6" in errors and "help: --resume" in errors
 
 
 @pytest.mark.e2e
-def test_other_data_is_noticed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_changed_data(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
     data = place.folder / "train.jsonl"
     text = data.read_text()
     data.write_text(text + text.splitlines()[0] + "\n")
@@ -174,7 +176,7 @@ def test_other_data_is_noticed(place: Place, whole: Trace, capfd: pytest.Capture
 
 
 @pytest.mark.e2e
-def test_an_adapter_of_other_modules_is_refused(
+def test_missing_adapter_and_adapter_with_resume_are_refused(
     place: Place, whole: Trace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     errors = refused(place, capfd, "none", "--adapter", str(tmp_path))
@@ -186,7 +188,7 @@ def test_an_adapter_of_other_modules_is_refused(
     assert ended.value.code == 2
 
 
-def test_the_recipe_s_adapter_is_found_as_its_data_is(tmp_path: Path) -> None:
+def test_start_from_adapter_is_resolved_in_the_data_dir(tmp_path: Path) -> None:
     from recipec.runtime.backends.arguments import parse_arguments as parse
 
     lora = LoraSettings(rank=1, alpha=1.0, dropout=0.0, targets=("q_proj",))
@@ -198,7 +200,9 @@ def test_the_recipe_s_adapter_is_found_as_its_data_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_run_after_current_step_with_a_checkpoint(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that its checkpoint is kept, and that the status is the signal's."""
     place.import_runtime(monkeypatch)
     from runtime.backends.trl.pieces import Pieces
@@ -218,7 +222,7 @@ def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.Mo
 
 
 @pytest.mark.e2e
-def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
+def test_full_fine_tuning_saves_the_trained_model(tmp_path: Path) -> None:
     place = Place(tmp_path, case(None, steps=2, schedule={"name": "constant"}))
     trace = place.train(Backend.TRL, "full")
     base, trained = HFCheckpoint.open(tmp_path / "model"), HFCheckpoint.open(tmp_path / "full" / "model")
@@ -289,7 +293,9 @@ def test_any_number_of_processes_computes_the_same_step(
 
 
 @pytest.mark.e2e
-def test_a_run_stops_early_and_goes_on_no_further(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_early_stopped_run_does_not_continue_on_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Stop by transformers' own callback. A resumed run stops at the same step."""
     import json
 

@@ -31,7 +31,7 @@ def peft_count(rank: int, targets: list[str]) -> int:
 
 @pytest.mark.parametrize("rank", [1, 16, 64])
 @pytest.mark.parametrize("targets", [list(OUTPUTS), ["q_proj", "v_proj"], ["k_proj"], ["down_proj"]])
-def test_independent_adapters_are_those_of_peft(
+def test_independent_adapters_have_the_parameter_count_of_peft(
     lowered: Callable[..., Lowered], rank: int, targets: list[str]
 ) -> None:
     run = lowered(f"lora.rank={rank}", f"lora.targets=[{', '.join(targets)}]")
@@ -39,13 +39,13 @@ def test_independent_adapters_are_those_of_peft(
     assert run.program.trainable_parameters == peft_count(rank, targets)
 
 
-def test_a_shared_a_is_counted_once(lowered: Callable[..., Lowered]) -> None:
+def test_shared_kv_adapter_counts_its_a_matrix_once(lowered: Callable[..., Lowered]) -> None:
     run = lowered("lora.kv=shared")
     assert run.program is not None
     assert run.program.trainable_parameters == peft_count(64, list(OUTPUTS)) - LOCAL * 64 * HIDDEN
 
 
-def test_the_31b_has_the_parameters_that_its_config_adds_up_to(lowered: Callable[..., Lowered]) -> None:
+def test_gemma_4_31b_parameter_count_matches_its_config(lowered: Callable[..., Lowered]) -> None:
     run = lowered()
     assert run.program is not None
     attention_local = HIDDEN * (2 * 32 * 256 + 2 * 16 * 256) + 2 * 256
@@ -73,7 +73,7 @@ def test_the_31b_has_the_parameters_that_its_config_adds_up_to(lowered: Callable
         ("google/gemma-3-270m-it", [], "100 of 268 million parameters (37.4%)"),
     ],
 )
-def test_the_share_that_lora_reaches(
+def test_report_states_the_share_of_parameters_with_adapters(
     lowered: Callable[..., Lowered], model: str, changes: list[str], said: str
 ) -> None:
     """Count the 31B's v_proj: 50 layers have one of 4096 x 5376, which is half of a fused weight."""

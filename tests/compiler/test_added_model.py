@@ -70,7 +70,9 @@ def errors(found: Lowered) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_the_id_finds_it_and_stays_the_id(recipe: Path, files: dict[str, bytes], tensors: Tensors) -> None:
+def test_added_model_is_found_by_its_id_and_locked_to_its_commit(
+    recipe: Path, files: dict[str, bytes], tensors: Tensors
+) -> None:
     assert [code for code, *_ in errors(lowered(recipe))] == ["E0801"]
     add(Path(), files, tensors)
     found = lowered(recipe)
@@ -83,7 +85,9 @@ def test_the_id_finds_it_and_stays_the_id(recipe: Path, files: dict[str, bytes],
     assert json.loads(artifact["recipe.lock.json"])["recipe"]["model"]["revision"] == COMMIT
 
 
-def test_explain_says_where_it_came_from(recipe: Path, files: dict[str, bytes], tensors: Tensors) -> None:
+def test_explain_names_folder_and_commit_of_an_added_model(
+    recipe: Path, files: dict[str, bytes], tensors: Tensors
+) -> None:
     add(Path(), files, tensors)
     loaded = load(recipe, ())
     program = lower(loaded).program
@@ -94,7 +98,9 @@ def test_explain_says_where_it_came_from(recipe: Path, files: dict[str, bytes], 
     assert row.split() == ["model.revision", f'"{COMMIT}"', f"{FOLDER}/model.lock.json"]
 
 
-def test_a_report_knows_the_recipe_of_a_run(recipe: Path, files: dict[str, bytes], tensors: Tensors) -> None:
+def test_report_matches_a_run_only_with_its_recipe(
+    recipe: Path, files: dict[str, bytes], tensors: Tensors
+) -> None:
     add(Path(), files, tensors)
     program = lowered(recipe).program
     assert program is not None and matching(program.recipe, recipe, None) is not None
@@ -102,7 +108,7 @@ def test_a_report_knows_the_recipe_of_a_run(recipe: Path, files: dict[str, bytes
 
 
 @pytest.mark.parametrize("given", ["v1", COMMIT])
-def test_the_revision_that_it_was_added_by_is_its_commit(
+def test_model_revision_resolves_to_the_added_commit(
     given: str, recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     add(Path(), files, tensors, revision="v1")
@@ -110,7 +116,9 @@ def test_the_revision_that_it_was_added_by_is_its_commit(
     assert program is not None and program.recipe.model.revision == COMMIT
 
 
-def test_another_revision_is_an_error(recipe: Path, files: dict[str, bytes], tensors: Tensors) -> None:
+def test_revision_that_was_not_added_is_an_error(
+    recipe: Path, files: dict[str, bytes], tensors: Tensors
+) -> None:
     add(Path(), files, tensors, revision="v1")
     found = lowered(recipe, "model.revision=v2")
     assert errors(found) == [
@@ -124,7 +132,7 @@ def test_another_revision_is_an_error(recipe: Path, files: dict[str, bytes], ten
 
 
 @pytest.mark.parametrize("id", ["a/" + "b" * 5000, "a/b\udcff", "..", "a//b", "a/../../b"])
-def test_any_id_is_looked_for(id: str, recipe: Path) -> None:
+def test_malformed_model_ids_are_refused(id: str, recipe: Path) -> None:
     with pytest.raises((catalog.UnknownModel, UnsupportedCheckpoint)):
         catalog.find(id, Path())
 
@@ -209,7 +217,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_every_tensor_is_held_against_the_family(
+def test_tensors_that_do_not_fit_the_family_are_an_error(
     kind: str, recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     change, code, said = WRONG[kind]
@@ -218,7 +226,7 @@ def test_every_tensor_is_held_against_the_family(
     assert errors(lowered(recipe)) == [(code, "model.id", said)]
 
 
-def test_faults_of_several_kinds_are_one_diagnostic_each(
+def test_each_kind_of_tensor_fault_gives_one_diagnostic(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     for kind in ("one missing", "another shape", "no float", "more layers"):
@@ -227,7 +235,7 @@ def test_faults_of_several_kinds_are_one_diagnostic_each(
     assert [code for code, *_ in errors(lowered(recipe))] == ["E0811", "E0812", "E0813", "E0814"]
 
 
-def test_the_original_of_quantized_weights_is_named(
+def test_error_for_quantized_weights_names_the_original_model(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     fp8(tensors)
@@ -240,7 +248,7 @@ def test_the_original_of_quantized_weights_is_named(
         assert help in str(one.help)
 
 
-def test_an_id_of_the_catalog_says_where_the_added_one_differs(
+def test_added_model_that_differs_from_the_catalog_gives_a_warning(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     known = "Qwen/Qwen3-0.6B"
@@ -258,7 +266,7 @@ def test_an_id_of_the_catalog_says_where_the_added_one_differs(
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tensors.json", "model.lock.json"])
 @pytest.mark.parametrize("how", ["gone", "changed"])
-def test_a_folder_that_is_not_whole_is_an_error(
+def test_missing_or_changed_file_of_an_added_model_is_an_error(
     how: str, name: str, recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     file = add(Path(), files, tensors, revision="v1") / name
@@ -282,7 +290,7 @@ def test_a_folder_that_is_not_whole_is_an_error(
         json.dumps({"lock": 1, "id": ID, "commit": COMMIT, "files": {"config.json": 1}}).encode(),
     ],
 )
-def test_a_lock_that_is_none_is_an_error(
+def test_malformed_model_lock_json_is_an_error(
     lock: bytes, recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     (add(Path(), files, tensors) / "model.lock.json").write_bytes(lock)
@@ -291,13 +299,13 @@ def test_a_lock_that_is_none_is_an_error(
 
 
 @pytest.mark.parametrize("listed", [b"[]", b'{"a": 5}', b'{"a": {"b": 1}}', b'{"a": {"b": ["F32", ["x"]]}}'])
-def test_a_list_that_is_none_is_an_error(listed: bytes, recipe: Path, files: dict[str, bytes]) -> None:
+def test_malformed_tensors_json_is_an_error(listed: bytes, recipe: Path, files: dict[str, bytes]) -> None:
     add(Path(), files, listed)
     ((code, _, message),) = errors(lowered(recipe))
     assert (code, message) == ("E0810", f"{FOLDER}/tensors.json is not a list of tensors")
 
 
-def test_its_template_and_tokenizer_are_at_hand(
+def test_added_model_provides_its_tokenizer_and_chat_template(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     add(Path(), files, tensors)
@@ -312,7 +320,7 @@ def test_its_template_and_tokenizer_are_at_hand(
     assert [code for code, *_ in errors(foreign)] == ["E0406"]
 
 
-def test_without_a_template_it_cannot_be_taught_chats(
+def test_added_model_without_chat_template_refuses_chat_data(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     del files["chat_template.jinja"]
@@ -341,9 +349,7 @@ UNPAIRED: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
 }
 
 
-def test_experts_in_mxfp4_are_held_against_the_family_as_what_they_stand_for(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_mxfp4_experts_are_checked_by_their_unpacked_shapes(recipe: Path, tmp_path: Path) -> None:
     plain = complete(
         {
             **{"model_type": "gpt_oss", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96},
@@ -387,7 +393,7 @@ IN_FP8: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
 }
 
 
-def test_weights_in_fp8_are_held_against_the_family_as_what_they_stand_for(
+def test_fp8_weights_are_checked_with_their_block_scales(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
     method = {"quant_method": "fp8", "weight_block_size": [50, 40]}
@@ -405,7 +411,7 @@ def test_weights_in_fp8_are_held_against_the_family_as_what_they_stand_for(
         assert errors(lowered(recipe)) == [(code, "model.id", f"{LIST}: {said} (model.safetensors)")]
 
 
-def test_tensors_of_a_folder_are_held_against_the_family(recipe: Path) -> None:
+def test_tensors_of_a_local_checkpoint_are_checked_against_config_json(recipe: Path) -> None:
     folder = Path("checkpoint")
     checkpoint(folder)
     recipe.write_text(RECIPE.replace(ID, "./checkpoint"))

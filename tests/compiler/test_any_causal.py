@@ -63,7 +63,7 @@ def found(lowered: Lowered) -> dict[str, str]:
     return {d.code: d.message for d in lowered.diagnostics if d.code != "W0401"}
 
 
-def test_it_is_trained_by_torchax_alone(lowered: Lower, tmp_path: Path) -> None:
+def test_model_without_a_family_trains_only_on_torchax(lowered: Lower, tmp_path: Path) -> None:
     write(tmp_path, HELIUM | {"attention_dropout": 0.1}, TENSORS)
     made = lowered(*SETS)
     assert found(made).keys() == {"N0946", "W0204", "W0805"}
@@ -85,7 +85,7 @@ def test_it_is_trained_by_torchax_alone(lowered: Lower, tmp_path: Path) -> None:
     assert "model/families/gemma4.py" not in lock["runtime"]
 
 
-def test_a_rule_overrides_those_by_names(lowered: Lower, tmp_path: Path) -> None:
+def test_sharding_rule_overrides_the_spec_derived_from_names(lowered: Lower, tmp_path: Path) -> None:
     write(tmp_path, HELIUM, TENSORS)
     rule = "sharding.rules=[{match: '.*mlp.up_proj.weight', spec: [null, fsdp]}]"
     made = lowered(*SETS, rule)
@@ -110,7 +110,7 @@ def test_a_rule_overrides_those_by_names(lowered: Lower, tmp_path: Path) -> None
         ("lora.targets=[lm_head]", "E0302", "lora.targets[0]"),
     ],
 )
-def test_what_it_does_not_do_is_refused(
+def test_settings_unsupported_without_a_family_are_refused(
     setting: str, code: str, where: str, lowered: Lower, tmp_path: Path
 ) -> None:
     write(tmp_path, HELIUM, TENSORS)
@@ -126,7 +126,7 @@ def test_what_it_does_not_do_is_refused(
         ("gemma3n_text", TENSORS, "not known to separate"),
     ],
 )
-def test_packing_is_refused_where_samples_would_not_stay_apart(
+def test_packing_is_refused_if_samples_cannot_be_separated(
     kind: str, tensors: Mapping[str, tuple[int, ...]], why: str, lowered: Lower, tmp_path: Path
 ) -> None:
     write(tmp_path, HELIUM | {"model_type": kind}, tensors)
@@ -163,7 +163,7 @@ def test_packing_is_refused_where_samples_would_not_stay_apart(
         ({}, None, "E0818", "has no safetensors"),
     ],
 )
-def test_another_model_is_refused_by_name(
+def test_unsuitable_checkpoints_are_refused_with_the_reason(
     changes: Mapping[str, Any],
     tensors: Mapping[str, tuple[int, ...]] | None,
     code: str,
@@ -190,7 +190,7 @@ def test_another_model_is_refused_by_name(
         ("model.safetensors.index.json", b"{}", "has no weight_map"),
     ],
 )
-def test_a_damaged_file_is_said(
+def test_damaged_safetensors_or_index_file_is_an_error(
     name: str, content: bytes, words: str, lowered: Lower, tmp_path: Path
 ) -> None:
     write(tmp_path, HELIUM, None)
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_said(
     assert words in found(lowered(*SETS))["E0818"]
 
 
-def test_an_added_id_is_known_by_its_list_of_tensors(lowered: Lower, tmp_path: Path) -> None:
+def test_added_model_without_a_family_is_read_from_tensors_json(lowered: Lower, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "maker--any"
     folder.mkdir(parents=True)
     listed = {"model.safetensors": {name: ["BF16", list(shape)] for name, shape in TENSORS.items()}}
@@ -213,7 +213,7 @@ def test_an_added_id_is_known_by_its_list_of_tensors(lowered: Lower, tmp_path: P
     assert made.program.base_parameters == sum(math.prod(shape) for shape in TENSORS.values())
 
 
-def test_the_table_is_of_the_pinned_transformers() -> None:
+def test_causal_model_table_has_the_pinned_transformers_version() -> None:
     table = json.loads(catalog.CAUSAL.read_text(encoding="utf-8"))
     assert table["transformers"] == pins.sets()["train-cpu"]["direct"]["transformers"]
     assert table["packed"]["helium"] and not table["packed"]["bamba"] and "t5" not in table["packed"]

@@ -45,7 +45,7 @@ def moe(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(MOE))
 
 
-def test_transformers_has_none_for_gemma4(lowered: Lower) -> None:
+def test_router_loss_is_refused_for_gemma_4(lowered: Lower) -> None:
     found = [
         one.message
         for one in lowered("model.id=google/gemma-4-26B-A4B-it", WEIGHT).diagnostics
@@ -58,7 +58,7 @@ def test_transformers_has_none_for_gemma4(lowered: Lower) -> None:
 
 
 @pytest.mark.usefixtures("moe")
-def test_both_scripts_state_it_where_it_is_set(lowered: Lower) -> None:
+def test_router_loss_coef_is_in_both_scripts_only_if_set(lowered: Lower) -> None:
     without, with_loss = (lowered(*LOCAL, *more).program for more in ((), (WEIGHT,)))
     assert without is not None and with_loss is not None
     assert not [one for one in diagnosed(with_loss, (Backend.TRL,)) if one.severity == "error"]
@@ -72,7 +72,7 @@ def test_both_scripts_state_it_where_it_is_set(lowered: Lower) -> None:
 
 
 @pytest.mark.usefixtures("moe")
-def test_trl_has_none_where_transformers_tells_nothing_of_routers(
+def test_trl_refuses_router_loss_without_router_logits(
     lowered: Lower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = lowered(*LOCAL, WEIGHT).program

@@ -21,7 +21,7 @@ def program(*sets: str) -> Program:
     return compiled(RECIPE, sets)
 
 
-def test_a_card_says_what_the_records_say() -> None:
+def test_card_shows_the_recorded_plan_and_numerics() -> None:
     found = card.card(program())
     planned = json.loads(recipes.RECORD.read_text())["recipes"][RECIPE.stem]
     used = sum(size for part, size in planned["memory"].items() if part != "available") / 2**30
@@ -35,13 +35,13 @@ def test_a_card_says_what_the_records_say() -> None:
     assert found["probed"] == found["served"] == card.Found()
 
 
-def test_another_step_was_not_verified() -> None:
+def test_card_finds_a_record_by_compiled_step_and_not_by_name() -> None:
     """Match a record by the compiled step: another rank has no record, and another name has one."""
     assert card.card(program("lora.rank=8"))["compiled"] == card.Found()
     assert card.card(program("name=mine", "launch.zone=us-east5-a")) == card.card(program())
 
 
-def test_a_rehearsal_counts_as_long_as_its_recipe_stands() -> None:
+def test_recorded_rehearsal_counts_only_for_an_unchanged_recipe() -> None:
     figures = {
         "train": "4 steps, loss 12.38 to 5.15, 1448 tokens/s",
         "compare": "step 4: 87 arrays, bit-identical",
@@ -55,7 +55,7 @@ def test_a_rehearsal_counts_as_long_as_its_recipe_stands() -> None:
     assert not verified({RECIPE.stem: program("lora.rank=8")}, {}, records, {})["rehearsed"]
 
 
-def test_the_command_and_the_readme_say_the_same() -> None:
+def test_card_command_and_artifact_readme_agree() -> None:
     def shown(*options: str) -> str:
         done = CliRunner().invoke(app, ["card", str(RECIPE), *options], catch_exceptions=False)
         assert done.exit_code == 0
@@ -71,6 +71,6 @@ def test_the_command_and_the_readme_say_the_same() -> None:
         assert row[0] in shown() and row[2] in shown()
 
 
-def test_a_cpu_has_nothing_to_compile_ahead_of_time() -> None:
+def test_card_of_a_cpu_recipe_omits_the_tpu_checks() -> None:
     found = card.card(compiled(recipes.FOLDER / "quickstart.yaml"))
     assert set(found) == {"rehearsed", "numerics", "served"}

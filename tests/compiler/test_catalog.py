@@ -231,26 +231,26 @@ def configs(name: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", CLASSMETHODS)
-def test_tunix_has_the_same_config(name: str) -> None:
+def test_gemma_config_equals_the_tunix_config(name: str) -> None:
     ours, theirs = configs(name)
     assert normalized(ours) == normalized(theirs)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CLASSMETHODS)
-def test_tunix_has_the_same_model(name: str) -> None:
+def test_gemma_arrays_equal_those_of_the_whole_tunix_model(name: str) -> None:
     """Every array of every layer of Tunix's own model."""
     assert_same_arrays(*model_of(name), configs(name)[1])
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_tunix_has_the_same_layers(name: str) -> None:
+def test_gemma_layers_of_each_kind_equal_the_tunix_layers(name: str) -> None:
     """One of each kind. What differs between models that are not named is numbers of the config."""
     assert_same_arrays(*shallow(name))
 
 
 @pytest.mark.parametrize("name", GEMMA2)
-def test_tunix_has_the_same_gemma_2(name: str) -> None:
+def test_gemma_2_config_and_layers_equal_those_of_tunix(name: str) -> None:
     """The arrays are looked at in one pair of layers."""
     import jax.numpy as jnp
 
@@ -263,7 +263,7 @@ def test_tunix_has_the_same_gemma_2(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DENSE_CLASSMETHODS)
-def test_tunix_has_the_same_dense_sizes(name: str) -> None:
+def test_dense_model_sizes_equal_the_tunix_config(name: str) -> None:
     """Computed by our own decoder; Tunix's ModelConfig knows the sizes from another hand."""
     family, a = model_of(name)
     assert isinstance(a, DecoderArchitecture)
@@ -284,7 +284,7 @@ def test_tunix_has_the_same_dense_sizes(name: str) -> None:
     assert a.tied == getattr(theirs, "use_tied_embedding", getattr(theirs, "weight_tying", None))
 
 
-def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
+def test_decoder_entries_match_the_size_and_chat_word_in_their_name() -> None:
     """To a quarter; and what is called a chat model is one, what is called a base is none. Names, shapes and
     defaults are held against transformers in test_families.py. A number of experts, and of active parameters,
     is no size."""
@@ -309,7 +309,7 @@ def test_every_entry_of_the_one_decoder_has_the_size_in_its_name() -> None:
 
 
 @pytest.mark.parametrize("family", sorted({entry["family"] for entry in ENTRIES.values()}))
-def test_a_lock_can_record_every_architecture(family: str) -> None:
+def test_every_architecture_can_be_written_as_json_in_a_lock(family: str) -> None:
     """JSON has no infinity: recipe.lock.json is written without it."""
     for name, entry in ENTRIES.items():
         if entry["family"] == family:
@@ -344,16 +344,16 @@ def test_models_have_as_many_parameters_as_published(name: str) -> None:
         ("mistralai/Ministral-3-3B-Instruct-2512-BF16", "Ministral 3 3B Instruct 2512"),
     ],
 )
-def test_ids_of_the_catalog_are_titled_as_people_write_the_models_names(model: str, title: str) -> None:
+def test_catalog_ids_have_readable_titles(model: str, title: str) -> None:
     assert model in ENTRIES
     assert catalog.title(model) == title
 
 
-def test_tunix_has_the_quickstart_model() -> None:
+def test_quickstart_model_arrays_equal_the_tunix_model() -> None:
     assert_same_arrays(*model_of("recipec/tiny-gemma4"))
 
 
-def test_every_gemma_of_tunix_is_held_against_it() -> None:
+def test_every_gemma_entry_has_a_tested_base_model() -> None:
     """A tuned model is its base with another chat flag, so that the tests above cover it. Tunix has all but
     Gemma 4 12B, whose published size is known."""
     gemma = {name: entry for name, entry in ENTRIES.items() if name.startswith("google/gemma-")}
@@ -367,7 +367,7 @@ def test_every_gemma_of_tunix_is_held_against_it() -> None:
         assert entry["chat"] is name.endswith("-it")
 
 
-def test_weights_in_fp8_are_known_of_the_publisher_alone(tmp_path) -> None:
+def test_fp8_weights_are_assumed_only_for_the_publishers_id(tmp_path) -> None:
     """Another publisher's copy may have plain weights: its name tells nothing."""
     stored = {name for name in ENTRIES if quantized.by_config(ENTRIES[name]["config"])}
     assert {name.partition("/")[0] for name in stored} == {"mistralai", "MiniMaxAI", "deepseek-ai"}
@@ -379,7 +379,7 @@ def test_weights_in_fp8_are_known_of_the_publisher_alone(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])
-def test_tunix_shares_keys_and_values_in_as_many_layers_as_said(layers: int, shared: int) -> None:
+def test_tunix_shares_kv_in_the_configured_number_of_layers(layers: int, shared: int) -> None:
     """Tunix truncates layers - fraction * layers, which rounding brings one too low for 14 of 25."""
     import jax.numpy as jnp
 
@@ -421,7 +421,7 @@ KV = ("shared", "independent")
         for turn, kv in enumerate(KV)
     ],
 )
-def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
+def test_qwix_creates_exactly_the_expected_adapters(name: str, kv: str) -> None:
     """Qwix, applied to Tunix's model, gives LoRA parameters of our names, shapes and shardings alone."""
     import jax.numpy as jnp
     import qwix
@@ -453,7 +453,7 @@ def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
     assert leaves(adapted, nnx.LoRAParam) == expected
 
 
-def test_every_family_of_the_page_has_a_model_that_is_planned_and_rehearsed() -> None:
+def test_every_decoder_family_has_a_planned_or_shipped_model() -> None:
     from scripts import families
 
     decoders = {name for name, family in FAMILIES.items() if isinstance(family, DecoderFamily)}
@@ -461,7 +461,7 @@ def test_every_family_of_the_page_has_a_model_that_is_planned_and_rehearsed() ->
     assert not families.PLANNED.keys() & families.SHIPPED
 
 
-def test_the_page_of_models_says_what_the_record_says() -> None:
+def test_models_page_matches_models_json() -> None:
     from scripts import families
 
     assert families.page(families.read()) == families.PAGE.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from recipec.compiler.cli import main as cli
 from tests.compiler.commands import recipe
 
 
-def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp_path: Path) -> None:
+def test_build_check_fails_after_an_edit_or_a_changed_recipe(recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "generated"
     status, printed, _ = recipe("build", recipe_file, "-o", out)
     assert status == 0 and "example: " in printed
@@ -31,7 +31,7 @@ def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp
     assert recipe("build", recipe_file, "-o", out, "--check", "--set", "train.seed=1")[0] == 1
 
 
-def test_check_writes_nothing(recipe_file: Path, tmp_path: Path) -> None:
+def test_build_check_without_an_artifact_fails_and_writes_nothing(recipe_file: Path, tmp_path: Path) -> None:
     assert recipe("build", recipe_file, "-o", tmp_path / "out", "--check")[0] == 1
     assert not (tmp_path / "out").exists()
 
@@ -46,23 +46,19 @@ def test_diagnostics_go_to_stderr_and_json_to_stdout(recipe_file: Path) -> None:
     assert "E0202" in {d["code"] for d in found}
 
 
-def test_warnings_do_not_fail(recipe_file: Path) -> None:
+def test_check_with_warnings_exits_with_0(recipe_file: Path) -> None:
     status, printed, errors = recipe("check", recipe_file, "--set", "data.loss_on=all")
     assert status == 0 and "warning[W0408]" in errors and printed.endswith(": ok\n")
 
 
-def test_an_error_in_one_recipe_is_reported_with_the_others_and_nothing_is_built(
-    recipe_file: Path, tmp_path: Path
-) -> None:
+def test_error_in_one_of_several_recipes_stops_the_build(recipe_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 0"))
     status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
     assert status == 1 and "other.yaml:5" in errors and not (tmp_path / "out").exists()
 
 
-def test_two_recipes_of_one_name_are_refused_instead_of_overwriting_each_other(
-    recipe_file: Path, tmp_path: Path
-) -> None:
+def test_two_recipes_with_the_same_name_are_refused(recipe_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(recipe_file.read_text())
     status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
@@ -73,25 +69,25 @@ def test_two_recipes_of_one_name_are_refused_instead_of_overwriting_each_other(
 @pytest.mark.parametrize(
     "arguments", [[], ["bogus"], ["build"], ["check", "--format", "xml", "a.yaml"], ["diff", "a"]]
 )
-def test_wrong_usage_is_2(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert recipe(*arguments)[0] == 2
 
 
 @pytest.mark.parametrize("name", ["absent.yaml", "."])
 @pytest.mark.parametrize("verb", ["build", "check", "explain", "rehearse"])
-def test_a_file_that_is_none_is_a_diagnostic(verb: str, name: str, tmp_path: Path) -> None:
+def test_missing_file_or_folder_as_recipe_gives_a_diagnostic(verb: str, name: str, tmp_path: Path) -> None:
     status, _, errors = recipe(verb, tmp_path / name)
     assert status == 1 and errors.startswith("error[E000")
 
 
-def test_every_command_has_its_help_and_the_version_is_printed() -> None:
+def test_commands_print_help_and_version() -> None:
     assert recipe("--version")[1].startswith("recipec ")
     for verb in ("build", "check", "explain", "pack", "diff", "schema", "rehearse"):
         status, printed, _ = recipe(verb, "--help")
         assert status == 0 and printed.startswith("Usage: ")
 
 
-def test_a_fault_of_the_compiler_is_said_to_be_one(
+def test_internal_error_prints_a_traceback_only_on_request(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
@@ -120,7 +116,7 @@ def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_closed_pipe_is_no_error(recipe_file: Path) -> None:
+def test_closed_stdout_pipe_prints_no_traceback(recipe_file: Path) -> None:
     explain = f"{sys.executable} -m recipec.compiler.cli.main explain {recipe_file} sharding"
     line = f"{explain} | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)

@@ -59,7 +59,7 @@ ratio: what 2x H100 80GB costs over what example costs
 """
 
 
-def test_the_published_run_to_the_cent(program: Lowered) -> None:
+def test_costs_of_the_published_run_match_to_the_cent(program: Lowered) -> None:
     found = cost(program(BASELINE), GIVEN)
     rows = {(row.trained, row.serve_hours): row for row in found.rows}
     assert (rows[True, 0].usd, rows[True, 0].baseline_usd) == (56.11, 119.23)
@@ -71,7 +71,7 @@ def test_the_published_run_to_the_cent(program: Lowered) -> None:
     assert COST.validate_json(COST.dump_json(found)) == found
 
 
-def test_the_recipes_own_baseline_and_prices_are_what_is_counted_with(program: Lowered) -> None:
+def test_cost_uses_the_baseline_and_prices_of_the_recipe(program: Lowered) -> None:
     found = cost(
         program(
             "cost.baseline={name: two GPUs, train_hours: 10, train_usd_per_hour: 3, serve_usd_per_hour: 1}",
@@ -90,7 +90,7 @@ def test_the_recipes_own_baseline_and_prices_are_what_is_counted_with(program: L
     assert "1 h of serving                0.00     1.00      -\n" in text(found)
 
 
-def test_without_a_baseline_and_a_server_training_alone_is_priced(program: Lowered) -> None:
+def test_without_baseline_and_serve_only_training_is_priced(program: Lowered) -> None:
     found = cost(program("serve=null", "launch.spot=true"), GIVEN)
     assert [row.usd for row in found.rows] == [56.11] and found.baseline is None
     assert text(found) == (
@@ -112,7 +112,7 @@ def test_without_a_baseline_and_a_server_training_alone_is_priced(program: Lower
         ("serve.accelerator=tpu7x-8", "cost.serve_usd_per_hour"),
     ],
 )
-def test_a_price_that_is_not_known_is_asked_for_by_its_key(program: Lowered, change: str, key: str) -> None:
+def test_error_for_an_unknown_price_names_its_recipe_key(program: Lowered, change: str, key: str) -> None:
     changed = program(change)
     with pytest.raises(ArtifactError, match="not in the catalog") as caught:
         cost(changed, GIVEN)
@@ -121,7 +121,7 @@ def test_a_price_that_is_not_known_is_asked_for_by_its_key(program: Lowered, cha
 
 
 @pytest.mark.parametrize("hours", [-1.0, math.nan, math.inf])
-def test_hours_that_are_none_are_refused_by_their_option(program: Lowered, hours: float) -> None:
+def test_negative_or_infinite_hours_are_refused(program: Lowered, hours: float) -> None:
     with pytest.raises(ArtifactError, match="--serve-hours"):
         cost(program(), GIVEN, hours=hours)
     with pytest.raises(ArtifactError, match="--train-hours") as caught:
@@ -129,7 +129,7 @@ def test_hours_that_are_none_are_refused_by_their_option(program: Lowered, hours
     assert caught.value.help
 
 
-def test_absurd_sums_are_printed(program: Lowered) -> None:
+def test_huge_cost_does_not_overflow(program: Lowered) -> None:
     found = cost(program("cost.train_usd_per_hour=1.0e+300"), Hours(1e6, "--train-hours"))
     assert found.rows[0].usd == 1e306
 
@@ -139,7 +139,7 @@ def planned(hours: float | None) -> RunLength:
     return RunLength("data", 922, 1244, 8, hours, None, interval, 16.8, 1.0, None, "no data")
 
 
-def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
+def test_training_hours_prefer_option_then_metrics_then_plan(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "step_seconds": 3600}\n')
     plan = planned(2)
     assert training_hours(1, tmp_path, plan) == Hours(1, "--train-hours")
@@ -156,7 +156,7 @@ def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
         assert "beside the recipe" not in caught.value.help
 
 
-def test_what_keeps_the_hours_from_being_known_is_named() -> None:
+def test_error_for_unknown_training_hours_names_the_cause() -> None:
     with pytest.raises(ArtifactError, match="takes: the compiler refused its step") as refused:
         training_hours(planned=planned(None))
     assert refused.value.help is not None and "make the step fit" in refused.value.help
@@ -166,7 +166,7 @@ def test_what_keeps_the_hours_from_being_known_is_named() -> None:
     assert caught.value.help is not None and "--set train.steps=N" in caught.value.help
 
 
-def test_a_measured_runs_hours_are_what_its_training_costs(tmp_path: Path) -> None:
+def test_measured_hours_are_the_sum_of_logged_step_seconds(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1.0, "step_seconds": 36.0}) for step in range(1, 101)]
     lines.insert(50, '{"step": 50, "eval_loss": 2.0}')
     lines += ['{"step": 101, "step_seconds": "NaN"}', "[]", '{"step": 102, "step_sec']
@@ -180,7 +180,7 @@ def test_a_measured_runs_hours_are_what_its_training_costs(tmp_path: Path) -> No
     assert measured_hours(tmp_path, steps=100).source == found.source
 
 
-def test_a_runs_hours_are_those_of_the_steps_that_it_logged_each_once(tmp_path: Path) -> None:
+def test_measured_hours_count_a_repeated_step_once(tmp_path: Path) -> None:
     lines = [{"step": 1, "step_seconds": 1}, {"step": 4, "step_seconds": 9}, {"step": 4, "step_seconds": 2}]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found = measured_hours(tmp_path)

@@ -66,7 +66,9 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
           "products with frozen weights in bfloat16 -> int8, backward in bfloat16"]),
     ],
 )  # fmt: skip
-def test_changes_are_told_in_words(changed: Callable[..., str], sets: list[str], words: list[str]) -> None:
+def test_diff_describes_each_change_in_words(
+    changed: Callable[..., str], sets: list[str], words: list[str]
+) -> None:
     text = changed(*sets)
     for phrase in words:
         assert phrase in text
@@ -75,7 +77,7 @@ def test_changes_are_told_in_words(changed: Callable[..., str], sets: list[str],
     assert ("--- example/train.py\n+++ example/train.py\n" in text) is trains_otherwise
 
 
-def test_a_section_that_comes_or_goes_is_told_with_its_values_and_files(changed: Callable[..., str]) -> None:
+def test_added_or_removed_section_is_shown_with_its_values(changed: Callable[..., str]) -> None:
     text = changed("serve={port: 9000}")
     assert "  serve.port: (none) -> 9000\n" in text
     assert "--- /dev/null\n+++ example/serve/Dockerfile\n" in text
@@ -83,18 +85,18 @@ def test_a_section_that_comes_or_goes_is_told_with_its_values_and_files(changed:
     assert "no longer served" in gone and "  serve.port: 8000 -> (none)\n" in gone
 
 
-def test_another_seed_holds_other_rows_out(changed: Callable[..., str]) -> None:
+def test_changed_eval_seed_is_reported_as_other_held_out_rows(changed: Callable[..., str]) -> None:
     text = changed("data.eval_seed=7", both=("data.eval_fraction=0.05",))
     assert "other rows are held out to evaluate on" in text
 
 
-def test_a_change_of_name_changes_nothing_in_the_run(changed: Callable[..., str]) -> None:
+def test_changed_name_is_reported_as_no_change_in_the_run(changed: Callable[..., str]) -> None:
     text = changed("name=other")
     assert text.startswith("Nothing changes in the run.\n")
     assert "  name: example -> other\n" in text
 
 
-def test_set_changes_the_second_of_twice_the_same_recipe(root: Path) -> None:
+def test_set_option_applies_only_to_the_second_of_two_equal_recipes(root: Path) -> None:
     recipe = str(root / "recipes" / "gemma3-270m-cpu.yaml")
     out = CliRunner().invoke(app, ["diff", recipe, recipe, "--set", "train.seed=7"]).output
     assert "train.seed: 0 -> 7" in out

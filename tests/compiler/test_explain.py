@@ -55,21 +55,21 @@ def test_values_of_an_extended_recipe_name_its_file(tmp_path: Path, recipe_file:
     assert cells(explain(program, found), "name")[2].endswith("child.yaml:2")
 
 
-def test_the_whole_recipe_is_shown(explained: Callable[..., str], loaded: Load) -> None:
+def test_explain_shows_every_value_of_the_recipe(explained: Callable[..., str], loaded: Load) -> None:
     text, recipe = explained(), loaded().recipe
     assert recipe is not None
     shown = {row.split("  ")[0] for row in text.splitlines()}
     assert {join(path) for path, _ in leaves(recipe)} <= shown
 
 
-def test_the_accelerator_is_resolved(explained: Callable[..., str]) -> None:
+def test_explain_describes_the_accelerator_and_its_devices(explained: Callable[..., str]) -> None:
     assert "v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB" in explained(
         "mesh"
     )
     assert "4 data-parallel devices (fsdp)" in explained("mesh.axes.fsdp")
 
 
-def test_lora_counts_are_those_of_peft(explained: Callable[..., str]) -> None:
+def test_lora_parameter_counts_match_peft(explained: Callable[..., str]) -> None:
     text = explained("lora")
     assert "489,717,760 trained parameters" in text
     assert cells(text, "k_proj     layers.*.attn.k_einsum") == [
@@ -80,13 +80,13 @@ def test_lora_counts_are_those_of_peft(explained: Callable[..., str]) -> None:
     assert cells(totals, "q_proj") == ["q_proj", f"{64 * (50 * (5376 + 8192) + 10 * (5376 + 16384)):,}"]
 
 
-def test_products_in_eight_bits_are_told_with_their_rates(explained: Callable[..., str]) -> None:
+def test_int8_products_are_explained_with_their_peak_rate(explained: Callable[..., str]) -> None:
     assert "products with" not in explained("lora", "lora.quantize=int8")
     text = explained("lora.products", "lora.quantize=int8", "lora.products=forward")
     assert "products with the frozen weights are in int8, backward in bfloat16: at most 918 TFLOP/s" in text
 
 
-def test_rounding_is_told_with_its_places_and_its_start(explained: Callable[..., str]) -> None:
+def test_qat_is_explained_with_group_size_and_start_step(explained: Callable[..., str]) -> None:
     text = explained("train.qat", "train.qat={group_size: 64, start_step: 9, activations: null}")
     assert (
         "the adapted projections are computed with rounded operands: weights to int4 in groups of 64;" in text
@@ -137,7 +137,7 @@ def test_steps_are_exact_when_given_and_bounded_by_local_data(
     assert "about 2 steps of at most 24,576 tokens, from 20 rows at hand" in text
 
 
-def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp_path: Path) -> None:
+def test_held_out_rows_and_row_limits_are_explained(explained: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
     given = ("data.train=[{path: train.jsonl, limit: 17}]", "data.eval_fraction=0.05", "train.epochs=2")
     text = explained("data", *given)
@@ -159,7 +159,7 @@ def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None
     assert "learning rate from 0.0001, constant" in text
 
 
-def test_a_key_is_described_by_the_schema(explained: Callable[..., str]) -> None:
+def test_explain_of_a_key_shows_its_schema_description(explained: Callable[..., str]) -> None:
     assert "Decay of the gradient's running mean" in explained("train.optimizer.b1")
 
 

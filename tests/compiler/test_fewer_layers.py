@@ -16,7 +16,7 @@ LLAMA = catalog.entries()["meta-llama/Llama-3.2-1B"]["config"]
 GEMMA = catalog.entries()["google/gemma-3-27b-it"]["config"]
 
 
-def test_every_models_config_reads_as_its_architecture() -> None:
+def test_config_with_all_layers_keeps_the_architecture_of_every_model() -> None:
     names = [name for name, entry in catalog.entries().items() if "unsupported" not in entry]
     assert len(names) > 50
     for name in names:
@@ -26,7 +26,7 @@ def test_every_models_config_reads_as_its_architecture() -> None:
         assert model.family.architecture(made) == model.architecture, name
 
 
-def test_a_text_model_is_of_the_whole_models_type() -> None:
+def test_text_config_keeps_the_defaults_of_the_whole_model_type() -> None:
     """Gemma 4 12B has other defaults than the other models of its family."""
     text = {"num_hidden_layers": 12, "attention_k_eq_v": True}
     config = {"model_type": "gemma4_unified", "text_config": text}
@@ -34,7 +34,7 @@ def test_a_text_model_is_of_the_whole_models_type() -> None:
     assert FAMILIES["gemma4"].architecture(made) == FAMILIES["gemma4"].architecture(config)
 
 
-def test_the_shared_layers_that_are_kept_are_counted() -> None:
+def test_shortened_config_counts_the_kept_kv_shared_layers() -> None:
     model = catalog.find("google/gemma-4-E2B", Path())
     layers = (8, 9, 13, 14, 33, 34)
     made = with_layers(model.config, layers)
@@ -42,7 +42,7 @@ def test_the_shared_layers_that_are_kept_are_counted() -> None:
     assert FAMILIES["gemma4"].architecture(made) == shortened(model.architecture, layers)
 
 
-def test_what_is_said_of_each_layer_is_cut() -> None:
+def test_per_layer_config_values_are_cut_to_the_chosen_layers() -> None:
     config = {
         **LLAMA,
         "no_rope_layers": [1, 1, 1, 0] * 4,
@@ -73,11 +73,11 @@ def test_what_is_said_of_each_layer_is_cut() -> None:
     ],
     ids=str,
 )
-def test_a_pattern_has_each_kind_of_layer(config: dict[str, Any], layers: tuple[int, ...]) -> None:
+def test_layer_pattern_contains_each_kind_of_layer(config: dict[str, Any], layers: tuple[int, ...]) -> None:
     assert pattern(config) == layers
 
 
-def test_jambas_layers_are_named_by_a_period_or_refused() -> None:
+def test_jamba_layers_must_fit_an_attn_layer_period() -> None:
     model = catalog.find("ai21labs/Jamba-v0.1", Path())
     made = with_layers(model.config, (0, 1, 4, 5))
     architecture = model.family.architecture(made)

@@ -26,8 +26,6 @@ from recipec.compiler.checks import formats
         ("a.txt", False),
     ],
 )
-def test_the_checks_take_the_kinds_of_sources_that_the_runtime_reads(
-    path: str, known: bool, tmp_path: Path
-) -> None:
+def test_data_formats_are_recognized_by_path(path: str, known: bool, tmp_path: Path) -> None:
     (tmp_path / "there.v2").mkdir()
     assert formats.is_known(path, tmp_path) is known

@@ -45,7 +45,7 @@ def test_names_of_accelerators_resolve_to_chips_and_topologies(
     assert (found.topology, found.hbm_gib, found.platform) == (topology, hbm, "tpu")
 
 
-def test_a_topology_is_the_name_that_it_belongs_to() -> None:
+def test_topology_resolves_to_the_same_accelerator_as_its_name() -> None:
     assert hardware.from_topology("v5p:2x2x1") == hardware.from_name("v5p-8")
     assert hardware.from_topology("v6e:2x4") == hardware.from_name("v6e-8")
 
@@ -56,7 +56,7 @@ def test_cpu_devices_are_virtual() -> None:
     assert found.describe() == "cpu-6: 6 virtual CPU devices"
 
 
-def test_the_number_in_a_name_is_explained() -> None:
+def test_description_says_if_the_number_counts_tensorcores() -> None:
     assert "4 chips (the number in its name counts TensorCores)" in hardware.from_name("v5p-8").describe()
     assert "TensorCores" not in hardware.from_name("v6e-8").describe()
 
@@ -65,7 +65,7 @@ def test_the_number_in_a_name_is_explained() -> None:
     "name",
     ["v5p", "v5p-0", "v5p-4", "v7-8", "cpu", "cpu-0", "cpu-1000000000", "h100-8", "", "v5p-8 x", "v6e-3"],
 )
-def test_unknown_names_say_what_is_known(name: str) -> None:
+def test_unknown_accelerator_names_are_refused_with_help(name: str) -> None:
     with pytest.raises(hardware.UnknownAccelerator) as caught:
         hardware.from_name(name)
     assert caught.value.help
@@ -81,13 +81,13 @@ def test_unknown_names_say_what_is_known(name: str) -> None:
         (":", "unknown TPU generation in topology `:`"),
     ],
 )
-def test_topologies_that_no_machine_has_are_refused(topology: str, message: str) -> None:
+def test_unknown_topologies_are_refused(topology: str, message: str) -> None:
     with pytest.raises(hardware.UnknownAccelerator, match=message) as caught:
         hardware.from_topology(topology)
     assert caught.value.help
 
 
-def test_every_known_name_resolves() -> None:
+def test_every_known_accelerator_name_resolves() -> None:
     assert len(hardware.known_names()) > 50
     for name in hardware.known_names():
         assert hardware.from_name(name).name == name
@@ -102,7 +102,7 @@ def mesh(accelerator: str, hosts: int | None = None, **axes: int) -> Mesh:
     return Mesh(accelerator=accelerator, hosts=hosts, axes=axes)
 
 
-def test_dcn_counts_slices_of_a_machine() -> None:
+def test_dcn_axis_multiplies_tpu_slices() -> None:
     found = hardware.accelerator(mesh("v5p-16", dcn=4, fsdp=8))
     assert (found.slices, found.chips, found.devices, found.hosts) == (4, 32, 32, 8)
     assert found.usd_per_hour == pytest.approx(4 * (hardware.from_name("v5p-16").usd_per_hour or 0))
@@ -110,7 +110,7 @@ def test_dcn_counts_slices_of_a_machine() -> None:
     assert one == hardware.from_name("v5p-16") and one.slices == 1
 
 
-def test_on_a_cpu_dcn_is_an_axis_and_hosts_are_processes() -> None:
+def test_dcn_axis_and_hosts_on_a_cpu_add_no_devices() -> None:
     found = hardware.accelerator(mesh("cpu-8", hosts=2, dcn=2, fsdp=4))
     assert (found.slices, found.devices, found.hosts) == (1, 8, 2)
 
@@ -127,13 +127,11 @@ def test_on_a_cpu_dcn_is_an_axis_and_hosts_are_processes() -> None:
         (mesh("cpu-6", fsdp=6), [1, 2, 3, 6]),
     ],
 )
-def test_an_accelerator_can_be_asked_for_as_the_machines_that_there_are(
-    given: Mesh, counts: list[int]
-) -> None:
+def test_host_counts_lists_the_valid_numbers_of_hosts(given: Mesh, counts: list[int]) -> None:
     assert hardware.host_counts(given) == counts
 
 
-def test_gke_s_pair_of_machines_has_no_machine_of_eight_chips() -> None:
+def test_v6e_8_on_two_hosts_has_no_gke_machine_type() -> None:
     assert hardware.accelerator(mesh("v6e-8", fsdp=8)).gke_machine == "ct6e-standard-8t"
     pair = hardware.accelerator(mesh("v6e-8", hosts=2, fsdp=8))
     assert (pair.hosts, pair.gke_machine) == (2, None)
@@ -156,7 +154,7 @@ def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     hardware.generations.cache_clear()
 
 
-def test_a_chip_is_one_entry_of_the_catalog(another_chip: None, tmp_path: Path) -> None:
+def test_new_tpu_generation_needs_only_a_catalog_entry(another_chip: None, tmp_path: Path) -> None:
     """Use it from names to launchers, a server's checks and both plans. No module names its generation."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
@@ -193,7 +191,7 @@ launch: {kind: [tpu-vm, gke, xpk], zone: us-east5-a, cluster: tpus, image: examp
     assert "v9z-4" in caught.value.help
 
 
-def test_what_stands_elsewhere_of_a_generation_is_complete() -> None:
+def test_benchmark_names_and_default_axes_cover_every_tpu_generation() -> None:
     """Check the names that a benchmark knows without the compiler, and the axes in the language's help."""
     assert set(GENERATIONS.values()) == set(hardware.generations())
     names = [name for name in hardware.known_names() if not name.startswith("cpu-")]

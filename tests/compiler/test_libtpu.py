@@ -24,7 +24,7 @@ from recipec.spec.load import load
         ("cpu-8", "none"),
     ],
 )
-def test_auto_is_the_profile_of_the_accelerators_generation(root: Path, machine: str, profile: str) -> None:
+def test_auto_profile_follows_the_tpu_generation(root: Path, machine: str, profile: str) -> None:
     program = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml"), True).program
     assert program is not None
     mesh = program.recipe.mesh.model_copy(update={"accelerator": machine})

@@ -32,7 +32,7 @@ def changed(**values: Any) -> dict[str, Any]:
     return config
 
 
-def test_its_sizes_are_taken(lowered: Lower, tmp_path: Path) -> None:
+def test_local_config_json_gives_the_model_sizes(lowered: Lower, tmp_path: Path) -> None:
     write(tmp_path, changed(hidden_size=128))
     program = lowered(*SETS).program
     assert program is not None
@@ -55,7 +55,7 @@ def test_its_sizes_are_taken(lowered: Lower, tmp_path: Path) -> None:
         ({"sliding_window": 10**400}, "E0803"),
     ],
 )
-def test_what_is_not_possible_with_a_local_checkpoint_is_said(
+def test_invalid_values_in_config_json_are_errors(
     values: dict[str, Any], code: str, lowered: Lower, tmp_path: Path
 ) -> None:
     write(tmp_path, changed(**values))
@@ -63,7 +63,7 @@ def test_what_is_not_possible_with_a_local_checkpoint_is_said(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"model_type": "dbrx"}', "null"])
-def test_a_broken_file_is_a_diagnostic(text: str, lowered: Lower, tmp_path: Path) -> None:
+def test_malformed_config_json_is_a_diagnostic(text: str, lowered: Lower, tmp_path: Path) -> None:
     write(tmp_path, text)
     found = [d for d in lowered(*SETS).diagnostics if d.severity == "error"]
     assert [d.code[:3] for d in found] == ["E08"] and found[0].path == "model.id"
@@ -72,7 +72,7 @@ def test_a_broken_file_is_a_diagnostic(text: str, lowered: Lower, tmp_path: Path
 @pytest.mark.parametrize(
     "model_id", ["./absent", "~nobody-of-that-name/x", "gs://bucket/model", "owner/model"]
 )
-def test_what_cannot_be_read_is_a_diagnostic(model_id: str, lowered: Lower) -> None:
+def test_unreadable_or_unknown_model_id_is_a_diagnostic(model_id: str, lowered: Lower) -> None:
     found = [d for d in lowered(f"model.id={model_id}").diagnostics if d.severity == "error"]
     assert [d.code[:3] for d in found] == ["E08"] and found[0].help
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_a_diagnostic(model_id: str, lowered: Lower) -> N
         ("google/gemma3-4b-it", "google/gemma-3-4b-it"),
     ],
 )
-def test_the_nearest_id_is_suggested(wrong: str, right: str, tmp_path: Path) -> None:
+def test_error_suggests_the_most_similar_model_id(wrong: str, right: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(wrong, tmp_path)
     assert caught.value.help.startswith(f"did you mean `{right}`?")
@@ -95,7 +95,7 @@ def test_the_nearest_id_is_suggested(wrong: str, right: str, tmp_path: Path) -> 
     "model_id",
     ["Qwen/Qwen3-Embedding-8B", "someone/gemma-4-31B-tuned", "upstage/SOLAR-10.7B-v1.0", "owner/Lama-3.1-8B"],
 )
-def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -> None:
+def test_error_suggests_no_model_of_another_publisher(model_id: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(model_id, tmp_path)
     assert "did you mean" not in caught.value.help
@@ -121,9 +121,7 @@ def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -
         ("black-forest-labs/FLUX.1-dev", "Stable Diffusion and FLUX"),
     ],
 )
-def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download(
-    model_id: str, family: str, tmp_path: Path
-) -> None:
+def test_id_of_an_unsupported_family_is_refused(model_id: str, family: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedCheckpoint) as caught:
         catalog.find(model_id, tmp_path)
     assert str(caught.value) == f"recipec has no model for {family}" and caught.value.key == "model_type"
@@ -144,12 +142,12 @@ def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download
         "google/medgemma-4b-it",
     ],
 )
-def test_no_id_of_a_model_that_its_config_may_allow_is_refused(model_id: str, tmp_path: Path) -> None:
+def test_ids_similar_to_supported_models_are_unknown_not_unsupported(model_id: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel):
         catalog.find(f"{model_id}-x", tmp_path)
 
 
-def test_copies_are_known_as_their_originals(lowered: Lower) -> None:
+def test_copies_of_a_model_use_the_catalog_entry_of_the_original(lowered: Lower) -> None:
     program = lowered("model.id=unsloth/gemma-4-31B-it").program
     assert program is not None and program.recipe.model.id == "unsloth/gemma-4-31B-it"
     assert program.architecture == catalog.find("google/gemma-4-31B-it", Path()).architecture
@@ -177,27 +175,25 @@ def test_copies_are_known_as_their_originals(lowered: Lower) -> None:
         ("someone/Llama-2-7b-tuned", None),
     ],
 )
-def test_mirrors_that_configs_name_have_their_originals(copy: str, original: str | None) -> None:
+def test_original_of_maps_mirrors_to_their_originals(copy: str, original: str | None) -> None:
     assert catalog.original_of(copy) == original
 
 
 @pytest.mark.parametrize("copy", ["unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B-AWQ", "x/Qwen3-8B-GGUF"])
-def test_a_quantized_copy_is_refused_with_its_original(copy: str, tmp_path: Path) -> None:
+def test_quantized_copy_is_refused_with_the_id_of_the_original(copy: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(copy, tmp_path)
     assert (caught.value.code, caught.value.help) == ("E0803", "id: Qwen/Qwen3-8B")
 
 
-def test_models_are_titled_by_their_size_and_directories_by_their_path() -> None:
+def test_title_comes_from_the_model_id_or_the_folder_path() -> None:
     assert catalog.title("google/gemma-4-26B-A4B-it") == "Gemma 4 26B-A4B"
     assert catalog.title("google/gemma-3-270m") == "Gemma 3 270M"
     assert catalog.title("./checkpoint") == "./checkpoint"
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("olmoe", True), ("granitemoe", False)])
-def test_experts_lie_as_the_family_publishes_them_where_config_json_alone_is_known(
-    kind: str, apart: bool
-) -> None:
+def test_family_decides_the_expert_layout_if_only_config_json_is_known(kind: str, apart: bool) -> None:
     model = catalog.read("./checkpoint", {"model_type": kind}, "config.json")
     assert isinstance(model.architecture, DecoderArchitecture) and model.architecture.experts is not None
     assert model.architecture.experts.tensors.apart is apart

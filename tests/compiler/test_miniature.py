@@ -307,7 +307,7 @@ ALIKE = ("Granite 3.1 1B-A400M", "Mixtral 8x7B", "OLMoE 1B-7B", "Qwen 3 30B-A3B"
         for name in (*MODELS, *PUBLISHED)
     ],
 )
-def test_transformers_finds_every_weight(model: str, tmp_path: Path) -> None:
+def test_transformers_loads_every_miniature_without_missing_weights(model: str, tmp_path: Path) -> None:
     import torch
     import transformers
 
@@ -321,7 +321,7 @@ def test_transformers_finds_every_weight(model: str, tmp_path: Path) -> None:
     assert logits.std() > 1, "flat logits would hide differences"
 
 
-def test_the_quickstart_checkpoint_is_a_whole_gemma_4(tmp_path: Path) -> None:
+def test_quickstart_checkpoint_loads_as_a_complete_gemma_4(tmp_path: Path) -> None:
     import transformers
 
     config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
@@ -336,7 +336,9 @@ def test_the_quickstart_checkpoint_is_a_whole_gemma_4(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-27b-it", "google/gemma-3-1b-it"])
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_the_layout_is_the_original_s(model: str, axes: dict[str, int]) -> None:
+def test_miniature_keeps_layer_kinds_and_head_ratios_of_the_original(
+    model: str, axes: dict[str, int]
+) -> None:
     original = catalog.find(model, Path()).architecture
     config = shrunk(model, axes)
     family = family_of(config)
@@ -358,7 +360,7 @@ def test_the_layout_is_the_original_s(model: str, axes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("dense", [{"mlp_only_layers": [5]}, {"decoder_sparse_step": 3}], ids=str)
-def test_layers_with_experts_and_without_are_both_there(dense: dict[str, Any]) -> None:
+def test_miniature_keeps_both_dense_and_expert_layers(dense: dict[str, Any]) -> None:
     config = PUBLISHED["Qwen 3 30B-A3B"] | dense
     original: Any = family_of(config).architecture(config)
     small: Any = family_of(config).architecture(shrink(config, {"fsdp": 4, "tp": 2}))
@@ -366,7 +368,7 @@ def test_layers_with_experts_and_without_are_both_there(dense: dict[str, Any]) -
     assert small.routing == (8, 2)
 
 
-def test_three_devices_divide_the_miniature() -> None:
+def test_miniature_sizes_are_divisible_by_three_devices() -> None:
     small = family_of(config := shrunk("google/gemma-3-270m-it", {"fsdp": 3, "tp": 1})).architecture(config)
     assert small.hidden_size % 3 == small.intermediate_size % 3 == small.vocab_size % 3 == 0
 
@@ -381,7 +383,7 @@ def test_three_devices_divide_the_miniature() -> None:
     ],
     ids=lambda scaling: scaling["type"],
 )
-def test_every_rotary_kind_is_rehearsed(scaling: dict[str, Any]) -> None:
+def test_miniature_keeps_each_kind_of_rope_scaling(scaling: dict[str, Any]) -> None:
     """Keep positions beyond the context that is extended, with the miniature's smaller heads."""
     for before in ({}, {"original_max_position_embeddings": 1024}):
         config = {"model_type": "llama", "max_position_embeddings": 4096, "rope_scaling": scaling | before}
@@ -396,7 +398,7 @@ def test_every_rotary_kind_is_rehearsed(scaling: dict[str, Any]) -> None:
         assert rope.short[:2] == ((1.0, 9.0) if scaling["type"] == "longrope" else ())
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_seeds_give_identical_checkpoint_files(tmp_path: Path) -> None:
     config = shrunk("google/gemma-4-31B-it", MESHES[0])
     for name in ("a", "b", "c"):
         write_checkpoint(tmp_path / name, config, ["One two three.", "Four?"], seed=int(name == "c"))
@@ -431,7 +433,9 @@ def test_the_index_names_every_tensor_once(tmp_path: Path) -> None:
         ("google/gemma-3-1b-it", "<start_of_turn>", "<end_of_turn>"),
     ],
 )
-def test_the_tokenizer_writes_the_family_s_turns(model: str, start: str, end: str, tmp_path: Path) -> None:
+def test_chat_template_writes_the_turn_markers_of_the_family(
+    model: str, start: str, end: str, tmp_path: Path
+) -> None:
     import transformers
 
     config = shrunk(model, MESHES[0])
@@ -460,11 +464,11 @@ def test_the_tokenizer_writes_the_family_s_turns(model: str, start: str, end: st
         ({"fsdp": 1, "tp": 4}, {"fsdp": 1, "tp": 4}),
     ],
 )
-def test_axes_shrink_to_eight_devices(axes: dict[str, int], small: dict[str, int]) -> None:
+def test_mesh_axes_shrink_to_at_most_eight_devices(axes: dict[str, int], small: dict[str, int]) -> None:
     assert scale_axes(axes) == small
 
 
-def test_importing_it_imports_neither_jax_nor_numpy() -> None:
+def test_importing_rehearse_imports_neither_jax_nor_numpy() -> None:
     code = (
         "import sys; from recipec.compiler.rehearse import miniature, miniature_recipe, quickstart, rehearse;"
         "print(*sorted({name.split('.')[0] for name in sys.modules} & "

@@ -44,7 +44,7 @@ def miniature(folder: Path, recipe: dict[str, Any]) -> tuple[Program, dict[str, 
     return program(folder, small), {change.path: change.after for change in replaced}
 
 
-def test_what_is_no_matter_of_size_stays(tmp_path: Path) -> None:
+def test_settings_independent_of_size_stay_unchanged(tmp_path: Path) -> None:
     extra = {
         "data": BASE["data"] | {"eval_fraction": 0.1, "eval_seed": 3},
         "remat": {"policy": "block"},
@@ -76,7 +76,7 @@ def test_large_meshes_and_batches_shrink_together(tmp_path: Path) -> None:
     assert replaced["train.optimizer.learning_rate"] == str(LEARNING_RATE)
 
 
-def test_groups_divide_the_miniatures_inputs(tmp_path: Path) -> None:
+def test_qat_group_size_divides_the_miniature_inputs(tmp_path: Path) -> None:
     qat = {"group_size": 256, "start_step": 1000}
     small, replaced = miniature(tmp_path, BASE | {"train": {"steps": 2000, "qat": qat}})
     found = small.recipe.train.qat
@@ -88,7 +88,7 @@ def test_groups_divide_the_miniatures_inputs(tmp_path: Path) -> None:
     assert {"train.qat.group_size", "train.qat.start_step"} <= replaced.keys()
 
 
-def test_a_topology_becomes_virtual_devices(tmp_path: Path) -> None:
+def test_mesh_topology_becomes_virtual_cpu_devices(tmp_path: Path) -> None:
     small, _ = miniature(tmp_path, BASE | {"mesh": {"topology": "v5p:2x2x1", "axes": {"fsdp": 1, "tp": 4}}})
     assert small.recipe.mesh.topology is None
     assert small.accelerator.name == "cpu-4"
@@ -98,7 +98,7 @@ def test_a_topology_becomes_virtual_devices(tmp_path: Path) -> None:
     ("layers", "small_layers"),
     [("20-59", [2, 3, 4, 5]), ([54], [4]), ([0, 30], [0, 3]), ("0-59", list(range(6)))],
 )
-def test_chosen_layers_keep_their_share(
+def test_lora_layers_are_mapped_to_miniature_layers(
     tmp_path: Path, layers: str | list[int], small_layers: list[int]
 ) -> None:
     small, _ = miniature(tmp_path, BASE | {"lora": {"rank": 8, "layers": layers}})
@@ -106,7 +106,7 @@ def test_chosen_layers_keep_their_share(
     assert small.recipe.lora.layers == small_layers
 
 
-def test_targets_that_name_deep_layers_become_their_projections(tmp_path: Path) -> None:
+def test_target_regex_of_absent_layers_becomes_projection_names(tmp_path: Path) -> None:
     targets = ["o_proj", r"layers\.(2|41)\.self_attn\.q_proj", r"layers\.4[0-9]\.mlp\.(up|down)_proj"]
     small, replaced = miniature(tmp_path, BASE | {"lora": {"rank": 8, "targets": targets}})
     assert small.recipe.lora is not None
@@ -114,7 +114,7 @@ def test_targets_that_name_deep_layers_become_their_projections(tmp_path: Path) 
     assert "lora.targets" in replaced
 
 
-def test_rules_for_layers_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+def test_sharding_rules_for_absent_layers_are_left_out(tmp_path: Path) -> None:
     rules = [
         {"match": r"layers\.40\.attn\.q_einsum\.w", "spec": [None, "fsdp", None]},
         {"match": r".*mlp\.up_proj.*", "spec": [None, "fsdp"]},
@@ -123,7 +123,7 @@ def test_rules_for_layers_that_are_not_there_are_left_out(tmp_path: Path) -> Non
     assert small.rules == ((r".*mlp\.up_proj.*", (None, "fsdp")),)
 
 
-def test_splash_attention_is_rehearsed_with_dot(tmp_path: Path) -> None:
+def test_splash_attention_becomes_dot_attention(tmp_path: Path) -> None:
     extra = {
         "model": {"id": "google/gemma-4-31B-it", "attention": "splash"},
         "data": BASE["data"] | {"packing": False},
@@ -134,7 +134,7 @@ def test_splash_attention_is_rehearsed_with_dot(tmp_path: Path) -> None:
     assert small.recipe.model.attention == replaced["model.attention"] == "dot"
 
 
-def test_the_data_has_the_recipe_s_column_names(tmp_path: Path) -> None:
+def test_rehearsal_data_has_the_column_names_of_the_recipe(tmp_path: Path) -> None:
     fields = {"messages": "conversations", "role": "from", "content": "value"}
     write_miniature(program(tmp_path, BASE | {"data": BASE["data"] | {"fields": fields}}), tmp_path)
     row = json.loads((tmp_path / "rehearsal-train.jsonl").read_text().splitlines()[0])
@@ -142,7 +142,7 @@ def test_the_data_has_the_recipe_s_column_names(tmp_path: Path) -> None:
     assert all(message.keys() == {"from", "value"} for message in row["conversations"])
 
 
-def test_the_conversations_differ_and_are_well_formed() -> None:
+def test_generated_conversations_are_distinct_and_alternate_roles() -> None:
     rows = conversations(104)
     assert len({str(row) for row in rows}) == 104
     for row in rows:

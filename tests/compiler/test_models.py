@@ -34,13 +34,13 @@ def test_all_models_are_listed_with_their_sizes() -> None:
         ),
     ],
 )
-def test_a_word_finds_models(word: str, ids: list[str]) -> None:
+def test_search_word_finds_matching_models(word: str, ids: list[str]) -> None:
     assert [one["id"] for one in json.loads(recipe("models", word, "--json")[1])] == ids
     status, out, _ = recipe("models", word)
     assert status == 0 and all(id in out for id in ids)
 
 
-def test_the_list_has_a_table_for_each_family() -> None:
+def test_list_has_a_table_for_each_family_and_server_implementation() -> None:
     out = recipe("models", "falcon3-1b")[1].splitlines()
     assert out[:3] == [
         "Llama: splash attention, served by tpu-inference",
@@ -61,7 +61,7 @@ def test_the_list_has_a_table_for_each_family() -> None:
         ("nosuchmodel", "error[E0801]: no model in the catalog has `nosuchmodel` in its id or family"),
     ],
 )
-def test_a_word_without_models_gets_the_reason(word: str, said: str) -> None:
+def test_search_word_without_models_gives_the_reason(word: str, said: str) -> None:
     status, out, errors = recipe("models", word)
     assert (status, out) == (1, "")
     assert said in errors and "known are checkpoints of" in errors

@@ -83,7 +83,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_but_the_weights_comes(hub: Hub, files: dict[str, bytes]) -> None:
+def test_models_add_downloads_every_needed_file_except_weights(hub: Hub, files: dict[str, bytes]) -> None:
     status, out, errors = recipe("models", "add", ID)
     assert status == 0, errors
     assert out == (
@@ -105,7 +105,7 @@ def test_all_but_the_weights_comes(hub: Hub, files: dict[str, bytes]) -> None:
     assert lock["files"].keys() == BROUGHT - {"model.lock.json"}
 
 
-def test_of_weights_headers_alone_are_read(hub: Hub, files: dict[str, bytes]) -> None:
+def test_models_add_reads_only_the_headers_of_weight_files(hub: Hub, files: dict[str, bytes]) -> None:
     from safetensors import deserialize
 
     recipe("models", "add", ID)
@@ -119,7 +119,7 @@ def test_of_weights_headers_alone_are_read(hub: Hub, files: dict[str, bytes]) ->
     assert not [path for path in hub.asked("hub") if path.endswith((".bin", ".py", ".md"))]
 
 
-def test_what_the_cache_has_is_not_asked_for_again(hub: Hub) -> None:
+def test_models_add_downloads_no_cached_file_again(hub: Hub) -> None:
     recipe("models", "add", ID)
     hub.requests.clear()
     recipe("models", "add", ID)
@@ -127,7 +127,7 @@ def test_what_the_cache_has_is_not_asked_for_again(hub: Hub) -> None:
     assert not hub.asked("hub", "HEAD")
 
 
-def test_endpoint_and_token_of_the_environment_are_heeded(hub: Hub, tmp_path: Path) -> None:
+def test_hf_endpoint_and_hf_token_are_used_and_the_cdn_gets_no_token(hub: Hub, tmp_path: Path) -> None:
     """Run in a new process, which reads the variables as usual. The CDN never gets the token."""
     hub.models[ID].gated = True
     given = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
@@ -140,20 +140,20 @@ def test_endpoint_and_token_of_the_environment_are_heeded(hub: Hub, tmp_path: Pa
     assert not [1 for server, *_, headers in hub.requests if server == "cdn" and "authorization" in headers]
 
 
-def test_a_revision_is_kept(hub: Hub) -> None:
+def test_lock_records_the_requested_revision_and_its_commit(hub: Hub) -> None:
     assert recipe("models", "add", ID, "--revision", "v1", "-o", "elsewhere/models")[0] == 0
     lock = json.loads((Path("elsewhere") / FOLDER / "model.lock.json").read_bytes())
     assert (lock["revision"], lock["commit"]) == ("v1", OLDER)
 
 
-def test_a_model_that_was_renamed_is_said(hub: Hub) -> None:
+def test_renamed_hub_model_gives_a_note(hub: Hub) -> None:
     hub.renamed["old/name"] = ID
     hub.models["old/name"] = hub.models[ID]
     status, _, errors = recipe("models", "add", "old/name")
     assert status == 0 and f"note: the hub's name for it is now {ID}" in errors
 
 
-def test_a_name_that_leads_out_is_no_file_of_it(hub: Hub) -> None:
+def test_hub_file_names_that_leave_the_folder_are_ignored(hub: Hub) -> None:
     hub.models[ID].files |= {f"additional_chat_templates/{name}.jinja": b"x" for name in ("a", "../../../b")}
     recipe("models", "add", ID)
     assert names(Path()) == {f"{FOLDER}/{name}" for name in BROUGHT | {"additional_chat_templates/a.jinja"}}
@@ -164,7 +164,7 @@ def without_fast(files: dict[str, bytes]) -> None:
     del files["tokenizer.json"]
 
 
-def test_a_slow_tokenizer_comes_where_there_is_no_other(hub: Hub) -> None:
+def test_slow_tokenizer_is_downloaded_if_no_fast_tokenizer_exists(hub: Hub) -> None:
     without_fast(hub.models[ID].files)
     recipe("models", "add", ID)
     assert names(FOLDER) == BROUGHT - {"tokenizer.json"} | {"tokenizer.model"}
@@ -280,7 +280,7 @@ REFUSED: dict[str, tuple[Broken, str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_goes_wrong_is_one_sentence_and_leaves_nothing(kind: str, hub: Hub) -> None:
+def test_failed_models_add_gives_one_error_and_leaves_no_files(kind: str, hub: Hub) -> None:
     change, said = REFUSED[kind]
     change(hub.models[ID])
     status, out, errors = recipe("models", "add", ID)
@@ -290,7 +290,7 @@ def test_what_goes_wrong_is_one_sentence_and_leaves_nothing(kind: str, hub: Hub)
 
 
 @pytest.mark.parametrize("kind", ["a file that is not there", "a header cut for good", "its own code"])
-def test_a_folder_that_was_there_stays(kind: str, hub: Hub) -> None:
+def test_failed_models_add_keeps_the_existing_folder(kind: str, hub: Hub) -> None:
     recipe("models", "add", ID)
     before = {name: (FOLDER / name).read_bytes() for name in names(FOLDER)}
     hub.models[ID].revisions = {"main": OLDER}
@@ -299,7 +299,7 @@ def test_a_folder_that_was_there_stays(kind: str, hub: Hub) -> None:
     assert {name: (FOLDER / name).read_bytes() for name in names(FOLDER)} == before
 
 
-def test_another_commit_replaces_the_files(hub: Hub) -> None:
+def test_models_add_of_another_commit_replaces_the_files(hub: Hub) -> None:
     recipe("models", "add", ID)
     hub.models[ID].revisions = {"main": OLDER}
     del hub.models[ID].files["chat_template.jinja"]
@@ -308,7 +308,7 @@ def test_another_commit_replaces_the_files(hub: Hub) -> None:
     assert names(Path("models")) == {f"{FOLDER.name}/{name}" for name in BROUGHT - {"chat_template.jinja"}}
 
 
-def test_files_of_somebody_else_are_not_replaced(hub: Hub) -> None:
+def test_models_add_does_not_replace_files_of_the_user(hub: Hub) -> None:
     FOLDER.mkdir(parents=True)
     (FOLDER / "config.json").write_text("mine")
     status, _, errors = recipe("models", "add", ID)
@@ -317,14 +317,14 @@ def test_files_of_somebody_else_are_not_replaced(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", FIRST])
-def test_a_connection_that_breaks_once_is_taken_up_again(name: str, hub: Hub) -> None:
+def test_models_add_retries_after_a_broken_connection(name: str, hub: Hub) -> None:
     hub.models[ID].faults[name] = CUT_ONCE
     status, _, errors = recipe("models", "add", ID)
     assert status == 0 and name in hub.cut, errors
     assert names(FOLDER) == BROUGHT
 
 
-def test_quantized_weights_are_told_with_their_original(hub: Hub) -> None:
+def test_error_for_quantized_weights_names_the_original_id(hub: Hub) -> None:
     copied = "somebody/Qwen3-8B-AWQ"
     hub.models[copied] = hub.models[ID]
     config(quantization_config={"quant_method": "awq"})(hub.models[copied])
@@ -332,25 +332,25 @@ def test_quantized_weights_are_told_with_their_original(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("size", [None, [128, 128]])
-def test_weights_in_fp8_are_added(size: Any, hub: Hub) -> None:
+def test_model_with_fp8_weights_is_added(size: Any, hub: Hub) -> None:
     config(quantization_config={"quant_method": "fp8", "weight_block_size": size})(hub.models[ID])
     status, _, errors = recipe("models", "add", ID)
     assert status == 0 and names(FOLDER) == BROUGHT, errors
 
 
-def test_code_that_nobody_needs_is_passed_over(hub: Hub) -> None:
+def test_auto_map_code_of_a_supported_model_is_ignored(hub: Hub) -> None:
     config(auto_map={"AutoConfig": "modeling_evil.Config"})(hub.models[ID])
     assert recipe("models", "add", ID)[0] == 0
     assert "modeling_evil.py" not in names(FOLDER)
 
 
 @pytest.mark.parametrize("wrong", ["", "a b/c", "../x", "a/b/c", "x" * 200, "a/..", "a--b/c"])
-def test_an_id_that_is_none_is_a_sentence(wrong: str, hub: Hub) -> None:
+def test_invalid_model_id_gives_an_error(wrong: str, hub: Hub) -> None:
     status, out, errors = recipe("models", "add", wrong)
     assert (status, out) == (1, "") and errors.startswith("error: `") and not names(Path())
 
 
-def test_what_is_no_hub_is_a_sentence(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_gives_an_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     status, _, errors = recipe("models", "add", ID)
     assert status == 1 and "the hub was not reached at http://127.0.0.1:9 (" in errors
@@ -363,7 +363,7 @@ def test_without_huggingface_hub_it_says_what_to_install(hub: Hub, monkeypatch: 
     assert "huggingface_hub, which asks the hub, is not installed" in errors
 
 
-def test_a_header_of_many_tensors_takes_a_second_request(hub: Hub) -> None:
+def test_large_safetensors_header_takes_a_second_range_request(hub: Hub) -> None:
     entries = {f"model.layers.{i}.x" + "y" * 200: ("F32", (1,), 4) for i in range(600)}
     data = prefix(encode_header(entries, {})) + b"\0" * 2400
     hub.models[ID].files["model.safetensors"] = data
@@ -376,7 +376,7 @@ def test_a_header_of_many_tensors_takes_a_second_request(hub: Hub) -> None:
 NEW = ("new", "demo", "--model", ID, "--accelerator", "v6e-1")
 
 
-def test_a_new_recipe_brings_its_model(hub: Hub) -> None:
+def test_recipe_new_adds_a_model_missing_from_the_catalog(hub: Hub) -> None:
     status, out, errors = recipe(*NEW)
     assert status == 0, errors
     assert names(Path()) == {
@@ -390,7 +390,7 @@ def test_a_new_recipe_brings_its_model(hub: Hub) -> None:
     assert recipe("new", "other", *NEW[2:])[0] == 0  # which sends no request to a hub
 
 
-def test_on_a_terminal_the_model_is_looked_at_before_its_place_is_known(
+def test_recipe_new_on_a_terminal_asks_again_for_an_unknown_model(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipec.compiler.new.ask.possible", lambda: True)
@@ -420,7 +420,7 @@ def test_on_a_terminal_the_model_is_looked_at_before_its_place_is_known(
         ),
     ],
 )
-def test_without_a_hub_it_says_what_is_missing(
+def test_recipe_new_without_a_hub_gives_the_reason_and_help(
     change: tuple[str, Any], said: str, way_out: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"huggingface_hub.constants.{change[0]}", change[1])
@@ -429,12 +429,12 @@ def test_without_a_hub_it_says_what_is_missing(
     assert f"help: {way_out}; or run `recipe models add`" in errors and not names(Path())
 
 
-def test_what_neither_has_is_suggested(hub: Hub) -> None:
+def test_recipe_new_suggests_a_similar_id_for_an_unknown_model(hub: Hub) -> None:
     status, _, errors = recipe("new", "demo", "--model", "google/gemma4-31b-it", "--accelerator", "v5p-8")
     assert status == 1 and "the hub has no such model" in errors
     assert "did you mean `google/gemma-4-31B-it`?" in errors and not names(Path())
 
 
-def test_what_is_known_not_to_be_trained_is_not_asked_for(hub: Hub) -> None:
+def test_recipe_new_sends_no_hub_request_for_an_unsupported_model(hub: Hub) -> None:
     assert recipe("new", "demo", "--model", "mosaicml/mpt-7b", "--accelerator", "v6e-1")[0] == 1
     assert not hub.requests

@@ -85,7 +85,7 @@ def run(copy: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_recipe_of_it_is_checked_explained_and_built(copy: Path) -> None:
+def test_recipe_of_a_new_family_is_checked_explained_and_built(copy: Path) -> None:
     recipe = "-m", "recipec.compiler.cli.main"
     checked = run(copy, *recipe, "check", "recipe.yaml")
     assert "error" not in checked
@@ -102,7 +102,7 @@ def test_a_recipe_of_it_is_checked_explained_and_built(copy: Path) -> None:
     assert "fsdp_transformer_layer_cls_to_wrap: Exaone4DecoderLayer" in accelerate
 
 
-def test_a_miniature_of_it_is_whole(copy: Path) -> None:
+def test_miniature_of_a_new_family_loads_in_transformers(copy: Path) -> None:
     import torch
     import transformers
 

@@ -47,7 +47,7 @@ def program(lowered: Lowered) -> Program:
     return lowered.program
 
 
-def test_1_a_regex_of_fused_names_is_an_error_that_names_the_layers_it_would_miss(lowered: Lower) -> None:
+def test_1_targets_regex_of_fused_names_names_the_missed_layers(lowered: Lower) -> None:
     run = lowered('lora.targets=[".*(q_einsum|kv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)"]')
     assert run.program is None
     message = only(run, "E0301")
@@ -63,7 +63,7 @@ def test_2_another_familys_tokenizer_or_turn_markup_is_an_error(lowered: Lower) 
     assert "`<|turn>` ... `<turn|>`" in only(run, "E0406")
 
 
-def test_3_the_message_names_the_heads_that_tp_8_does_not_divide(lowered: Lower) -> None:
+def test_3_error_names_the_kv_heads_that_tp_8_does_not_divide(lowered: Lower) -> None:
     run = lowered("mesh.accelerator=v6e-8", "mesh.axes={fsdp: 1, tp: 8}")
     assert run.program is None
     assert "Gemma 4 31B has 4 key/value heads in its 10 global layers" in only(run, "E0203")
@@ -71,14 +71,12 @@ def test_3_the_message_names_the_heads_that_tp_8_does_not_divide(lowered: Lower)
     assert help == "axes: {fsdp: 8, tp: 1}, {fsdp: 4, tp: 2} or {fsdp: 2, tp: 4}"
 
 
-def test_4_the_computation_is_bfloat16_in_so_many_words_and_float32_is_warned_about(lowered: Lower) -> None:
+def test_4_train_script_states_bfloat16_and_float32_gives_a_warning(lowered: Lower) -> None:
     assert keywords(files(lowered())["train.py"], "ModelSettings")["dtype"] == "bfloat16"
     assert "W0807" in {d.code for d in lowered("model.dtype=float32").diagnostics}
 
 
-def test_5_padded_rows_are_warned_about_with_their_share_where_data_is_at_hand(
-    lowered: Lower, tmp_path
-) -> None:
+def test_5_padding_warning_estimates_the_share_from_local_data(lowered: Lower, tmp_path) -> None:
     assert "every sample is padded to max_length 3,072" in only(lowered("data.packing=false"), "W0407")
     text = "x" * (4 * 922)
     (tmp_path / "train.jsonl").write_text(
@@ -89,7 +87,7 @@ def test_5_padded_rows_are_warned_about_with_their_share_where_data_is_at_hand(
     assert "about 64% of the work is padding" in message
 
 
-def test_6_one_sample_at_a_time_under_tp_is_pointed_out(lowered: Lower) -> None:
+def test_6_micro_batch_of_one_sample_under_tp_gives_a_note(lowered: Lower) -> None:
     run = lowered("mesh.axes={fsdp: 1, tp: 4}", "train.micro_batch_size=1")
     assert "share one sample at a time" in only(run, "N0218")
     assert "N0218" not in {d.code for d in lowered().diagnostics}
@@ -105,7 +103,7 @@ def test_8_adapters_are_float32_and_bfloat16_is_warned_about(lowered: Lower) -> 
     assert "PEFT keeps them in float32" in only(lowered("lora.dtype=bfloat16"), "W0308")
 
 
-def test_9_merge_has_no_place_for_a_rank(lowered: Lower) -> None:
+def test_9_merge_takes_no_rank_or_alpha(lowered: Lower) -> None:
     from recipec.runtime.merging import merge
 
     source = files(lowered("lora.rank=32"))["merge.py"]
@@ -120,7 +118,7 @@ def test_9_merge_has_no_place_for_a_rank(lowered: Lower) -> None:
     assert '"--rank"' not in options and '"--alpha"' not in options
 
 
-def test_10_the_lock_records_every_hyperparameter_and_scripts_take_none(lowered: Lower) -> None:
+def test_10_lock_and_train_script_record_the_hyperparameters(lowered: Lower) -> None:
     run = lowered("train.optimizer.learning_rate=3e-4", "lora.rank=32")
     lock = json.loads(files(run)["recipe.lock.json"])
     assert lock["recipe"]["train"]["optimizer"] == program(run).recipe.train.optimizer.model_dump()

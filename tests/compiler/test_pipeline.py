@@ -45,7 +45,7 @@ def make_run(folder: Path, sleep: str = "", script: str = TRAIN) -> tuple[Artifa
     return run, screen
 
 
-def test_training_reports_its_loss(tmp_path: Path) -> None:
+def test_train_step_reports_steps_loss_and_speed(tmp_path: Path) -> None:
     run, screen = make_run(tmp_path)
     run.pipeline.step("train", run.train)
     run.pipeline.print_table("a run")
@@ -63,7 +63,7 @@ def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
     assert run.saved_steps(run.resumed) == [1]
 
 
-def test_a_killed_run_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
+def test_kill_step_copies_the_compilation_cache_but_not_the_data_cache(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, "time.sleep(2)")
     run = replace(run, cache="kept")
     for name in ("xla", "data"):
@@ -74,7 +74,7 @@ def test_a_killed_run_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
     assert not (run.resumed / "kept" / "data").exists()
 
 
-def test_a_run_that_ends_before_the_kill_is_a_failure(tmp_path: Path) -> None:
+def test_kill_step_fails_if_the_run_ends_before_the_kill(tmp_path: Path) -> None:
     script = "import time\ntime.sleep(0.1)\nprint('done: steps=0')\n"
     run, _ = make_run(tmp_path, script=script)
     with pytest.raises(StepFailed, match="ended before it could be killed"):
@@ -95,7 +95,7 @@ def test_a_failing_script_shows_its_last_lines(tmp_path: Path) -> None:
     assert "failed" in printed
 
 
-def test_a_loss_that_is_not_a_number_is_a_failure(tmp_path: Path) -> None:
+def test_nan_loss_fails_the_train_step(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, script=TRAIN.replace("4.0 - step", "float('nan')"))
     with pytest.raises(StepFailed, match="not finite"):
         run.pipeline.step("train", run.train)
@@ -123,7 +123,7 @@ def test_an_interrupt_ends_the_script_and_its_children(tmp_path: Path) -> None:
         assert gone(pid)
 
 
-def test_commands_are_shown_as_a_reader_would_type_them(
+def test_shown_commands_shorten_paths_below_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, screen = make_run(tmp_path)
@@ -135,7 +135,7 @@ def test_commands_are_shown_as_a_reader_would_type_them(
     assert shown.endswith("artifact/train.py --model model --data-dir " + f"{tmp_path} --output work/whole")
 
 
-def test_a_half_written_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_last_line_of_metrics_jsonl_is_ignored(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path)
     folder = run.whole / "checkpoints"
     folder.mkdir(parents=True)
@@ -144,7 +144,7 @@ def test_a_half_written_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
     assert run.last_step(run.whole) == 1
 
 
-def test_the_figures_of_a_runs_last_line_are_read() -> None:
+def test_done_line_parses_the_figures_of_a_run() -> None:
     assert done_line("x\ndone: steps=40 tokens/s=812 loss=1.2\n") == {
         "steps": "40",
         "tokens/s": "812",
@@ -153,7 +153,7 @@ def test_the_figures_of_a_runs_last_line_are_read() -> None:
     assert done_line("nothing") == {}
 
 
-def test_the_quickstart_wants_falling_losses() -> None:
+def test_quickstart_requires_falling_losses() -> None:
     assert "64%" in check_losses([5.0, 4.0, 3.2], [5.0, 3.0])
     with pytest.raises(StepFailed, match="must fall"):
         check_losses([5.0, 4.9, 4.8], [5.0, 3.0])
@@ -163,7 +163,7 @@ def test_the_quickstart_wants_falling_losses() -> None:
         check_losses([5.0, float("nan")], [5.0, 3.0])
 
 
-def test_only_a_folder_of_its_own_is_cleared(tmp_path: Path) -> None:
+def test_only_a_folder_made_by_a_rehearsal_is_cleared(tmp_path: Path) -> None:
     own = claim(tmp_path / "new")
     for name in ("whole", CACHE):
         (own / name).mkdir()

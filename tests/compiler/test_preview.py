@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_quickstarts_preview_is_printed_as_it_was(quickstart: Path, model: Path, update: bool) -> None:
+def test_quickstart_preview_matches_preview_txt(quickstart: Path, model: Path, update: bool) -> None:
     status, printed, errors = recipe("preview", quickstart, "-n", "2", "--model", model)
     assert (status, errors) == (0, "")
     if update:
@@ -44,7 +44,7 @@ def test_the_quickstarts_preview_is_printed_as_it_was(quickstart: Path, model: P
     assert printed == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
+def test_json_preview_contains_samples_lengths_and_report(quickstart: Path, model: Path) -> None:
     status, printed, _ = recipe(
         "preview", quickstart, "-n", "1", "--split", "eval", "--model", model, "--format", "json"
     )
@@ -59,7 +59,7 @@ def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
     )
 
 
-def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> None:
+def test_preview_counts_the_same_steps_and_rows_as_training(quickstart: Path, model: Path) -> None:
     from recipec.compiler.lowering.lower import lower
     from recipec.compiler.lowering.settings import data_settings
     from recipec.runtime.data.prepare import prepare
@@ -78,7 +78,7 @@ def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> Non
     assert made.steps_per_epoch == run.steps_per_epoch and made.shown == []
 
 
-def test_rows_held_out_are_a_split(quickstart: Path, model: Path) -> None:
+def test_eval_fraction_splits_the_rows_between_train_and_eval(quickstart: Path, model: Path) -> None:
     shown = {}
     for split in ("train", "eval"):
         status, printed, errors = recipe(
@@ -98,7 +98,7 @@ def test_rows_held_out_are_a_split(quickstart: Path, model: Path) -> None:
     assert status == 1 and "or give data.eval_fraction" in errors
 
 
-def test_jax_is_not_needed(quickstart: Path, model: Path, tmp_path: Path) -> None:
+def test_preview_needs_neither_jax_nor_torch(quickstart: Path, model: Path, tmp_path: Path) -> None:
     for name in ("jax", "grain", "tunix", "flax"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
     # PyTorch is not needed either, and no message says that it is missing.
@@ -108,7 +108,9 @@ def test_jax_is_not_needed(quickstart: Path, model: Path, tmp_path: Path) -> Non
     assert "⟦Run: cat notes.txt<turn|>⟧" in result.stdout
 
 
-def test_the_tokenizer_of_an_added_model_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_uses_the_tokenizer_of_an_added_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     rows(tmp_path / "train.jsonl", turn("Hello", "Hi"))
     files = added_models.checkpoint(tmp_path / "model")
@@ -130,7 +132,7 @@ def turn(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def test_dropped_rows_are_told_of_and_too_many_are_an_error(
+def test_dropped_rows_are_listed_and_too_many_are_an_error(
     quickstart: Path, model: Path, tmp_path: Path
 ) -> None:
     rows(tmp_path / "train.jsonl", turn("Hello", "Hi"), turn("Why?", "So. " * 200))
@@ -145,7 +147,9 @@ def test_dropped_rows_are_told_of_and_too_many_are_an_error(
     assert recipe("preview", quickstart, *given, "--set", "data.max_invalid_ratio=0.5")[0] == 0
 
 
-def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: Path, tmp_path: Path) -> None:
+def test_loss_brackets_differ_from_brackets_in_the_text(
+    quickstart: Path, model: Path, tmp_path: Path
+) -> None:
     rows(tmp_path / "a.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
     given = ("--data-dir", tmp_path, "--set", "data.train=[a.jsonl]", "--model", model)
     status, printed, _ = recipe("preview", quickstart, *given)
@@ -154,7 +158,7 @@ def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: 
     assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
 
 
-def test_tokens_that_carry_loss_are_colored_on_a_terminal_and_bracketed_elsewhere() -> None:
+def test_loss_tokens_are_colored_or_in_brackets() -> None:
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.showing import Shown
 
@@ -164,7 +168,9 @@ def test_tokens_that_carry_loss_are_colored_on_a_terminal_and_bracketed_elsewher
     assert "ask ⟦say⟧" in preview.text(made, color=False)
 
 
-def test_preferences_show_both_answers(quickstart: Path, model: Path, tmp_path: Path) -> None:
+def test_preview_of_preferences_shows_chosen_and_rejected(
+    quickstart: Path, model: Path, tmp_path: Path
+) -> None:
     row = {"prompt": turn("Hello", "x")[:1], "chosen": turn("", "Hi")[1:], "rejected": turn("", "What?")[1:]}
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
     given = [
@@ -192,7 +198,7 @@ def test_preferences_show_both_answers(quickstart: Path, model: Path, tmp_path: 
         (("-n", "-1"), 2, "greater than or equal to 0"),
     ],
 )
-def test_what_cannot_be_previewed_is_said_in_a_sentence(
+def test_preview_errors_are_messages_without_traceback(
     quickstart: Path, model: Path, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
     given: tuple[Any, ...] = arguments
@@ -203,7 +209,7 @@ def test_what_cannot_be_previewed_is_said_in_a_sentence(
     assert "Traceback" not in errors
 
 
-def test_packages_that_are_missing_are_named(
+def test_preview_names_missing_packages(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipec.compiler.errors import ArtifactError
@@ -213,7 +219,7 @@ def test_packages_that_are_missing_are_named(
         recipe("preview", quickstart)
 
 
-def test_bars_of_lengths_hold_every_sample_once() -> None:
+def test_length_histogram_counts_every_sample_once() -> None:
     assert preview.histogram([]) == []
     assert preview.histogram([7]) == [preview.Bar(7, 7, 1)]
     bars = preview.histogram([1, 2, 3, 24, 25])

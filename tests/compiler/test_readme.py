@@ -26,12 +26,12 @@ def readme(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return text
 
 
-def test_the_recipe_compiles(readme: str) -> None:
+def test_readme_recipe_compiles(readme: str) -> None:
     lowered = lower(load(Path(NAME)))
     assert lowered.program is not None, render_text(lowered.diagnostics)
 
 
-def test_the_mistake_is_reported_as_shown(readme: str) -> None:
+def test_readme_shows_the_actual_errors_of_its_wrong_mesh(readme: str) -> None:
     path = Path(NAME)
     right = "{accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}"
     assert right in path.read_text()

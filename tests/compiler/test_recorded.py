@@ -15,14 +15,14 @@ LOCKS = sorted((Path(__file__).parents[2] / "generated").glob("*/recipe.lock.jso
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.parent.name)
-def test_a_lock_holds_its_recipe(path: Path) -> None:
+def test_lock_recipe_reads_back_unchanged_and_compiles(path: Path) -> None:
     values = json.loads(path.read_text())["recipe"]
     assert to_record(Recipe.model_validate(from_record(values))) == values
     found = resolved(values, str(path.parent))
     assert (found.problem, found.program is None) == ("", False)
 
 
-def test_patterns_keep_their_order() -> None:
+def test_rank_pattern_keeps_its_order_in_a_record() -> None:
     patterns = {".*": 8, "q_proj": 4}
     recipe = Recipe.model_validate(
         json.loads(LOCKS[0].read_text())["recipe"]

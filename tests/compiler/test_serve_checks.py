@@ -42,7 +42,7 @@ Found = Callable[..., dict[str, Diagnostic]]
         "organization/name",
     ],
 )
-def test_every_place_that_weights_can_have_is_taken(model: str, found: Found) -> None:
+def test_serve_model_accepts_paths_and_addresses_without_spaces(model: str, found: Found) -> None:
     refused = "E0642" in found(f'serve.model="{model}"')
     assert refused is (" " in model)
 
@@ -68,11 +68,11 @@ def test_every_place_that_weights_can_have_is_taken(model: str, found: Found) ->
         "./x\\ny",
     ],
 )
-def test_what_is_no_place_of_weights_is_refused(model: str, found: Found) -> None:
+def test_serve_model_refuses_invalid_locations(model: str, found: Found) -> None:
     assert "E0642" in found(f'serve.model="{model}"')
 
 
-def test_weights_that_are_hardly_meant_are_warned_of(found: Found) -> None:
+def test_suspicious_serve_model_gives_a_warning_or_note(found: Found) -> None:
     base = "serve.model=google/gemma-4-31B-it"
     assert "answers like the base model" in found(base)["W0643"].message
     assert "N0643" in found("serve.model=me/mine")
@@ -83,7 +83,7 @@ def test_weights_that_are_hardly_meant_are_warned_of(found: Found) -> None:
         assert not {"W0643", "N0643", "E0642"} & set(found(*quiet)), quiet
 
 
-def test_a_base_in_fp8_is_served_in_fp8_to_an_adapter_alone(found: Found) -> None:
+def test_adapter_on_an_fp8_base_gives_a_warning_and_is_refused_on_v5e(found: Found) -> None:
     base = "model.id=mistralai/Ministral-3-8B-Instruct-2512"
     plain, merged, served = found(f"{base}-BF16", ADAPTER), found(base), found(base, ADAPTER)
     assert "N0820" in merged and "N0820" in served and "W0661" in served
@@ -95,7 +95,7 @@ def test_a_base_in_fp8_is_served_in_fp8_to_an_adapter_alone(found: Found) -> Non
     assert "stored in FP8" in found(base, ADAPTER, "serve.accelerator=v5litepod-8")["E0604"].message
 
 
-def test_adapters_are_for_vllms_own_models_and_others_are_refused(found: Found) -> None:
+def test_settings_that_prevent_serving_an_adapter_are_refused(found: Found) -> None:
     assert "MODEL_IMPL_TYPE: vllm" in (found(ADAPTER)["E0645"].help or "")
     taken = found(ADAPTER, TORCHAX)
     assert "N0647" in taken and not {"E0645", "E0646"} & set(taken)
@@ -110,14 +110,14 @@ def test_adapters_are_for_vllms_own_models_and_others_are_refused(found: Found) 
     assert "W0648" in found(one, options, *replicas) and "W0648" not in found(options, *replicas)
 
 
-def test_a_server_that_others_reach_is_told_to_want_a_key(found: Found) -> None:
+def test_serve_host_beyond_loopback_gives_a_note_about_the_api_key(found: Found) -> None:
     for host in ("127.0.0.1", "localhost", "'::1'", "127.8.8.8"):
         assert "N0633" not in found(f"serve.host={host}")
     for host in ("0.0.0.0", "'::'", "10.0.0.1", "tpu.example"):
         assert "VLLM_API_KEY" in found(f"serve.host={host}")["N0633"].message
 
 
-def test_fewest_replicas_above_the_most_and_prompts_beyond_the_window_are_found(found: Found) -> None:
+def test_impossible_min_replicas_and_too_long_benchmark_prompts_are_found(found: Found) -> None:
     assert "E0639" in found("serve.autoscaling={min_replicas: 3}")
     assert "E0639" not in found("serve.autoscaling={min_replicas: 2}")
     long = found("benchmark={input_lengths: [512, 16384], output_length: 128}")["W0640"]
@@ -131,7 +131,7 @@ def test_fewest_replicas_above_the_most_and_prompts_beyond_the_window_are_found(
     assert "W0640" in found("serve.max_model_len=1000", *short)
 
 
-def test_the_cache_holds_a_sequence(found: Found) -> None:
+def test_kv_cache_size_limits_max_model_len_and_max_num_seqs(found: Found) -> None:
     promised = found()["N1006"]
     assert "holds 19 of" in promised.message and promised.path == "serve.max_num_seqs"
     assert "N1006" not in found("serve.max_num_seqs=19")
@@ -143,14 +143,14 @@ def test_the_cache_holds_a_sequence(found: Found) -> None:
     assert not {"E0634", "N1006"} & set(found("serve.max_model_len=400000", by_hand))
 
 
-def test_a_server_without_room_is_planned_all_the_same(loaded: Any) -> None:
+def test_planning_continues_when_the_kv_cache_is_too_small(loaded: Any) -> None:
     from recipec.compiler.lowering.lower import lower
 
     recipe = loaded(SERVED, "serve.max_model_len=400000")
     assert lower(recipe).program is None and lower(recipe, planning=True).program is not None
 
 
-def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None:
+def test_note_recommends_decode_block_sizes_with_an_estimate(found: Found) -> None:
     note = found()["N0635"]
     # As in the compiled step at 64 x 4096: 8.7 instead of 18.8 GB of each chip's cache.
     assert "64 sequences of 4,096 tokens" in note.message and "18.8 GB" in note.message
@@ -170,7 +170,7 @@ def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None
     assert not {"N0635", "N0607", "N1006"} & set(found("serve.data_parallel_size=2"))
 
 
-def test_decode_blocks_without_effect_are_warned_of(found: Found) -> None:
+def test_decode_block_sizes_without_effect_give_a_warning(found: Found) -> None:
     blocks = f"serve.decode_block_sizes={SIZES}"
     assert "no layers with a sliding window" in found(LLAMA, blocks)["W0637"].message
     assert "are never skipped" in found(blocks, "serve.max_model_len=2047")["W0637"].message
@@ -190,16 +190,16 @@ def test_decode_blocks_without_effect_are_warned_of(found: Found) -> None:
         "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,-1024'}",
     ],
 )
-def test_blocks_that_the_kernel_refuses_are_errors(sets: str, found: Found) -> None:
+def test_invalid_decode_block_sizes_are_errors(sets: str, found: Found) -> None:
     assert "E0636" in found(sets)
 
 
-def test_blocks_are_set_once(found: Found) -> None:
+def test_decode_block_sizes_set_twice_are_an_error(found: Found) -> None:
     both = (f"serve.decode_block_sizes={SIZES}", "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}")
     assert found(*both)["E0638"].path == "serve.env.RPA_V3_DECODE_BLOCK_SIZES"
 
 
-def test_fewer_devices_than_key_value_heads_are_told_what_memory_that_costs(found: Found) -> None:
+def test_note_states_the_memory_cost_of_fewer_kv_heads_than_devices(found: Found) -> None:
     note = found()["N0607"]
     # 50 local layers with 2 heads a device, and 10 global ones with a head padded to the size of bfloat16.
     before = 8 * (50 * 4 * 256 + 10 * 4 * 512) / 1024
@@ -211,7 +211,7 @@ def test_fewer_devices_than_key_value_heads_are_told_what_memory_that_costs(foun
     assert "N0607" not in found("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
 
 
-def test_a_chip_without_a_paged_attention_kernel_is_warned_of(found: Found) -> None:
+def test_chip_without_paged_attention_kernel_gives_a_warning(found: Found) -> None:
     assert "W0609" in found(
         "serve.accelerator=v4-8", "serve.tensor_parallel_size=4", "serve.kv_cache_dtype=auto"
     )

@@ -18,11 +18,11 @@ def specs(*arguments: object) -> dict[str, object]:
     return {p.path: p.spec for p in resolve_specs(PARAMETERS, *arguments)}  # type: ignore[arg-type]
 
 
-def test_without_rules_the_defaults_stand() -> None:
+def test_without_rules_parameters_keep_their_default_specs() -> None:
     assert resolve_specs(PARAMETERS, [], {"fsdp": 2, "tp": 2}) == tuple(PARAMETERS)
 
 
-def test_the_first_rule_that_matches_the_whole_path_wins() -> None:
+def test_first_sharding_rule_that_matches_the_whole_path_wins() -> None:
     rules = [
         ("layers", (None, None)),  # the beginning of a path is not the path
         (".*down_proj.*", (None, "tp")),
@@ -35,7 +35,7 @@ def test_the_first_rule_that_matches_the_whole_path_wins() -> None:
     }
 
 
-def test_an_indivisible_dimension_is_an_error_or_stays_whole() -> None:
+def test_indivisible_dimension_is_an_error_or_is_replicated() -> None:
     axes = {"fsdp": 4, "tp": 2}
     with pytest.raises(
         ValueError, match=r"dimension 0 of layers\.0\.mlp\.up_proj\.kernel has length 6.*fsdp=4"

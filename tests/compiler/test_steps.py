@@ -16,7 +16,7 @@ from recipec.spec.load import Loaded
 ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
 
 
-def test_rows_are_counted_and_lengths_guessed(tmp_path: Path) -> None:
+def test_rows_are_counted_by_lines_up_to_their_limits(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ROW * 3 + b"\n\nnot json\n")
     found = read_local(tmp_path, [DataSource(path="a.jsonl")])
     assert found is not None and found.rows == 4
@@ -25,12 +25,12 @@ def test_rows_are_counted_and_lengths_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["absent.jsonl", "gs://bucket/a.jsonl", "a.csv", ".", "\0.jsonl"])
-def test_what_is_not_at_hand_is_not_counted(path: str, tmp_path: Path) -> None:
+def test_rows_of_missing_remote_or_csv_data_are_not_counted(path: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(ROW)
     assert read_local(tmp_path, [DataSource(path=path)]) is None
 
 
-def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
+def test_steps_are_rounded_up_in_each_epoch(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ROW * 17)
     padded = ("data.train=[a.jsonl]", "train.epochs=2", "data.packing=false")
     recipe = loaded(*padded).recipe
@@ -42,7 +42,7 @@ def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_pat
     assert recipe is not None and run_length(recipe, tmp_path).steps == 2 * 2  # of 16 rows
 
 
-def test_packed_samples_make_a_range_of_steps(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
+def test_packing_gives_a_range_of_steps(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ROW.replace(b"abcdefgh", b"abcdefgh" * 100) * 1000)
     recipe = loaded("data.train=[a.jsonl]", "train.epochs=1", "data.packing=true").recipe
     assert recipe is not None
@@ -59,21 +59,21 @@ def test_a_warm_up_ratio_is_rounded_up_to_whole_steps(loaded: Callable[..., Load
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "~/a", "~", "a/../../b", "..", "..\\a", "C:\\a", "a/../.."])
-def test_paths_that_leave_the_recipes_folder_are_seen(path: str) -> None:
+def test_paths_outside_the_recipe_folder_are_detected(path: str) -> None:
     assert escapes(path)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.jsonl", "./a", "a/../b", "a..b", "gs://bucket/../a", "a/~b"])
-def test_paths_within_the_recipes_folder_are_let_through(path: str) -> None:
+def test_paths_inside_the_recipe_folder_are_accepted(path: str) -> None:
     assert not escapes(path)
 
 
-def test_a_template_given_as_text_is_not_taken_for_a_path() -> None:
+def test_inline_template_is_distinguished_from_a_path() -> None:
     assert is_inline("{{ messages }}") and is_inline("{% for m in messages %}") and is_inline("a\nb")
     assert not is_inline("templates/chat.jinja") and not is_inline("{a}.jinja")
 
 
-def test_lists_ranges_and_quantities_read_as_written_by_hand() -> None:
+def test_wording_helpers_format_lists_ranges_and_quantities() -> None:
     assert [listing(x) for x in ([], [1], [1, 2], [1, 2, 3])] == ["", "1", "1 and 2", "1, 2 and 3"]
     assert ranges([9, 0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-9"
     assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1]

@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("directory", ["run", "gs://bucket/run"])
-def test_each_combination_is_run_once_and_the_best_comes_first(
+def test_sweep_runs_each_combination_once_and_lists_the_best_first(
     recipe_file: Path, tmp_path: Path, started: list[str], directory: str
 ) -> None:
     arguments = [recipe_file, *OVER, "-o", tmp_path / "out", "--set", f"checkpoint.directory={directory}"]
@@ -63,7 +63,7 @@ def test_each_combination_is_run_once_and_the_best_comes_first(
     assert status == 0 and errors.count("completed already") == 6 and len(started) == 6
 
 
-def test_a_draw_is_its_seeds_and_a_point_that_fails_its_checks_stops_all(
+def test_random_sweep_starts_two_runs_and_invalid_sweep_starts_no_run(
     recipe_file: Path, tmp_path: Path, started: list[str]
 ) -> None:
     arguments = [

@@ -65,7 +65,7 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
         (["parity", "--compare", "a.npz"], "name at least two traces: A.npz B.npz"),
     ],
 )
-def test_wrong_usage_is_said_in_plain_words(
+def test_wrong_usage_exits_with_2_and_a_plain_message(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The tests own this process, so that its signals and streams stay unchanged.
@@ -77,7 +77,7 @@ def test_wrong_usage_is_said_in_plain_words(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_quiet_prints_errors_alone(tmp_path: Path) -> None:
+def test_quiet_prints_only_errors(tmp_path: Path) -> None:
     recipe = tmp_path / "bad.yaml"
     recipe.write_text((ROOT / QUICKSTART).read_text().replace("tp: 2", "tp: 4"))
     status, printed, said = run("check", "-q", str(recipe))
@@ -85,14 +85,14 @@ def test_quiet_prints_errors_alone(tmp_path: Path) -> None:
     assert "error[E0202]" in said and "note[" not in said
 
 
-def test_quiet_prints_what_was_asked_for() -> None:
+def test_quiet_still_prints_explain_and_json_output() -> None:
     status, printed, said = run("explain", QUICKSTART, "mesh", "-q")
     assert status == 0 and "cpu-8" in printed and said == ""
     status, printed, _ = run("check", QUICKSTART, "-q", "--format", "json")
     assert status == 0 and json.loads(printed)[0]["code"] == "N0307"
 
 
-def test_verbose_says_what_is_read_derived_and_how_long_it_took() -> None:
+def test_verbose_prints_files_derived_values_and_times() -> None:
     for words in (["-v", "check", QUICKSTART], ["check", QUICKSTART, "--verbose"]):
         status, _, said = run(*words)
         assert status == 0
@@ -107,7 +107,7 @@ def test_quiet_and_verbose_exclude_each_other() -> None:
     assert status == 2 and "--quiet and --verbose" in said
 
 
-def test_every_command_takes_both() -> None:
+def test_every_command_accepts_quiet_and_verbose() -> None:
     def commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
         for name, command in group.commands.items():
             yield f"{before}{name}", {flag for param in command.params for flag in param.opts}
@@ -136,7 +136,7 @@ class Terminal(io.StringIO):
         ({"TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}, io.StringIO(), False),
     ],
 )
-def test_colors_follow_the_environment_everywhere(
+def test_colors_follow_the_terminal_and_environment_variables(
     environment: dict[str, str], stream: io.StringIO, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check diagnostics and rich's consoles."""
@@ -150,7 +150,7 @@ def test_colors_follow_the_environment_everywhere(
     assert stream.getvalue().strip("\x1b[0123456789;m\n") == "text"
 
 
-def test_a_quiet_command_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silenced_progress_prints_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     stream = io.StringIO()
     with Progress("working", 2, stream, interval=0.0) as line:
@@ -162,7 +162,7 @@ def test_a_quiet_command_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream.getvalue() == shown
 
 
-def test_many_recipes_show_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_several_recipes_shows_progress_unless_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     _, _, said = run("check", QUICKSTART, "recipes/gemma3-270m-cpu.yaml")
     assert "checking:  50%" in said
@@ -184,13 +184,15 @@ def test_progress_stays_on_one_line_of_a_narrow_terminal(monkeypatch: pytest.Mon
     assert not Progress("x", 1, Terminal()).terminal
 
 
-def test_each_counts_its_items(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_each_shows_the_percentage_of_items(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     assert list(progress.each("asking", ["a", "b"])) == ["a", "b"]
     assert "asking:  50%" in capsys.readouterr().err
 
 
-def test_a_pipeline_tells_how_long_its_steps_still_take(tmp_path: Path) -> None:
+def test_pipeline_estimates_the_remaining_time(tmp_path: Path) -> None:
     made = pipeline.Pipeline(terminal.console(io.StringIO()), tmp_path, expected={"a": 1, "b": 2, "c": 3})
     assert made._left("a", 5.0) == ""  # nothing has ended yet to measure the pace
     made.results.append(pipeline.StepResult("a", True, 10.0, ""))
@@ -199,7 +201,9 @@ def test_a_pipeline_tells_how_long_its_steps_still_take(tmp_path: Path) -> None:
     assert made._left("unknown", 5.0) == ""
 
 
-def test_a_quiet_pipeline_prints_what_failed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_pipeline_prints_its_table_only_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = io.StringIO()
     made = pipeline.Pipeline(terminal.console(stream), tmp_path)
     monkeypatch.setattr(terminal.manner, "quiet", True)
@@ -248,13 +252,15 @@ def complete(*words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["build", "--back"], "--backend"),
     ],
 )
-def test_bash_completes(words: list[str], offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bash_completion_offers_matching_words(
+    words: list[str], offered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = complete(*words, monkeypatch=monkeypatch)
     assert offered in found
     assert all(word.startswith(words[-1]) for word in found)
 
 
-def test_values_of_keys_are_completed() -> None:
+def test_set_option_completes_the_values_of_a_key() -> None:
     assert ("remat.policy=decoder", "") in completion.sets("remat.policy=")
     assert ("model.attention=splash", "") in completion.sets("model.attention=s")
     assert ("data.packing=true", "") in completion.sets("data.packing=")
@@ -262,7 +268,7 @@ def test_values_of_keys_are_completed() -> None:
     assert completion.sets("no.such.key=") == []
 
 
-def test_completion_of_what_is_not_there_offers_nothing(
+def test_completion_in_an_empty_folder_offers_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,14 +277,16 @@ def test_completion_of_what_is_not_there_offers_nothing(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_scripts_of_shells_are_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_completion_prints_a_script_for_each_shell(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer._completion_shared._get_shell_name", lambda: shell)
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell, raising=False)
     result = CliRunner().invoke(app, ["--show-completion"], prog_name="recipe")
     assert result.exit_code == 0 and "_RECIPE_COMPLETE" in result.stdout
 
 
-def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_build_says_whether_the_artifact_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Send SIGINT before anything is moved, and during a move."""
     target = tmp_path / "generated"
 
@@ -301,7 +309,7 @@ def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.Monke
     assert run("build", QUICKSTART, "-o", str(target), "--check")[0] == 0
 
 
-def test_ctrl_c_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_pack_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler.artifacts import archive
 
     run("build", QUICKSTART, "-o", str(tmp_path / "generated"))
@@ -316,7 +324,7 @@ def test_ctrl_c_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in tmp_path.iterdir()] == ["generated"]
 
 
-def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_plan_says_how_many_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler.cli import plan as cli_plan
     from recipec.compiler.plan import session, store
 
@@ -368,13 +376,13 @@ def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
-def test_ctrl_c_at_a_question_leaves_nothing(tmp_path: Path, key: bytes) -> None:
+def test_ctrl_c_or_ctrl_d_at_a_prompt_writes_no_files(tmp_path: Path, key: bytes) -> None:
     status, shown = at_a_prompt(tmp_path, key)
     assert status == 130 and "interrupted: nothing was written" in shown
     assert "Traceback" not in shown and not list(tmp_path.iterdir())
 
 
-def test_the_console_script_leaves_with_130(tmp_path: Path) -> None:
+def test_sigint_ends_the_process_with_status_130(tmp_path: Path) -> None:
     """Send SIGINT to a process while it reads."""
     fifo = tmp_path / "slow.py"
     fifo.write_text(
@@ -394,5 +402,5 @@ def test_the_console_script_leaves_with_130(tmp_path: Path) -> None:
     assert done.stderr.strip() == "interrupted: nothing was written"
 
 
-def test_the_group_is_the_applications_own() -> None:
+def test_app_uses_the_commands_class_of_terminal() -> None:
     assert cli.app.info.cls is terminal.Commands

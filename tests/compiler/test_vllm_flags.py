@@ -54,7 +54,7 @@ def said(name: str, value: Any) -> list[str]:
         ("seed", None),
     ],
 )
-def test_values_that_vllms_parser_takes_have_no_findings(name: str, value: Any) -> None:
+def test_values_accepted_by_vllm_give_no_problems(name: str, value: Any) -> None:
     assert said(name, value) == []
 
 
@@ -90,7 +90,7 @@ def test_values_that_vllms_parser_takes_have_no_findings(name: str, value: Any) 
         ("scheduling_pol", "fcfs", "is the beginning of --scheduling-policy"),
     ],
 )
-def test_values_that_vllms_parser_refuses_are_errors_with_its_reason(
+def test_values_refused_by_vllm_give_one_problem_with_the_reason(
     name: str, value: Any, part: str | None
 ) -> None:
     messages = said(name, value)
@@ -107,7 +107,7 @@ def test_values_that_vllms_parser_refuses_are_errors_with_its_reason(
         ("zzz", "`vllm serve --help=all` of vllm-tpu 0.32.0 lists them"),
     ],
 )
-def test_an_unknown_flag_names_the_one_that_was_meant(name: str, help: str) -> None:
+def test_help_for_an_unknown_flag_suggests_known_flags(name: str, help: str) -> None:
     assert [problem.help for problem in problems(name, 1)] == [help]
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_flag_names_the_one_that_was_meant(name: str, help: str) -> N
         ("hf_overrides.x", -1, ["--hf-overrides.x=-1"]),
     ],
 )
-def test_a_flag_becomes_the_words_that_vllm_reads(name: str, value: Any, words: list[str]) -> None:
+def test_flag_and_value_become_command_line_words(name: str, value: Any, words: list[str]) -> None:
     assert vllm.words(name, value) == words
 
 
@@ -181,9 +181,7 @@ def test_a_flag_becomes_the_words_that_vllm_reads(name: str, value: Any, words: 
         ("{structured_outputs_config.disable_any_whitespace: true}", "E0649"),
     ],
 )
-def test_flags_that_a_recipe_may_not_have_are_errors_of_their_code(
-    flags: str, code: str, codes: Codes
-) -> None:
+def test_forbidden_or_conflicting_flags_give_their_diagnostic(flags: str, code: str, codes: Codes) -> None:
     assert code in codes(SERVED, f"serve.extra_args={flags}")
 
 
@@ -199,11 +197,11 @@ def test_flags_that_a_recipe_may_not_have_are_errors_of_their_code(
         "{reasoning_parser: gemma4, distributed_executor_backend: mp, compilation_config.backend: eager}",
     ],
 )
-def test_flags_that_a_recipe_may_have_are_no_errors(flags: str, codes: Codes) -> None:
+def test_allowed_flags_give_no_errors(flags: str, codes: Codes) -> None:
     assert not {c for c in codes(SERVED, f"serve.extra_args={flags}") if c[0] == "E"}
 
 
-def test_flags_that_are_off_open_nothing(codes: Codes) -> None:
+def test_disabled_flags_give_no_security_diagnostic(codes: Codes) -> None:
     flags = "{trust_request_chat_template: false, no_enable_prompt_embeds: true, middleware: null}"
     assert not {"E0629", "W0659"} & codes(SERVED, f"serve.extra_args={flags}")
 
@@ -225,22 +223,24 @@ def test_flags_that_are_off_open_nothing(codes: Codes) -> None:
         *((name, "W0659") for name in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_LORA_RESOLVER_CACHE_DIR")),
     ],
 )
-def test_variables_that_run_code_or_open_the_server(name: str, code: str, codes: Codes) -> None:
+def test_env_variables_that_run_code_or_open_the_server_are_reported(
+    name: str, code: str, codes: Codes
+) -> None:
     assert code in codes(SERVED, f"serve.env={{{name}: '1'}}")
 
 
 @pytest.mark.parametrize(
     "name", ["LIBTPU_INIT_ARGS", "XLA_FLAGS", "HF_HOME", "VLLM_XLA_CACHE_PATH", "MY_PATH"]
 )
-def test_variables_that_a_recipe_may_have_are_no_errors(name: str, codes: Codes) -> None:
+def test_allowed_env_variables_give_no_security_error(name: str, codes: Codes) -> None:
     assert "E0629" not in codes(SERVED, f"serve.env={{{name}: /cache}}")
 
 
-def test_a_variable_that_is_off_opens_nothing(codes: Codes) -> None:
+def test_disabled_env_variable_gives_no_security_warning(codes: Codes) -> None:
     assert "W0659" not in codes(SERVED, "serve.env={VLLM_ALLOW_RUNTIME_LORA_UPDATING: '0'}")
 
 
-def test_a_parser_of_other_markup_is_warned_of(codes: Codes) -> None:
+def test_unknown_or_unfit_tool_call_parser_is_reported(codes: Codes) -> None:
     assert "E0631" in codes(SERVED, "serve.tool_call_parser=mine")
     # Known, but made for other markup.
     assert codes(SERVED, "serve.tool_call_parser=hermes") >= {"W0619"}
@@ -260,11 +260,11 @@ def test_a_parser_of_other_markup_is_warned_of(codes: Codes) -> None:
         ("MY_OWN", False),
     ],
 )
-def test_variables_that_vllm_does_not_read_are_warned_of(name: str, warned: bool, codes: Codes) -> None:
+def test_env_variables_unknown_to_vllm_give_a_warning(name: str, warned: bool, codes: Codes) -> None:
     assert ("W0632" in codes(SERVED, f"serve.env={{{name}: '1'}}")) is warned
 
 
-def test_every_flag_that_an_artifact_gives_is_one_of_vllms(root: Path) -> None:
+def test_every_flag_of_the_artifacts_is_valid_for_vllm(root: Path) -> None:
     several = "serve.data_parallel_size=2"
     sets: list[tuple[str, ...]] = [
         (),
@@ -296,7 +296,7 @@ def test_every_flag_that_an_artifact_gives_is_one_of_vllms(root: Path) -> None:
     assert seen >= {"max-lora-rank", "lora-modules", "tool-call-parser", "host", "port", "data-parallel-size"}
 
 
-def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lowered: Any) -> None:
+def test_max_lora_rank_is_the_smallest_allowed_rank_that_fits(lowered: Any) -> None:
     torchax = "serve.env={MODEL_IMPL_TYPE: vllm}"
     base = (SERVED, torchax, "serve.weights=adapter")
     for rank, pattern, flag in ((8, 8, "8"), (9, 9, "16"), (8, 100, "128"), (300, 8, "320"), (512, 1, "512")):
@@ -311,7 +311,7 @@ def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lo
     assert (found.path, "rank 600" in found.message) == ("lora.rank_pattern.q_proj", True)
 
 
-def test_the_catalog_is_read_only_where_something_is_served(root: Path) -> None:
+def test_flag_catalog_is_read_only_for_recipes_with_serve(root: Path) -> None:
     """Check without the packages that training needs."""
     check = (
         "import sys; from pathlib import Path; from recipec.spec.load import load; "

@@ -22,7 +22,7 @@ def crowded(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_worker_is_recipecs_own(crowded: Path) -> None:
+def test_plan_worker_ignores_packages_in_working_folder(crowded: Path) -> None:
     """Start a worker without a job: it fails on its input."""
     command = [sys.executable, *pool.WORKER, str(os.getpid())]
     done = subprocess.run(command, cwd=crowded, input="", capture_output=True, text=True, timeout=60)
@@ -30,7 +30,7 @@ def test_a_worker_is_recipecs_own(crowded: Path) -> None:
     assert "of the working folder" not in done.stderr and "validation error for Job" in done.stderr
 
 
-def test_no_module_is_started_from_the_working_folder(root: Path) -> None:
+def test_started_python_modules_always_get_the_safe_path_flag(root: Path) -> None:
     """Forbid `-m`, which puts the working folder first on the path unless -P is given."""
     module = re.compile(r'"-m", "(recipec|runtime)\.')
     found = [

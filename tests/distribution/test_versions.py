@@ -22,7 +22,7 @@ ENTRY = re.compile(r"^## \[(?P<version>[^]]+)\] - (?P<date>unreleased|\d{4}-\d{2
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 
 
-def test_it_stands_in_one_place(root: Path) -> None:
+def test_version_is_defined_in_one_place(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
     assert ProjectMetadata(str(root), PluginManager()).version == __version__
@@ -36,12 +36,12 @@ def test_it_stands_in_one_place(root: Path) -> None:
     assert literals == ["compiler/__init__.py"]
 
 
-def test_the_command_and_the_locks_say_it() -> None:
+def test_version_command_and_compiler_name_state_the_version() -> None:
     assert recipe("--version") == (0, f"recipec {__version__}\n", "")
     assert compiler_name() == f"recipec {__version__}"
 
 
-def test_the_changelog_begins_with_it(root: Path) -> None:
+def test_changelog_starts_with_current_version_and_is_ordered(root: Path) -> None:
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     entries = [match["version"] for match in ENTRY.finditer(text)]
     assert entries[0] == __version__
@@ -52,7 +52,7 @@ def test_the_changelog_begins_with_it(root: Path) -> None:
     assert f"reads version {versions.VERSION} of the language" in text
 
 
-def test_the_changelog_knows_every_command(root: Path) -> None:
+def test_changelog_mentions_every_command(root: Path) -> None:
     from recipec.compiler.cli.main import app
 
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -64,14 +64,14 @@ def test_the_changelog_knows_every_command(root: Path) -> None:
     assert [name for name in names if name and f"`recipe {name}" not in text] == []
 
 
-def test_the_page_says_the_version_of_the_language(root: Path) -> None:
+def test_versions_page_states_the_language_version(root: Path) -> None:
     text = (root / "docs" / "versions.md").read_text(encoding="utf-8")
     assert f"`recipe: {versions.VERSION}` promises what the recipe means" in text
     assert "[E0108](diagnostics.md)" in text
 
 
 @pytest.mark.parametrize("command", ["check", "build", "explain"])
-def test_a_base_of_a_newer_version_needs_a_newer_compiler(
+def test_extended_recipe_of_newer_version_gives_e0108(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_a_base_of_a_newer_version_needs_a_newer_compiler(
 
 
 @pytest.mark.parametrize("value", ["one", "1.0", "0", "true", "[1]", ""])
-def test_what_is_no_version_is_told_which_one_is_read(
+def test_invalid_recipe_version_gives_e0108(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def test_what_is_no_version_is_told_which_one_is_read(
     assert "= help: recipe: 1\n" in said
 
 
-def test_set_changes_no_version(root: Path) -> None:
+def test_set_cannot_change_the_recipe_version(root: Path) -> None:
     status, _, said = recipe("check", root / "recipes" / "quickstart.yaml", "--set", "recipe=2")
     assert status == 1 and said.startswith(
         "error[E0108]: `recipe` is set to 2: this compiler reads version 1 of the language\n --> --set:1:8\n"
@@ -110,7 +110,7 @@ def test_set_changes_no_version(root: Path) -> None:
     assert "= help: leave it out: a file says its own version\n" in said
 
 
-def test_every_extra_is_told_of(root: Path) -> None:
+def test_changelog_mentions_every_extra(root: Path) -> None:
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
     ]
@@ -118,7 +118,7 @@ def test_every_extra_is_told_of(root: Path) -> None:
     assert {name for name in extras if f"`{name}`" not in text} <= {"dev", "docs"}
 
 
-def test_what_is_installed_is_what_is_asked_for(root: Path) -> None:
+def test_build_backend_pin_equals_installed_hatchling(root: Path) -> None:
     wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"], (
         "the wheel's bytes name the backend's version"
@@ -134,7 +134,7 @@ def test_what_is_installed_is_what_is_asked_for(root: Path) -> None:
         ("env/pyvenv.cfg", "env/bin/python -m pip install 'recipec[train,plan]'"),
     ],
 )
-def test_what_is_missing_is_installed_as_recipec_was(
+def test_install_hint_matches_how_recipec_was_installed(
     marker: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / marker).parent.mkdir()

@@ -8,7 +8,7 @@ from recipec.compiler.port.keys import tools
 from scripts import coming_from
 
 
-def test_the_tables_are_what_port_says(update: bool) -> None:
+def test_tables_match_the_results_of_port(update: bool) -> None:
     text = coming_from.PAGE.read_text(encoding="utf-8")
     made = coming_from.page(text)
     if update:
@@ -19,7 +19,7 @@ def test_the_tables_are_what_port_says(update: bool) -> None:
 
 
 @pytest.mark.parametrize("tool", [name for name in coming_from.TRIED if name != "unsloth"])
-def test_the_keys_are_the_tools(tool: str) -> None:
+def test_tried_keys_exist_in_the_tool(tool: str) -> None:
     known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     known |= {"accelerate_config"}
     assert {key.rpartition(".")[2] for key in coming_from.TRIED[tool]["keys"]} <= known

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_holds(page: Path, folder: Path, update: bool) -> None:
+def test_every_code_block_is_correct(page: Path, folder: Path, update: bool) -> None:
     if page.name in running.THERE:
         running.THERE[page.name](folder)
     if update:
@@ -44,7 +44,7 @@ def test_every_block_holds(page: Path, folder: Path, update: bool) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_in_the_text_is_one(page: Path) -> None:
+def test_every_command_in_running_text_exists(page: Path) -> None:
     found = [
         f"{page.name}:{line}: {problem}"
         for line, text in inline(page)
@@ -54,7 +54,7 @@ def test_every_command_in_the_text_is_one(page: Path) -> None:
     assert not found, "\n".join(found)
 
 
-def test_what_is_not_run_is_on_a_page() -> None:
+def test_every_entry_of_not_run_is_a_command_on_a_page() -> None:
     """Require a command on a page for each entry of NOT_RUN."""
     found = [
         running.listed(words)

@@ -81,7 +81,7 @@ def fence(language: str, text: str, above: str = "") -> str:
         (fence("text", "x", "<!-- docs/nothing.md -->"), "no file docs/nothing.md"),
     ],
 )
-def test_blocks_that_do_not_hold_are_found(
+def test_incorrect_code_blocks_are_reported(
     page: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problems = found(page, tmp_path, monkeypatch)
@@ -114,11 +114,11 @@ def test_blocks_that_do_not_hold_are_found(
         fence('python title="own.py"', "x = 1") + "\n```sh\ncat own.py\n```\n",
     ],
 )
-def test_blocks_that_hold_are_let_through(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correct_code_blocks_are_accepted(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(page, tmp_path, monkeypatch) == []
 
 
-def test_an_output_may_leave_lines_out() -> None:
+def test_dots_in_an_output_match_omitted_lines() -> None:
     assert checks.matches("a\n...\nd\n", "a\nb\nc\nd\n")
     assert checks.matches("...\nd", "d")
     assert not checks.matches("a\n...\nd\n", "a\nb\nc\n")
@@ -126,7 +126,9 @@ def test_an_output_may_leave_lines_out() -> None:
     assert not checks.matches("a.c", "abc")
 
 
-def test_an_output_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_replaces_the_stale_output_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(fence("console", "$ recipe check none.yaml\nstale"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -135,7 +137,7 @@ def test_an_output_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
     assert made.startswith("$ recipe check none.yaml\nerror[E0001]") and "stale" not in made
 
 
-def test_commands_and_options_in_running_text_that_there_are_not_are_found(tmp_path: Path) -> None:
+def test_unknown_commands_and_options_in_running_text_are_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "Run `recipe plan R [--sarch]`, `recipe plan R [--json]`.\n\n| `recipe serv up` |\n|---|\n"

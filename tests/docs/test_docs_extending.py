@@ -27,7 +27,7 @@ def files(root: Path) -> dict[str, Block]:
     return {block.title: block for block in blocks(root / "docs" / "extending.md") if block.title}
 
 
-def test_the_pages_entry_of_the_catalog_is_a_model_that_checks(
+def test_catalog_entry_of_the_page_passes_recipe_check(
     files: dict[str, Block], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = json.loads(files["compiler/data/models.json"].text)
@@ -41,7 +41,7 @@ def test_the_pages_entry_of_the_catalog_is_a_model_that_checks(
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
         monkeypatch.setattr(test_catalog, "ENTRIES", {**test_catalog.ENTRIES, **added})
-        test_catalog.test_every_entry_of_the_one_decoder_has_the_size_in_its_name()
+        test_catalog.test_decoder_entries_match_the_size_and_chat_word_in_their_name()
     finally:
         monkeypatch.undo()
         catalog.entries.cache_clear()
@@ -49,7 +49,7 @@ def test_the_pages_entry_of_the_catalog_is_a_model_that_checks(
     assert before.exit_code == 1 and "E0801" in before.stderr
 
 
-def test_the_pages_template_is_emitted_into_artifacts(
+def test_template_of_the_page_is_emitted_into_artifacts(
     files: dict[str, Block], root: Path, tmp_path: Path
 ) -> None:
     ignored = shutil.ignore_patterns("__pycache__")

@@ -46,7 +46,7 @@ def pinned() -> dict[str, set[str]]:
     return found
 
 
-def test_the_features_have_the_merge_as_it_was_measured() -> None:
+def test_features_page_states_the_measured_merge_figures() -> None:
     shown = "docs/features.md"
     assert figure(shown, r"A base of ([\d.]+) GB in") == figure(
         "docs/benchmarks.md", r"base of ([\d.]+) GB in"
@@ -62,7 +62,7 @@ def test_the_features_have_the_merge_as_it_was_measured() -> None:
     assert faster > 3  # the meaning of "several"
 
 
-def test_the_features_have_the_speed_as_it_was_measured() -> None:
+def test_features_page_states_the_measured_training_speed() -> None:
     page, said = text("docs/benchmarks.md"), " ".join(text("docs/features.md").split())
     cpu, gpu = (float(found) for found in re.findall(r"chunked loss \| [\d,]+ \| ([\d.]+) \|", page))
     trl = float(re.findall(r"train_trl.py.* ([\d.]+) \|", page)[0])
@@ -70,7 +70,7 @@ def test_the_features_have_the_speed_as_it_was_measured() -> None:
     assert f"and {gpu:.1f} times as many on an H100, {gpu / trl:.1f} times TRL's" in said
 
 
-def test_the_start_has_the_plan_that_is_on_record() -> None:
+def test_start_page_states_the_recorded_plan() -> None:
     """Compare with the recorded plan, as `recipe plan` prints it. docs/recipes.md has the same source."""
     plan = json.loads(text("recipes/estimates.json"))["recipes"]["gemma4-31b-v5p8"]
     parts = {key: value for key, value in plan["memory"].items() if key != "available"}
@@ -100,12 +100,12 @@ def test_the_start_has_the_plan_that_is_on_record() -> None:
         ("CHANGELOG.md", r"(\d+) models by their id"),
     ],
 )
-def test_the_catalog_has_as_many_models_as_is_said(page: str, pattern: str) -> None:
+def test_stated_model_counts_match_the_catalog(page: str, pattern: str) -> None:
     real = [name for name in catalog.entries() if not name.startswith("recipec/")]
     assert figure(page, pattern) == len(real)
 
 
-def test_numbers_in_words_are_those_of_the_code() -> None:
+def test_stated_policy_and_family_counts_match_the_code() -> None:
     policies = NUMBERS[len(get_args(Remat.model_fields["policy"].annotation))]
     assert f"{policies} rematerialization policies" in text("docs/features.md")
     assert f"{policies} policies of rematerialization" in " ".join(text("CHANGELOG.md").split())
@@ -122,7 +122,7 @@ NAMES = {"vllm": "vllm-tpu", "vllm-tpu": "vllm-tpu", "tpu-inference": "vllm-tpu"
 """Packages by the pages' names for them: tpu-inference is released with vllm-tpu."""
 
 
-def test_wheels_are_called_as_they_are_built() -> None:
+def test_stated_wheel_names_have_the_current_version() -> None:
     found = [
         one
         for page in ("README.md", "docs/versions.md")
@@ -131,7 +131,7 @@ def test_wheels_are_called_as_they_are_built() -> None:
     assert len(found) > 4 and set(found) == {__version__}
 
 
-def test_versions_are_those_that_are_pinned() -> None:
+def test_stated_package_versions_are_pinned() -> None:
     known = pinned()
     found = 0
     for page in pages():

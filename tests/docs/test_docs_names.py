@@ -21,14 +21,14 @@ def test_codes_in_the_documentation_are_registered() -> None:
     assert len(named) > 15 and named <= set(CODES)
 
 
-def test_variables_in_the_documentation_are_read_somewhere() -> None:
+def test_environment_variables_in_the_docs_exist_in_the_sources() -> None:
     sources = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".j2")]
     known = {name for path in sources for name in re.findall(r"RECIPEC_[A-Z_]+", path.read_text("utf-8"))}
     named = {name for page in PAGES for name in re.findall(r"RECIPEC_[A-Z_]+", page.read_text("utf-8"))}
     assert len(named) > 4 and named <= known
 
 
-def test_files_and_tests_in_the_text_are_there() -> None:
+def test_files_and_tests_named_in_the_docs_exist() -> None:
     """Check the repository's paths in backticks. A word in capitals stands for several paths."""
     found = 0
     for page in PAGES:
@@ -47,7 +47,7 @@ def test_files_and_tests_in_the_text_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", TOP)
-def test_links_of_the_pages_outside_of_the_site_lead_somewhere(name: str) -> None:
+def test_links_of_pages_outside_the_site_have_existing_targets(name: str) -> None:
     """Check the other pages' links; mkdocs checks those of docs/."""
     page = ROOT / name
     links = re.findall(r"\]\((?!https?:)([^)#]+)(#[\w-]+)?\)", page.read_text("utf-8"))
@@ -64,7 +64,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_features_have_every_command() -> None:
+def test_features_page_lists_every_command() -> None:
     command = get_command(app)
     names = set(command.commands)  # type: ignore[attr-defined]
     table = re.findall(r"^\| `recipe ([a-z]+)", (ROOT / "docs/features.md").read_text("utf-8"), re.M)

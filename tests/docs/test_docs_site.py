@@ -63,7 +63,7 @@ def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 40
     for page in pages:
@@ -75,7 +75,7 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
         ), sheet
 
 
-def test_every_code_has_its_place_and_an_example_where_a_test_has_one(site: Path) -> None:
+def test_every_code_has_an_anchor_and_golden_cases_give_examples(site: Path) -> None:
     pages = {page: read(page).anchors for page in (site / "diagnostics").glob("*.html")}
     anchors = set().union(*pages.values())
     assert set(CODES) <= anchors
@@ -88,7 +88,7 @@ def test_every_code_has_its_place_and_an_example_where_a_test_has_one(site: Path
     assert "error[E0203]: tp=" in mesh
 
 
-def test_every_key_has_its_place(site: Path) -> None:
+def test_every_recipe_key_has_an_anchor(site: Path) -> None:
     schema = json_schema()
     for name, field in schema["properties"].items():
         target = language._target(field)
@@ -101,7 +101,7 @@ def test_every_key_has_its_place(site: Path) -> None:
     assert "train.optimizer.learning_rate" in train and "optimizer steps" in train
 
 
-def test_every_command_and_option_has_its_place(site: Path) -> None:
+def test_commands_page_lists_every_command_and_option(site: Path) -> None:
     page = site / "commands.html"
     text, anchors = page.read_text(encoding="utf-8"), read(page).anchors
     root = get_command(app)

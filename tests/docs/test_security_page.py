@@ -20,7 +20,7 @@ def functions(file: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_test_that_it_names_is_there(root: Path) -> None:
+def test_every_test_named_on_the_page_exists(root: Path) -> None:
     named = NAMED.findall(page(root))
     assert len(named) > 40
     for path, function in named:
@@ -30,7 +30,7 @@ def test_every_test_that_it_names_is_there(root: Path) -> None:
             assert (root / path / "stderr.txt").is_file() and path.startswith("tests/golden/"), path
 
 
-def test_it_names_every_test_of_strangers(root: Path) -> None:
+def test_page_names_every_test_in_tests_security(root: Path) -> None:
     named = set(NAMED.findall(page(root)))
     for file in sorted((root / "tests" / "security").glob("test_*.py")):
         path = file.relative_to(root).as_posix()
@@ -39,17 +39,17 @@ def test_it_names_every_test_of_strangers(root: Path) -> None:
         }
         # A test that a good file passes is no defense.
         assert missing <= {
-            "test_a_whole_record_is_read",
-            "test_a_header_that_does_not_is_read",
-            "test_a_link_within_the_folder_is_a_file_like_others",
+            "test_valid_lora_record_is_read",
+            "test_valid_safetensors_header_is_read",
+            "test_link_within_the_folder_is_built_as_a_regular_file",
         }, f"{path}: {missing}"
 
 
-def test_its_codes_are_registered(root: Path) -> None:
+def test_codes_on_the_page_are_registered(root: Path) -> None:
     assert set(re.findall(r"\b[EWN]\d{4}\b", page(root))) <= set(CODES)
 
 
-def test_it_can_be_found(root: Path) -> None:
+def test_page_is_linked_from_mkdocs_readme_and_security_md(root: Path) -> None:
     assert "security.md" in (root / "mkdocs.yml").read_text(encoding="utf-8")
     assert "docs/security.md" in (root / "SECURITY.md").read_text(encoding="utf-8")
     assert "docs/security.md" in (root / "README.md").read_text(encoding="utf-8")

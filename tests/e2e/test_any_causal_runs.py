@@ -74,7 +74,7 @@ def logits(model: Any) -> np.ndarray:
     return out
 
 
-def test_merged_is_what_peft_merges(place: Path) -> None:
+def test_merged_model_gives_the_logits_of_the_peft_merge(place: Path) -> None:
     """Compare logits within 1e-5; the adapters change them by far more."""
     import peft
     import torch
@@ -89,7 +89,7 @@ def test_merged_is_what_peft_merges(place: Path) -> None:
     assert np.abs(ours - before).max() > 0.1
 
 
-def test_a_run_begins_with_its_own_adapter(place: Path) -> None:
+def test_run_from_an_imported_adapter_starts_at_its_eval_loss(place: Path) -> None:
     adapter = place / "out/merged-adapter"
     assert "imported:" in merge(place, "--import-adapter", adapter, output="again")
     assert train(place, "again", "--resume", "--steps", 2).startswith("done: steps=2 ")
@@ -103,13 +103,13 @@ def test_a_run_begins_with_its_own_adapter(place: Path) -> None:
     assert loss[0] == pytest.approx(loss[1], abs=1e-4)
 
 
-def test_it_goes_on_where_it_was_stopped(place: Path) -> None:
+def test_resumed_run_gives_the_adapter_of_an_uninterrupted_run(place: Path) -> None:
     train(place, "parts", "--steps", 10)
     train(place, "parts", "--resume")
     weights = [(place / name / "adapter/adapter_model.safetensors").read_bytes() for name in ("out", "parts")]
     assert weights[0] == weights[1]
 
 
-def test_its_rehearsal_passes(place: Path) -> None:
+def test_rehearsal_of_an_undescribed_model_passes(place: Path) -> None:
     done = CliRunner().invoke(cli.app, ["rehearse", str(place / "recipe.yaml"), "--steps", "4"])
     assert done.exit_code == 0, done.output

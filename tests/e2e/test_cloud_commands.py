@@ -95,7 +95,7 @@ def refused(commands: list[str], folder: Path) -> dict[str, str]:
 
 
 @with_program("gcloud")
-def test_gcloud_reads_the_commands(tmp_path: Path) -> None:
+def test_gcloud_parses_all_commands_of_docs_and_scripts(tmp_path: Path) -> None:
     pages, scripts = of_pages("gcloud"), of_scripts(tmp_path)
     assert len(pages) >= 14 and len(scripts) >= 40
     assert refused([*pages, *scripts], tmp_path) == {}
@@ -103,7 +103,7 @@ def test_gcloud_reads_the_commands(tmp_path: Path) -> None:
 
 
 @with_program("kubectl")
-def test_kubectl_reads_the_commands(tmp_path: Path) -> None:
+def test_kubectl_parses_all_commands_of_the_docs(tmp_path: Path) -> None:
     def said(command: str) -> str:
         words = [*shlex.split(command.partition(" | ")[0]), "--server=http://127.0.0.1:9"]
         return subprocess.run(words, input="", capture_output=True, text=True, timeout=60).stderr

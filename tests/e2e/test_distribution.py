@@ -114,13 +114,13 @@ def digests(folder: Path) -> Mapping[str, str]:
 
 
 @pytest.mark.e2e
-def test_the_backend_is_the_one_that_the_bytes_are_of(root: Path) -> None:
+def test_pyproject_pins_the_installed_hatchling(root: Path) -> None:
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["requires"]
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"]
 
 
 @pytest.mark.e2e
-def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
+def test_builds_of_two_clones_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
     """Build elsewhere, later, with other permissions, and from the tree instead of the archive."""
     other = clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9)
     again = built(other, "--sdist", "--wheel", TZ="Pacific/Auckland", LC_ALL="C", PYTHONHASHSEED="7")
@@ -129,7 +129,7 @@ def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) 
 
 
 @pytest.mark.e2e
-def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> None:
+def test_wheel_and_sdist_contain_exactly_the_tracked_files(root: Path, dist: Path) -> None:
     package = tracked(root)
     info = f"recipec-{__version__}.dist-info"
     own = [
@@ -148,7 +148,7 @@ def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> No
 
 
 @pytest.mark.e2e
-def test_an_index_would_take_them(dist: Path) -> None:
+def test_twine_check_passes_for_wheel_and_sdist(dist: Path) -> None:
     command = (sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()))
     said = run(*command, cwd=dist, NO_COLOR="1")
     assert said.count("PASSED") == 2, said
@@ -206,7 +206,7 @@ def needed() -> set[str]:
 
 
 @pytest.mark.e2e
-def test_pipx_installs_it_for_python_3_11(
+def test_pipx_install_works_with_python_3_11(
     root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
 ) -> None:
     places = {"HOME": tmp_path / "home", "PIPX_HOME": tmp_path / "pipx", "PIPX_BIN_DIR": tmp_path / "bin"}
@@ -217,7 +217,7 @@ def test_pipx_installs_it_for_python_3_11(
 
 
 @pytest.mark.nightly
-def test_uv_installs_it_for_python_3_12(
+def test_uv_tool_install_works_with_python_3_12(
     root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
 ) -> None:
     places = {

@@ -78,7 +78,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 @pytest.mark.parametrize(
     ("name", "width", "scheme"), cases((name, *window) for name, window in product(PAGES, WINDOWS))
 )
-def test_it_reads_well(browser: Tab, address: str, name: str, width: int, scheme: str) -> None:
+def test_docs_page_has_no_console_errors_and_no_overflow(
+    browser: Tab, address: str, name: str, width: int, scheme: str
+) -> None:
     browser.show(Address(f"{address}/{name}.html"), width, scheme)  # type: ignore[arg-type]
     assert browser.complaints() == []
     assert all(request.startswith((address, "data:")) for request in browser.requests())
@@ -93,7 +95,7 @@ def test_it_reads_well(browser: Tab, address: str, name: str, width: int, scheme
 
 
 @pytest.mark.nightly
-def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
+def test_docs_search_finds_a_diagnostic_code(browser: Tab, address: str) -> None:
     browser.show(Address(f"{address}/index.html"), 1440, "light")  # type: ignore[arg-type]
     browser.evaluate(
         """(() => { const field = document.querySelector("input[data-md-component='search-query']");
@@ -107,7 +109,7 @@ def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
 
 
 @pytest.mark.nightly
-def test_it_opens_from_a_disk(browser: Tab, site: Path) -> None:
+def test_docs_page_opens_from_disk_without_network(browser: Tab, site: Path) -> None:
     browser.show(site / "start.html", 390, "dark")
     assert all(request.startswith(("file:", "data:")) for request in browser.requests())
     link = browser.evaluate("document.querySelector(\"a[href='diagnostics.html']\").href")

@@ -37,7 +37,7 @@ def framed(message: bytes) -> bytes:
     ],
     ids=["nonsense", "does not listen"],
 )
-def test_an_editor_that_talks_nonsense_or_does_not_listen_ends_the_server_in_a_sentence(
+def test_invalid_input_or_full_output_ends_lsp_with_one_sentence(
     given: bytes, output: int | str, said: str
 ) -> None:
     command = [sys.executable, "-m", "recipec.compiler.cli.main", "lsp"]
@@ -49,7 +49,7 @@ def test_an_editor_that_talks_nonsense_or_does_not_listen_ends_the_server_in_a_s
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_signal_ends_it_at_once_and_what_checks_with_it(tmp_path: Path, sent: int, status: int) -> None:
+def test_signal_ends_lsp_and_its_checker_process(tmp_path: Path, sent: int, status: int) -> None:
     editor = Editor(tmp_path)
     uri = editor.open(tmp_path / "a.yaml", "recipe: 1\n")
     assert editor.diagnostics(uri) != []
@@ -62,7 +62,7 @@ def test_a_signal_ends_it_at_once_and_what_checks_with_it(tmp_path: Path, sent: 
         time.sleep(0.1)
 
 
-def test_an_editors_encoding_and_page_of_codes_are_heeded(tmp_path: Path) -> None:
+def test_lsp_uses_the_editors_position_encoding_and_docs_url(tmp_path: Path) -> None:
     editor = Editor(tmp_path, ("utf-8",), {"docs": "https://docs.example.com/diagnostics/"})
     assert editor.initialized.capabilities.position_encoding == "utf-8"
     text = (

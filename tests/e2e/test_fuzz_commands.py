@@ -14,6 +14,6 @@ from fuzzing import fuzz_commands
 pytestmark = pytest.mark.nightly
 
 
-def test_no_command_line_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzed_command_lines_give_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = fuzz_commands(3000, tmp_path, monkeypatch)
     assert sum(outcomes.values()) >= 3000 and len(outcomes) > 50

@@ -14,6 +14,6 @@ from fuzzing import fuzz_language
 pytestmark = pytest.mark.nightly
 
 
-def test_no_recipe_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzed_recipes_give_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = fuzz_language(2000, tmp_path, monkeypatch)
     assert sum(outcomes.values()) >= 2000 and len(outcomes) > 50

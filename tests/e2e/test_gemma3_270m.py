@@ -18,7 +18,7 @@ from tests.e2e.gemma3 import Tuned
 pytestmark = pytest.mark.e2e
 
 
-def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
+def test_checkpoint_has_its_family_tensors_and_completes_known_texts(checkpoint: Path) -> None:
     """Check that it holds its family's tensors, and continues a well-known text."""
     from safetensors import safe_open
 
@@ -44,7 +44,7 @@ def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
         assert tokenizer.decode(logits.argmax()) == continuation
 
 
-def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Path) -> None:
+def test_tokenizer_json_matches_sentencepiece_and_gives_offsets(checkpoint: Path, root: Path) -> None:
     """Check that tokenizer.json encodes as the model's SentencePiece does, with each token's offsets."""
     import sentencepiece
     from transformers import AutoTokenizer
@@ -67,7 +67,9 @@ def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Pat
         assert encoded["offset_mapping"][-1][1] == len(text)
 
 
-def test_the_format_is_learned(root: Path, tuned: Tuned, questions: list[str]) -> None:
+def test_fine_tuned_model_answers_in_the_training_format(
+    root: Path, tuned: Tuned, questions: list[str]
+) -> None:
     """Train and merge, and check that transformers answers in the format only after the merge."""
     assert tuned.trained.startswith("done: steps=20 ")
     before = answers(*load(tuned.base), questions)

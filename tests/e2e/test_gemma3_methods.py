@@ -27,7 +27,7 @@ SETS = (
 )
 
 
-def test_methods_and_habits_together(
+def test_dora_new_token_early_stopping_and_samples_work_together(
     root: Path, checkpoint: Path, tmp_path: Path, questions: list[str]
 ) -> None:
     """Combine DoRA, a fully trained norm, a new token, early stopping and samples; then merge and chat."""

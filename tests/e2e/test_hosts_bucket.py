@@ -66,7 +66,7 @@ def killed_at(gcs: Gcs, group: Processes, who: int, request: str) -> None:
     assert "Traceback" not in group.said(), group.said()
 
 
-def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
+def test_run_killed_during_bucket_saves_resumes_from_a_complete_step(
     place: Path, gcs: Gcs, lives: Lives
 ) -> None:
     """Lose a shard of one process, and then the marker of the whole step. Neither step counts as saved."""

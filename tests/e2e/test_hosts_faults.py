@@ -73,7 +73,7 @@ def clean(group: Processes) -> None:
         ("pairs", 2, {"dcn": 2, "fsdp": 2, "tp": 1}, PREFERENCES),
     ],
 )
-def test_several_processes_compute_the_numbers_of_one(
+def test_multi_process_run_matches_single_process_run(
     place: Path,
     lives: Lives,
     name: str,
@@ -117,7 +117,7 @@ def write_pairs(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_one_of_four_is_killed_and_the_others_name_it_and_go_on(place: Path, lives: Lives) -> None:
+def test_killed_process_is_named_by_the_other_three_and_run_resumes(place: Path, lives: Lives) -> None:
     """Kill one of four processes, and continue from the last saved step."""
     prelude = light({"dcn": 2, "fsdp": 2, "tp": 1})
     write_artifact(place / "four", prelude=prelude + SLOW.format(seconds=2), steps=STEPS, every=1)
@@ -142,7 +142,7 @@ def test_one_of_four_is_killed_and_the_others_name_it_and_go_on(place: Path, liv
     assert_close(place, "four-whole", "four-out", STEPS)
 
 
-def test_process_0_is_killed_and_the_others_end_with_jaxs_words_and_go_on(slow: Path, lives: Lives) -> None:
+def test_killed_process_0_ends_the_run_with_jaxs_error_and_run_resumes(slow: Path, lives: Lives) -> None:
     """Check that JAX's service ends with process 0, and that its port is free at once."""
     group = start(lives, slow, "headless", 2, artifact="slow")
     group.until(lambda: steps(slow / "headless" / "checkpoints") != [])
@@ -156,7 +156,7 @@ def test_process_0_is_killed_and_the_others_end_with_jaxs_words_and_go_on(slow: 
     resumed(lives, slow, "headless", group.port)
 
 
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
+def test_randomly_killed_run_ends_like_an_undisturbed_run(place: Path, lives: Lives) -> None:
     """Alternate between one process and two, kill one of them at any moment, and continue from there."""
     seed = random.randrange(10_000)
     choose = random.Random(seed)
@@ -183,7 +183,9 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(place: Path, li
     assert_equal(place, "paced-whole", "random", MANY)
 
 
-def test_what_differs_between_hosts_is_refused(slow: Path, lives: Lives, tmp_path: Path) -> None:
+def test_different_data_or_artifact_between_hosts_is_refused(
+    slow: Path, lives: Lives, tmp_path: Path
+) -> None:
     """Refuse other data, another artifact and a missing file by name, and write nothing."""
     other = tmp_path / "other"
     shutil.copytree(slow / "model", other / "model")
@@ -218,7 +220,7 @@ def test_what_differs_between_hosts_is_refused(slow: Path, lives: Lives, tmp_pat
         assert not (slow / output / "checkpoints").exists()
 
 
-def test_a_signal_to_all_saves_and_one_while_loading_stops_them(slow: Path, lives: Lives) -> None:
+def test_signals_to_all_or_one_process_stop_all_and_run_resumes(slow: Path, lives: Lives) -> None:
     group = start(lives, slow, "all-told", 2, artifact="slow")
     group.until(lambda: begun(slow, "all-told", 1))
     group.send(signal.SIGINT)
@@ -234,7 +236,7 @@ def test_a_signal_to_all_saves_and_one_while_loading_stops_them(slow: Path, live
     resumed(lives, slow, "all-told")
 
 
-def test_a_full_disk_of_one_host_ends_all_with_its_name(slow: Path, lives: Lives) -> None:
+def test_full_disk_on_one_host_stops_all_and_names_that_host(slow: Path, lives: Lives) -> None:
     group = start(lives, slow, "cramped", 2, artifact="slow")
     folder = slow / "cramped" / "checkpoints"
     group.until(lambda: steps(folder) != [])

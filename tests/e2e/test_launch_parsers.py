@@ -99,7 +99,7 @@ def asked(python: Path, script: str, *arguments: str, folder: Path, given: str =
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_skypilot_reads_the_tasks(programs: dict[str, Program], tmp_path: Path) -> None:
+def test_skypilot_parses_the_emitted_tasks(programs: dict[str, Program], tmp_path: Path) -> None:
     for shape, program in programs.items():
         text = emit_launch(program).get("launch/skypilot.yaml")
         if text is not None:
@@ -132,7 +132,7 @@ def test_skypilot_reads_the_tasks(programs: dict[str, Program], tmp_path: Path) 
         asked(environment("skypilot[gcp]==0.14.1"), SKYPILOT, "broken.yaml", folder=tmp_path)
 
 
-def test_xpk_reads_the_commands(programs: dict[str, Program], tmp_path: Path) -> None:
+def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     record = tmp_path / "bin" / "xpk"
     record.write_text('#!/bin/bash\nprintf "%s\\0" "$@" >> "$WORDS"; printf "\\n" >> "$WORDS"\n')

@@ -40,7 +40,7 @@ jax.jit(jax.lax.ragged_dot).lower(rows, weight, sizes).compile()
 VMEM = "xla_tpu_scoped_vmem_limit_kib"
 
 
-def test_the_list_of_flags_is_that_of_the_installed_libtpu(root: Path) -> None:
+def test_flag_list_matches_the_installed_libtpu(root: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "scripts.libtpu_flags", "--check"], cwd=root, capture_output=True, text=True
     )
@@ -48,7 +48,7 @@ def test_the_list_of_flags_is_that_of_the_installed_libtpu(root: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", TOPOLOGIES)
-def test_libtpu_takes_a_generations_profile(generation: str) -> None:
+def test_libtpu_accepts_each_generation_profile(generation: str) -> None:
     flags = " ".join(f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
                      for name, value in profiles()[generation].items())  # fmt: skip
     command = [sys.executable, "-c", GATHERED, TOPOLOGIES[generation]]
@@ -62,7 +62,7 @@ def test_libtpu_takes_a_generations_profile(generation: str) -> None:
     assert refused.returncode != 0 and "xla_tpu_no_such_flag" in refused.stdout + refused.stderr
 
 
-def test_experts_leave_their_kernels_the_vmem_that_these_need() -> None:
+def test_expert_profile_leaves_enough_vmem_for_ragged_dot() -> None:
     def compile(kib: int) -> subprocess.CompletedProcess[str]:
         made = {**environment(), "LIBTPU_INIT_ARGS": f"--{VMEM}={kib}"}
         return subprocess.run([sys.executable, "-c", EXPERTS], env=made, capture_output=True, text=True)

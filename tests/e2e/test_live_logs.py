@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("backend", FOLDERS, ids=lambda backend: backend.value)
-def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, backend: Backend) -> None:
+def test_run_resumed_after_a_lost_checkpoint_logs_each_step_once(place: Place, backend: Backend) -> None:
     """Train step 3 twice; all logs show it once."""
     script, data = SCRIPTS[backend], ("--data-dir", place.folder)
     output = f"logged-{backend.value}"
@@ -92,7 +92,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
     assert not run.metrics.twice, "the lines were read anew"
 
 
-def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_ends_the_wandb_run_with_exit_code_143(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send the signal while a line is written, after the first step."""
     from recipec.runtime.metrics.loggers import JsonLines
 

@@ -168,7 +168,7 @@ def stamp(path: Path) -> tuple[int, int]:
     return entry.st_ino, entry.st_mtime_ns
 
 
-def test_a_merge_killed_at_random_moments_ends_as_an_undisturbed_one(merges: Merges) -> None:
+def test_randomly_killed_merge_resumes_to_the_same_bytes(merges: Merges) -> None:
     """Resume after one or two kills, and compare the bytes with an undisturbed merge."""
     choose, seconds = random.Random(4), merges.seconds
     phases, late, twice, resumed, kept_files = Counter[str](), 0, 0, 0, 0
@@ -216,7 +216,7 @@ def test_a_merge_killed_at_random_moments_ends_as_an_undisturbed_one(merges: Mer
         (f"merged/{RECORD}", "record, config, index"),
     ],
 )
-def test_a_merge_killed_in_any_phase_ends_as_an_undisturbed_one(
+def test_merge_killed_in_each_phase_resumes_to_the_same_bytes(
     last: str, expected: str, merges: Merges
 ) -> None:
     """Kill as soon as a file exists. Small files take milliseconds, so that few kills hit them."""
@@ -252,7 +252,7 @@ def writing(merges: Merges, work: str) -> Life:
     "signum, status, words",
     [(signal.SIGINT, 130, "the same command continues"), (signal.SIGTERM, -signal.SIGTERM, "")],
 )
-def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
+def test_merge_stopped_by_a_signal_resumes_without_rewriting_shards(
     signum: int, status: int, words: str, merges: Merges
 ) -> None:
     life = writing(merges, f"signal-{signum}")
@@ -268,7 +268,7 @@ def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
     assert all(stamp(merged / name) == entry for name, entry in kept.items())
 
 
-def test_of_merges_begun_at_once_one_writes(merges: Merges) -> None:
+def test_only_one_of_three_concurrent_merges_writes(merges: Merges) -> None:
     """Start three merges that do not know of each other: only one may write."""
     lives = [merges.begin("race") for _ in range(3)]
     statuses = sorted(life.wait() for life in lives)

@@ -43,7 +43,7 @@ def run(*words: str, at: Path, ok: bool = True) -> str:
 
 
 @pytest.mark.e2e
-def test_pre_commit_lets_good_recipes_through_and_stops_bad_ones(tmp_path: Path) -> None:
+def test_pre_commit_hooks_pass_built_recipes_and_block_bad_ones(tmp_path: Path) -> None:
     at = tmp_path / "repository"
     at.mkdir()
     run("git", "init", "--quiet", at=at)
@@ -70,7 +70,7 @@ def test_pre_commit_lets_good_recipes_through_and_stops_bad_ones(tmp_path: Path)
 
 
 @pytest.mark.e2e
-def test_bash_completes_recipes_and_values(tmp_path: Path) -> None:
+def test_bash_completion_offers_commands_recipes_and_accelerators(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/demo.yaml").touch()
     bash = shutil.which("bash")
@@ -133,7 +133,7 @@ def conversation(at: Path, *answers: tuple[str, str]) -> tuple[int, str]:
 
 
 @pytest.mark.e2e
-def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -> None:
+def test_recipe_new_asks_for_missing_values_and_completes_answers(tmp_path: Path) -> None:
     at = tmp_path / "repository"
     at.mkdir()
     run("git", "init", "--quiet", at=at)
@@ -158,7 +158,7 @@ def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -
 
 
 @pytest.mark.nightly
-def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
+def test_recipe_new_handles_every_catalog_model(tmp_path: Path) -> None:
     """Try all ids of the catalog: the written recipe passes its checks, or the refusal names machines.
 
     The first model of each family tries every machine, and the others try one.

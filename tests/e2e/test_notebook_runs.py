@@ -42,7 +42,9 @@ def session(notebook: Any, folder: Path) -> Any:
 
 
 @pytest.mark.e2e
-def test_a_notebook_runs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_trains_and_resumes_in_a_second_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("XLA_FLAGS", "JAX_PLATFORMS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_COMPILE", "1")

@@ -24,7 +24,7 @@ def command(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_flagship_is_one_run_on_three_backends(root: Path, tmp_path: Path) -> None:
+def test_parity_command_passes_for_gemma4_31b_on_three_backends(root: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     done = command(root, "recipes/gemma4-31b-v5p8.yaml", "--steps", "6", "--json", "--keep", kept)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,7 +43,7 @@ def test_the_flagship_is_one_run_on_three_backends(root: Path, tmp_path: Path) -
     assert "6 steps, float32" in again.stdout and again.stdout.count("trl - torchax") == 6
 
 
-def test_full_fine_tuning_of_multimodal_names_is_one_run_on_three_backends(root: Path) -> None:
+def test_parity_command_passes_for_full_fine_tuning_of_quickstart(root: Path) -> None:
     done = command(
         root,
         *("recipes/quickstart.yaml", "--set", "lora=null", "--set", "merge.adapter=false"),

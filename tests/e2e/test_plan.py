@@ -81,7 +81,9 @@ def slices(small: Path) -> dict[str, Compiled]:
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_every_slice_compiles(slices: dict[str, Compiled], name: str) -> None:
+def test_step_compiles_for_every_slice_with_expected_collectives(
+    slices: dict[str, Compiled], name: str
+) -> None:
     _, dcn, fsdp, tp = SLICES[name]
     one = slices[name]
     assert one.out_of_memory is None and one.temporaries > 0
@@ -92,14 +94,14 @@ def test_every_slice_compiles(slices: dict[str, Compiled], name: str) -> None:
     assert sum(kernel.count for kernel in one.kernels) == 2 * 3
 
 
-def test_weights_are_split_over_all_devices(slices: dict[str, Compiled]) -> None:
+def test_weights_are_sharded_over_all_devices(slices: dict[str, Compiled]) -> None:
     small, large = slices["v5p-16"], slices["v5p-256"]
     # Norms are replicated.
     assert large.weights == pytest.approx(small.weights / 16, rel=0.1)
 
 
 @pytest.mark.parametrize("profile", ["none", "auto"])
-def test_prices_of_a_few_layers_are_those_of_all(small: Path, profile: str) -> None:
+def test_estimate_from_few_layers_matches_compilation_of_all_layers(small: Path, profile: str) -> None:
     """Compare with a full compilation: the same schedule and memory, and nearly the same time."""
     sets = (f"xla.profile={profile}",)
     program = program_of(small, *sets)
@@ -116,7 +118,7 @@ def test_prices_of_a_few_layers_are_those_of_all(small: Path, profile: str) -> N
     assert (near.collectives, near.kernels) == (exact.collectives, exact.kernels)
 
 
-def test_the_compiled_program_is_another_without_the_constraints(root: Path, small: Path) -> None:
+def test_sharding_constraints_change_the_compiled_collectives(root: Path, small: Path) -> None:
     """Compile as Tunix would on a CPU backend."""
     sets = ("remat.policy=none",)
     kept = compiled(small, {"kept": (sets, 2)})["kept"]
@@ -140,7 +142,7 @@ def test_the_compiled_program_is_another_without_the_constraints(root: Path, sma
     assert kept.weights == dropped.weights
 
 
-def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_path: Path) -> None:
+def test_gemma4_31b_plan_is_plausible_and_then_cached(root: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     first = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json", "--html", page)
     assert first.returncode == 0, first.stderr[-3000:]
@@ -162,7 +164,7 @@ def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_p
     assert "estimate" in text.stdout and "Traceback" not in text.stderr
 
 
-def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(root: Path, tmp_path: Path) -> None:
+def test_plan_that_does_not_fit_suggests_splash_attention(root: Path, tmp_path: Path) -> None:
     """Plan rows of 64k tokens with whole scores: [2, 65536, 65536] in float32 on each device."""
     few = planned.small(tmp_path, {**LLAMA, "num_hidden_layers": 3})
     sets = ["mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536"]
@@ -179,7 +181,7 @@ def recipe(root: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
-def test_the_compilers_cycles_are_those_of_the_clock_that_plans_take(root: Path, name: str) -> None:
+def test_compiler_cycles_match_the_clock_rate_that_plans_use(root: Path, name: str) -> None:
     """Compile a large product: it takes a little more than at the published peak."""
     script = root / "tests" / "e2e" / "compiler_cycles.py"
     done = subprocess.run([sys.executable, str(script), name], capture_output=True, text=True)

@@ -42,7 +42,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), cases(product(PAGES, (360, 1440), ("light", "dark"))))
-def test_it_reads_well(browser: Tab, files: dict[str, Path], name: str, width: int, scheme: str) -> None:
+def test_plan_page_has_no_console_errors_and_no_overflow(
+    browser: Tab, files: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
     browser.show(files[name], width, scheme)
     assert browser.complaints() == []
     assert browser.requests() == [files[name].as_uri()]
@@ -55,7 +57,7 @@ def test_it_reads_well(browser: Tab, files: dict[str, Path], name: str, width: i
 
 
 @pytest.mark.nightly
-def test_a_page_that_asks_for_more_is_found_out(browser: Tab, tmp_path: Path) -> None:
+def test_browser_checks_detect_a_bad_page(browser: Tab, tmp_path: Path) -> None:
     """Run the checks above on a page that violates them."""
     bad = tmp_path / "bad.html"
     bad.write_text(
@@ -73,7 +75,9 @@ def test_a_page_that_asks_for_more_is_found_out(browser: Tab, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_its_policy_lets_no_other_script_run(browser: Tab, files: dict[str, Path], tmp_path: Path) -> None:
+def test_plan_page_content_security_policy_blocks_injected_scripts(
+    browser: Tab, files: dict[str, Path], tmp_path: Path
+) -> None:
     text = files["search"].read_text("utf-8")
     changed = tmp_path / "changed.html"
     changed.write_text(text.replace("</body>", "<script>document.title = 'run'</script></body>"), "utf-8")
@@ -83,7 +87,7 @@ def test_its_policy_lets_no_other_script_run(browser: Tab, files: dict[str, Path
 
 
 @pytest.mark.nightly
-def test_a_mark_says_what_it_is(browser: Tab, files: dict[str, Path]) -> None:
+def test_hover_over_a_search_mark_shows_its_settings(browser: Tab, files: dict[str, Path]) -> None:
     browser.show(files["search"], 1440, "dark")
     at = browser.evaluate(
         """(() => {
@@ -100,7 +104,7 @@ def test_a_mark_says_what_it_is(browser: Tab, files: dict[str, Path]) -> None:
 
 
 @pytest.mark.nightly
-def test_paper_is_white_and_shows_what_is_folded(browser: Tab, files: dict[str, Path]) -> None:
+def test_printed_plan_page_is_white_and_shows_folded_details(browser: Tab, files: dict[str, Path]) -> None:
     browser.show(files["search"], 1200, "dark")
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000

@@ -77,7 +77,7 @@ def learned(labels: list[int]) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", templates.LLAMAFACTORY)
-def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -> None:
+def test_ported_llamafactory_template_gives_the_same_tokens(theirs: Any, name: str) -> None:
     compared = 0
     for key, (ids, labels) in theirs["templates"].items():
         template, thinking, title, system = key.split("|")
@@ -95,7 +95,7 @@ def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -
 
 
 @pytest.mark.parametrize("name", [*PROMPTS, "user_defined"])
-def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) -> None:
+def test_ported_axolotl_dataset_type_gives_the_same_prompts(theirs: Any, name: str) -> None:
     kind = user_defined(port_tools.OWN) if name == "user_defined" else plain_type(name)
     assert kind is not None
     namespace: dict[str, Any] = {}
@@ -108,7 +108,9 @@ def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) 
 
 @pytest.mark.parametrize("name", port_tools.MODELS)
 @pytest.mark.parametrize("given", [["all"], ["q_proj", "v_proj"]])
-def test_llamafactorys_targets_are_the_same_projections(theirs: Any, name: str, given: list[str]) -> None:
+def test_ported_llamafactory_targets_select_the_same_projections(
+    theirs: Any, name: str, given: list[str]
+) -> None:
     model = find(name, Path())
     found = theirs["linear"][f"{name}|{'all' if given == ['all'] else 'list'}"]
     ours = adapters.choose(model, target_modules(model, given))
@@ -118,11 +120,11 @@ def test_llamafactorys_targets_are_the_same_projections(theirs: Any, name: str, 
     assert not text or {each[each.index("layers.") :] for each in text} == set(ours.sites)
 
 
-def test_llamafactorys_defaults_are_the_ones_that_are_written(theirs: Any) -> None:
+def test_llamafactory_defaults_match_the_ported_values(theirs: Any) -> None:
     assert theirs["defaults"] == {"alpha": 24, "target": ["all"], "beta": 0.1, "cutoff": 511, "packing": True}
 
 
-def test_llamafactorys_instructions_are_the_same_messages(theirs: Any) -> None:
+def test_ported_llamafactory_alpaca_rows_give_the_same_messages(theirs: Any) -> None:
     namespace: dict[str, Any] = {}
     exec(conversion.alpaca(conversion.Alpaca(system="system"), False), namespace)
     made = theirs["alpaca"]

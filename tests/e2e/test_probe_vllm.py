@@ -59,7 +59,7 @@ def url(probed: Probed) -> Iterator[str]:
         yield server.url
 
 
-def test_a_probe_finds_the_machine_numbers_time_and_a_merge(probed: Probed) -> None:
+def test_probe_reports_machine_numerics_step_time_and_merge(probed: Probed) -> None:
     found: dict[str, Any] = json.loads(probed.text)
     assert found["machine"]["devices"] == 4 and found["problems"] == []
     places = {(one["where"], one["dtype"]) for one in found["numbers"]}
@@ -86,7 +86,7 @@ def test_a_probe_finds_the_machine_numbers_time_and_a_merge(probed: Probed) -> N
         assert secret not in probed.text
 
 
-def test_the_real_server_gives_the_miniatures_answers(probed: Probed, url: str) -> None:
+def test_real_vllm_gives_the_merged_miniatures_answers(probed: Probed, url: str) -> None:
     """All four answers are equal in float32. A damaged answer is reported with its position."""
     ran = run(probed.artifact, probed.environment, "--merged", str(probed.mini), "--server", url)
     assert ran.returncode == 0, ran.stdout + ran.stderr

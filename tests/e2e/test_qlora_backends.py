@@ -60,13 +60,13 @@ def check(place: Place, traces: dict[Backend, Trace]) -> None:
 
 
 @pytest.mark.parametrize("name", TORCHAX)
-def test_torchax_trains_train_pys_quantized_base(name: str, tmp_path: Path) -> None:
+def test_torchax_qlora_run_matches_train_py(name: str, tmp_path: Path) -> None:
     backends = (Backend.TUNIX, Backend.TORCHAX)
     place = Place(tmp_path, quantized(*TORCHAX[name]), backends)
     check(place, {backend: place.train(backend, backend.value) for backend in backends})
 
 
-def test_bitsandbytes_nf4_is_train_pys(tmp_path: Path) -> None:
+def test_trl_bitsandbytes_nf4_run_matches_train_py(tmp_path: Path) -> None:
     """Run TRL on a CPU, with an evaluation before the first step and between steps."""
     place = Place(tmp_path, quantized("llama", "nf4", {}, eval=["train.jsonl"]), (Backend.TUNIX, Backend.TRL))
     traces = {Backend.TUNIX: place.train(Backend.TUNIX, "tunix"), Backend.TRL: by_bitsandbytes(place)}

@@ -21,7 +21,7 @@ TIMES = 0.02
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_compiled_is_compiled_again(name: str, tmp_path: Path) -> None:
+def test_recompiled_plan_matches_the_recorded_plan(name: str, tmp_path: Path) -> None:
     kept = recipes.read().recipes[name]
     program = recipes.program(recipes.FOLDER / f"{name}.yaml")
     with compiler(tmp_path):

@@ -61,7 +61,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in NAMES
     ],
 )
-def test_a_recipe_passes_its_rehearsal(name: str) -> None:
+def test_shipped_recipe_passes_its_rehearsal(name: str) -> None:
     result = CliRunner().invoke(cli.app, ["rehearse", str(RECIPES / f"{name}.yaml"), "--steps", "4"])
     assert result.exit_code == 0, result.output
     table = result.stdout

@@ -74,7 +74,9 @@ def ranges(browser: Tab) -> dict[str, list[float]]:
         ]
     ),
 )
-def test_it_reads_well(browser: Tab, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
+def test_report_page_has_no_console_errors_and_no_overflow(
+    browser: Tab, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
     browser.show(pages[name], width, scheme)
     assert browser.complaints() == []
     assert browser.requests() == [pages[name].as_uri()]
@@ -87,7 +89,7 @@ def test_it_reads_well(browser: Tab, pages: dict[str, Path], name: str, width: i
 
 
 @pytest.mark.nightly
-def test_a_stretch_that_is_dragged_is_shown_in_all_plots(browser: Tab, pages: dict[str, Path]) -> None:
+def test_dragged_range_zooms_all_plots(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["compared"], 1440, "light")
     low, high = ranges(browser)["xaxis"]
     left, top, width, height = browser.evaluate(
@@ -115,7 +117,9 @@ def drag(browser: Tab, start: float, end: float, y: float) -> None:
 
 
 @pytest.mark.nightly
-def test_the_buttons_change_axes_and_scale_and_offer_no_cloud(browser: Tab, pages: dict[str, Path]) -> None:
+def test_plot_buttons_change_axis_and_scale_and_modebar_is_absent(
+    browser: Tab, pages: dict[str, Path]
+) -> None:
     browser.show(pages["compared"], 1440, "light")
 
     def shown(path: str) -> object:
@@ -149,7 +153,7 @@ def test_the_buttons_change_axes_and_scale_and_offer_no_cloud(browser: Tab, page
 
 
 @pytest.mark.nightly
-def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:
+def test_printed_report_is_white(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["sweep"], 1440, "dark")
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
@@ -159,7 +163,9 @@ def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:
 
 
 @pytest.mark.nightly
-def test_without_scripts_the_numbers_are_there(pages: dict[str, Path], tmp_path: Path) -> None:
+def test_report_without_javascript_shows_the_numbers_as_tables(
+    pages: dict[str, Path], tmp_path: Path
+) -> None:
     with tab(tmp_path) as plain:
         plain.send("Emulation.setScriptExecutionDisabled", value=True)
         plain.show(pages["compared"], 390, "light")
@@ -171,7 +177,9 @@ def test_without_scripts_the_numbers_are_there(pages: dict[str, Path], tmp_path:
 
 
 @pytest.mark.nightly
-def test_its_policy_lets_no_other_script_run(browser: Tab, pages: dict[str, Path], tmp_path: Path) -> None:
+def test_report_content_security_policy_blocks_injected_scripts(
+    browser: Tab, pages: dict[str, Path], tmp_path: Path
+) -> None:
     text = pages["broken"].read_text("utf-8")
     changed = tmp_path / "changed.html"
     changed.write_text(text.replace("</body>", "<script>document.title = 'run'</script></body>"), "utf-8")

@@ -120,7 +120,7 @@ def run(served: Served, model: str, *arguments: str) -> int:
     return smoke.main([*options, *arguments])
 
 
-def test_an_adapter_passes_every_check_against_the_real_server(
+def test_adapter_passes_every_smoke_check_on_real_vllm(
     served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     status = run(served, "tuned", "--json", str(tmp_path / "smoke.json"), "--must-differ", "Who are you?")
@@ -134,9 +134,7 @@ def test_an_adapter_passes_every_check_against_the_real_server(
     assert 0 < record["figures"]["ttft_seconds"] < 60 and record["figures"]["tokens_per_second"] > 0.1
 
 
-def test_an_adapter_that_is_a_no_op_fails_against_the_real_server(
-    served: Served, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_op_adapter_fails_smoke_on_real_vllm(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(served, "untrained", "--text") == 1
     output = capfd.readouterr().out
     print(output)
@@ -144,7 +142,7 @@ def test_an_adapter_that_is_a_no_op_fails_against_the_real_server(
     assert "1 of 9 checks FAILED" in output
 
 
-def test_the_key_is_demanded(
+def test_smoke_reports_a_wrong_api_key_on_real_vllm(
     served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "tahini")
@@ -152,7 +150,7 @@ def test_the_key_is_demanded(
     assert "the server has another key than VLLM_API_KEY" in capfd.readouterr().out
 
 
-def test_verify_passes_on_the_merged_folder_and_fails_on_the_base(
+def test_verify_distinguishes_merged_model_and_base_on_real_vllm(
     served: Served, figures: dict[str, Any]
 ) -> None:
     result = verify(VerifyOptions(served.url, model=served.merged, name="tuned", server_dtype="float32"))
@@ -167,7 +165,7 @@ def test_verify_passes_on_the_merged_folder_and_fails_on_the_base(
     figures["verify: the base in place of the merged model"] = f"{wrong['largest']:.2g}"
 
 
-def test_both_sides_are_evaluated(
+def test_eval_sh_evaluates_base_and_adapter_on_real_vllm(
     served: Served, figures: dict[str, Any], root: Path, tmp_path: Path
 ) -> None:
     rows = [
@@ -265,7 +263,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_fakes_json_is_that_of_the_real_one(served: Served, name: str) -> None:
+def test_fake_vllm_json_has_the_shape_of_real_vllm_json(served: Served, name: str) -> None:
     path, body = REQUESTS[name]
     with FakeVllm(["tuned", "untrained", "tuned-base"], key=KEY, max_model_len=256) as fake:
         answers = [answer(url, path, body) for url in (served.url, fake.url)]

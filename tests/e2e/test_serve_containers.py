@@ -48,14 +48,16 @@ def composed(merged: Artifact) -> Iterator[Artifact]:
 
 
 @pytest.mark.e2e
-def test_secrets_in_argument_lists_are_seen() -> None:
+def test_watcher_sees_secrets_in_argument_lists() -> None:
     with serving_artifacts.watched(["a-secret-of-this-test"]) as found:
         subprocess.run(["sh", "-c", "sleep 1; true", "a-secret-of-this-test"], check=True)
     assert found
 
 
 @pytest.mark.nightly
-def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vllm_image: str) -> None:
+def test_docker_build_with_and_without_buildkit_gives_the_same_image(
+    merged: Artifact, engine: Engine, vllm_image: str
+) -> None:
     """Build with each builder on another base than the Dockerfile's. The image adds no layer to its base."""
     configurations = []
     for buildkit in ("0", "1"):
@@ -75,14 +77,14 @@ def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vl
 
 
 @pytest.mark.e2e
-def test_compose_waits_until_it_is_healthy(composed: Artifact) -> None:
+def test_docker_compose_up_waits_for_a_healthy_server(composed: Artifact) -> None:
     state = composed.inspect(_container(composed))["State"]
     assert state["Health"]["Status"] == "healthy"
     assert composed.client.healthy()
 
 
 @pytest.mark.e2e
-def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: Artifact) -> None:
+def test_api_key_is_only_in_the_container_environment(composed: Artifact) -> None:
     told = composed.inspect(_container(composed))
     # Local weights need no Hugging Face token.
     secrets = {word for word in told["Config"].pop("Env") if word.startswith(tuple(SENTINELS))}
@@ -93,7 +95,7 @@ def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: A
 
 
 @pytest.mark.e2e
-def test_smoke_is_well(composed: Artifact) -> None:
+def test_smoke_sh_passes_on_the_composed_server(composed: Artifact) -> None:
     said = composed.run("./smoke.sh").output
     assert "checks ok" in said
     assert re.search(r"first request .* first token after [0-9]+ ms", said)
@@ -101,19 +103,19 @@ def test_smoke_is_well(composed: Artifact) -> None:
 
 
 @pytest.mark.e2e
-def test_bench_measures_two_points(composed: Artifact) -> None:
+def test_bench_sh_measures_two_points_on_the_composed_server(composed: Artifact) -> None:
     composed.run("./bench.sh")
     check_points(composed, ["input-32-rate-8", "input-32-rate-inf"])
 
 
 @pytest.mark.e2e
-def test_verify_says_that_it_is_the_merged_checkpoint(composed: Artifact) -> None:
+def test_verify_accepts_the_served_merged_checkpoint(composed: Artifact) -> None:
     said = composed.recipe("serve", "verify", composed.url, "--artifact", composed.folder).output
     assert "verdict: the same model" in said
 
 
 @pytest.mark.e2e
-def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None:
+def test_verify_rejects_the_base_checkpoint(composed: Artifact, tiny: Tiny) -> None:
     """Verify against the base, which differs from the merged weights."""
     words = ("--model", tiny.base, "--server-dtype", "float32")
     said = composed.recipe("serve", "verify", composed.url, *words, status=1).output
@@ -121,7 +123,7 @@ def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None
 
 
 @pytest.mark.e2e
-def test_compose_down_leaves_no_secret_behind(composed: Artifact, engine: Engine, seen: set[str]) -> None:
+def test_docker_compose_down_leaves_no_secret(composed: Artifact, engine: Engine, seen: set[str]) -> None:
     """Search argument lists, outputs, the artifact and the engine's files after all tests above."""
     logs = composed.run("docker", "compose", "logs", "--no-color").output
     assert "Application startup complete" in logs
@@ -153,14 +155,14 @@ def beside(
 
 
 @pytest.mark.nightly
-def test_smoke_tells_an_adapter_that_changes_something(beside: Artifact) -> None:
+def test_smoke_sh_passes_for_a_working_adapter(beside: Artifact) -> None:
     said = beside.run("./smoke.sh").output
     assert "checks ok" in said
     assert re.search(r"ok +differs from base", said)
 
 
 @pytest.mark.nightly
-def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: Engine, tiny: Tiny) -> None:
+def test_smoke_sh_fails_for_a_no_op_adapter(beside: Artifact, engine: Engine, tiny: Tiny) -> None:
     """Serve an adapter whose B is 0, which answers as the base does."""
     engine.docker("cp", str(tiny.nothing), f"{beside.name}:/tmp/nothing")
     beside.load_adapter("nothing", "/tmp/nothing")
@@ -169,14 +171,14 @@ def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: E
 
 
 @pytest.mark.nightly
-def test_verify_says_that_base_and_adapter_are_the_merged_checkpoint(beside: Artifact, tiny: Tiny) -> None:
+def test_verify_accepts_base_with_adapter_as_the_merged_checkpoint(beside: Artifact, tiny: Tiny) -> None:
     words = ("--model", tiny.merged, "--name", beside.name, "--server-dtype", "float32")
     said = beside.recipe("serve", "verify", beside.url, *words).output
     assert "verdict: the same model" in said
 
 
 @pytest.mark.nightly
-def test_down_leaves_no_secret_behind(beside: Artifact, engine: Engine, seen: set[str]) -> None:
+def test_serve_down_leaves_no_secret(beside: Artifact, engine: Engine, seen: set[str]) -> None:
     beside.said.append(engine.docker("logs", beside.name))
     beside.recipe("serve", "down", beside.folder)
     assert engine.containers() == []

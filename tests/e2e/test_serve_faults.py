@@ -49,7 +49,7 @@ def faulty(engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest
     return artifact
 
 
-def test_a_server_that_is_killed_during_load_is_told_in_a_sentence(faulty: Artifact, tmp_path: Path) -> None:
+def test_server_killed_while_loading_gives_one_sentence_error(faulty: Artifact, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     process = faulty.start("serve", "up", faulty.folder, log=log)
     try:
@@ -65,14 +65,14 @@ def test_a_server_that_is_killed_during_load_is_told_in_a_sentence(faulty: Artif
     assert faulty.engine.containers() == []
 
 
-def test_a_container_out_of_memory_is_told_with_its_limit(faulty: Artifact) -> None:
+def test_out_of_memory_container_error_names_its_limit(faulty: Artifact) -> None:
     said = faulty.recipe("serve", "up", faulty.folder, "--memory", "300m", status=1).output
     assert "it ran out of memory, with more than its limit of 300m" in said
     assert faulty.engine.containers() == []
 
 
 @pytest.mark.parametrize("damage", ["a flipped byte in the header", "a file cut off"])
-def test_a_corrupt_shard_is_told_before_anything_is_started(
+def test_corrupt_shard_is_refused_before_build_and_start(
     faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path
 ) -> None:
     """Report the damage before anything is built or started."""
@@ -112,7 +112,7 @@ def serving(
         artifact.recipe("serve", "down", artifact.folder, "--volumes")
 
 
-def test_no_request_of_many_clients_is_lost(serving: Artifact) -> None:
+def test_all_requests_of_64_clients_are_answered(serving: Artifact) -> None:
     client = serving.client
 
     def ask(number: int) -> tuple[str, int]:
@@ -129,9 +129,7 @@ def test_no_request_of_many_clients_is_lost(serving: Artifact) -> None:
     assert serving.metric("vllm:request_success_total") >= REQUESTS
 
 
-def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
-    serving: Artifact, tmp_path: Path
-) -> None:
+def test_server_death_in_a_benchmark_fails_only_the_current_point(serving: Artifact, tmp_path: Path) -> None:
     """Report the failed point. When the engine has restarted the server, measure only that point."""
     points = [serving.folder / "results" / "bench" / f"input-32-rate-{rate}.json" for rate in ("inf", "1")]
     log = tmp_path / "bench.log"
@@ -160,14 +158,16 @@ def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
     assert json.loads(points[1].read_text())["failure"] is None
 
 
-def test_a_wrong_tokenizer_is_found(serving: Artifact, tiny: Tiny) -> None:
+def test_verify_finds_the_overwritten_tokenizer(serving: Artifact, tiny: Tiny) -> None:
     """Check that the server answers, and that `recipe serve verify` reports another tokenization."""
     words = ("--model", tiny.merged, "--name", serving.name, "--server-dtype", "float32")
     said = serving.recipe("serve", "verify", serving.url, *words, status=1).output
     assert "tokenizer" in said.partition("problem: ")[2]
 
 
-def test_requests_in_flight_finish_after_sigterm(serving: Artifact, tmp_path: Path) -> None:
+def test_requests_in_flight_finish_when_serve_down_stops_the_server(
+    serving: Artifact, tmp_path: Path
+) -> None:
     """Stop the server while every client is in the middle of an answer.
 
     Each client sends requests in a loop.

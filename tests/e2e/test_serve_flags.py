@@ -242,7 +242,7 @@ def small_engine(model: Path, small: Callable[..., Lowered], sets: tuple[str, ..
     }
 
 
-def test_the_catalog_is_what_the_installed_package_says(python: Path, root: Path) -> None:
+def test_flag_catalog_matches_the_installed_vllm(python: Path, root: Path) -> None:
     script = root / "scripts" / "vllm_flags.py"
     done = subprocess.run(
         [python, script], text=True, capture_output=True, timeout=SECONDS, env=of_another_jax()
@@ -254,7 +254,7 @@ def test_the_catalog_is_what_the_installed_package_says(python: Path, root: Path
     assert vllm.catalog()["packages"] == features.features()["packages"]
 
 
-def test_every_recipes_server_is_configured(answers: Answers, served: dict[str, Lowered]) -> None:
+def test_vllm_configures_every_recipe_server_as_written(answers: Answers, served: dict[str, Lowered]) -> None:
     for name, found in served.items():
         recipe, made = _program(found).recipe, answers.engines[name]
         serve = recipe.serve
@@ -277,7 +277,9 @@ def test_every_recipes_server_is_configured(answers: Answers, served: dict[str, 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_refuses_is_an_error(name: str, answers: Answers, small: Callable[..., Lowered]) -> None:
+def test_recipe_check_reports_an_error_where_vllm_refuses(
+    name: str, answers: Answers, small: Callable[..., Lowered]
+) -> None:
     sets, code = REFUSED[name]
     print(name, "-", answers.engines[name]["refused"])
     assert answers.engines[name]["refused"]
@@ -285,20 +287,22 @@ def test_what_vllm_refuses_is_an_error(name: str, answers: Answers, small: Calla
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_vllm_takes_is_no_error(name: str, answers: Answers, small: Callable[..., Lowered]) -> None:
+def test_recipe_check_reports_no_error_where_vllm_accepts(
+    name: str, answers: Answers, small: Callable[..., Lowered]
+) -> None:
     assert answers.engines[name]["refused"] is None
     errors = {d.code for d in small(*ACCEPTED[name]).diagnostics if d.severity == "error"}
     assert errors == ({"E0631"} if name == "an unknown tool-call parser" else set())
 
 
-def test_a_type_of_the_cache_that_there_is_not_is_an_error_as_in_vllm(
+def test_unknown_kv_cache_dtype_is_refused_by_vllm_and_recipe_check(
     answers: Answers, small: Callable[..., Lowered]
 ) -> None:
     assert "fp9" in answers.engines["fp9"]["refused"]
     assert "E0104" in {d.code for d in small("serve.kv_cache_dtype=fp9").diagnostics}
 
 
-def test_flags_are_judged_as_the_parser_does(answers: Answers) -> None:
+def test_recipe_check_and_vllm_parser_agree_on_flag_values(answers: Answers) -> None:
     differing, refused = [], 0
     for name, value in samples():
         ours = [problem.message for problem in problems(name, value)]
@@ -313,7 +317,7 @@ def test_flags_are_judged_as_the_parser_does(answers: Answers) -> None:
     assert not differing, "\n".join(map(str, differing[:60]))
 
 
-def test_pages_and_blocks_are_those_of_the_kernel(answers: Answers) -> None:
+def test_page_and_block_sizes_match_the_attention_kernel(answers: Answers) -> None:
     for shape, page, block in zip(shapes(), answers.pages, answers.blocks, strict=True):
         serve = sized(shape["max_model_len"], shape["sequences"])
         assert blocks.page_tokens(serve) == page, shape
@@ -322,7 +326,7 @@ def test_pages_and_blocks_are_those_of_the_kernel(answers: Answers) -> None:
     assert {number_bytes for _, number_bytes in DTYPES.values()} == {1, 2}
 
 
-def test_features_are_those_of_the_sources(answers: Answers) -> None:
+def test_feature_catalog_matches_the_vllm_sources(answers: Answers) -> None:
     known, found = features.features(), answers.features
     ways = {name: features.implementation({"architectures": [name]}) for name in ARCHITECTURES}
     assert found["models"] == ways

@@ -88,7 +88,7 @@ def small(tmp_path: Path) -> Path:
     return recipe
 
 
-def test_a_small_model_compiles_with_the_block_sizes_that_were_asked_for(small: Path) -> None:
+def test_serving_step_compiles_with_the_requested_block_sizes(small: Path) -> None:
     blocks = "RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'"
     text, plan = planned(
         small,
@@ -115,7 +115,7 @@ def test_a_small_model_compiles_with_the_block_sizes_that_were_asked_for(small: 
     assert decode.cycles > 0 and "untested on hardware" in text
 
 
-def test_a_cache_too_large_is_refused_by_the_compiler(small: Path) -> None:
+def test_compiler_refuses_a_kv_cache_larger_than_memory(small: Path) -> None:
     text, plan = planned(
         small, "serve.extra_args={num_gpu_blocks_override: 2000000, limit_mm_per_prompt: {video: 0}}"
     )
@@ -124,7 +124,7 @@ def test_a_cache_too_large_is_refused_by_the_compiler(small: Path) -> None:
     assert "It does not fit; the compiler says:" in text
 
 
-def test_the_published_runs_plan_is_what_was_measured(root: Path) -> None:
+def test_gemma4_31b_serving_plan_matches_the_published_run(root: Path) -> None:
     # With the recipe's 16,384 tokens, the decode kernel's block would be as large. That compiles four times
     # longer, and changes neither weights nor cycles.
     _, plan = planned(root / "recipes" / "gemma4-31b-v5p8.yaml", "serve.max_model_len=4608")

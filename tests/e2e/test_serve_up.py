@@ -72,7 +72,7 @@ def test_requests_in_flight_finish_at_ctrl_c(served: Served) -> None:
 
 
 @pytest.mark.e2e
-def test_a_detached_server_serves_until_down(served: Served, tmp_path: Path) -> None:
+def test_detached_server_serves_until_down_and_hides_the_key(served: Served, tmp_path: Path) -> None:
     served.tell(echo_key=True)
     up = served.run("up", "--detach", VLLM_API_KEY=SENTINEL)
     assert up.ended() == 0, up.text

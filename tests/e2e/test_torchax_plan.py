@@ -59,7 +59,7 @@ def steps(recipe: Path) -> dict[str, Compiled]:
     return planned.compiled(work)
 
 
-def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None:
+def test_torchax_sft_step_matches_the_tunix_step(steps: dict[str, Compiled]) -> None:
     torchax, tunix = steps["torchax"], steps["tunix"]
     assert torchax.weights == pytest.approx(tunix.weights, rel=0.01)
     assert torchax.adapters == pytest.approx(tunix.adapters, rel=0.01)
@@ -77,7 +77,7 @@ def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None
     assert gathered[0] == gathered[1] and set(gathered[0]) == {("fsdp",), ("tp",)}
 
 
-def test_the_step_of_preferences_has_the_reference_model_in_it(steps: dict[str, Compiled]) -> None:
+def test_torchax_dpo_step_includes_the_reference_model(steps: dict[str, Compiled]) -> None:
     """Count two rows of each pair, and the forward pass without adapters, which has no gradients."""
     supervised, torchax, tunix = steps["torchax"], steps["dpo"], steps["tunix dpo"]
     assert torchax.batch == pytest.approx(2 * supervised.batch, rel=0.01)

@@ -44,12 +44,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Plac
 
 
 @pytest.mark.parametrize(("model", "objective"), [("gemma3", "dpo"), ("qwen3", "orpo")])
-def test_the_backends_are_one_run(model: str, objective: str, place: Callable[[str, str], Place]) -> None:
+def test_all_backends_give_the_same_preference_run(
+    model: str, objective: str, place: Callable[[str, str], Place]
+) -> None:
     """Shard over fsdp and tp, and evaluate before the run and at its end."""
     assert_one_run(place(model, objective))
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(place: Callable[[str, str], Place]) -> None:
+def test_resumed_dpo_run_ends_like_an_uninterrupted_run(place: Callable[[str, str], Place]) -> None:
     here = place("qwen3", "dpo")
     whole = here.train(Backend.TORCHAX, "whole")
     here.train(Backend.TORCHAX, "stopped", "--steps", str(STEPS // 2))
@@ -59,7 +61,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(place: Callable[[str, s
     assert all((rest.trained[name] == array).all() for name, array in whole.trained.items())
 
 
-def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
+def test_dpo_reference_excludes_the_starting_adapter(
     place: Callable[[str, str], Place],
 ) -> None:
     """Compare with train.py, which continues from the same adapter."""

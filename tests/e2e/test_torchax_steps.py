@@ -97,7 +97,7 @@ def train(place: Path, recipe: str, output: str, *options: object, script: str =
     return done.stdout.splitlines()[-1]
 
 
-def test_it_is_train_pys_run(place: Path) -> None:
+def test_train_torchax_matches_train_py(place: Path) -> None:
     """Compare first gradients within 1e-5, each step's loss within 1e-4, and adapters within 1e-5."""
     for script in ("train.py", "train_torchax.py"):
         trace = place / f"{script}.npz"
@@ -113,7 +113,7 @@ def test_it_is_train_pys_run(place: Path) -> None:
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-4)
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place: Path, whole: Path) -> None:
+def test_resumed_run_ends_like_an_uninterrupted_run(place: Path, whole: Path) -> None:
     train(place, "dropout", "parts", "--steps", 3)
     train(place, "dropout", "parts", "--resume")
     lines = [
@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place: Path, whole
     assert weights[0] == weights[1]
 
 
-def test_its_adapter_is_one_of_peft_and_of_merge_py(place: Path, whole: Path) -> None:
+def test_peft_and_merge_py_load_the_torchax_adapter(place: Path, whole: Path) -> None:
     """Check that PEFT on transformers' model has the run's last evaluation loss."""
     import peft
     import torch
@@ -154,7 +154,7 @@ def test_its_adapter_is_one_of_peft_and_of_merge_py(place: Path, whole: Path) ->
     assert (place / "imported" / "0" / "model_params").is_dir()
 
 
-def test_an_adapter_is_gone_on_with(place: Path, whole: Path) -> None:
+def test_run_started_from_an_adapter_has_its_eval_loss(place: Path, whole: Path) -> None:
     """Start from --adapter: the first loss is that of the model with the adapter."""
     train(place, "plain", "on", "--adapter", whole / "adapter", "--steps", 1)
     lines = (place / "on/checkpoints-torchax/metrics.jsonl").read_text().splitlines()
@@ -162,7 +162,7 @@ def test_an_adapter_is_gone_on_with(place: Path, whole: Path) -> None:
     assert json.loads(lines[0])["eval_loss"] == pytest.approx(begun["eval_loss"], abs=1e-4)
 
 
-def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
+def test_transformers_loads_the_full_fine_tuning_checkpoint(place: Path) -> None:
     import torch
     import transformers
 
@@ -172,7 +172,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
     assert evaluation_loss(place, model.eval()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_splash_attention_trains_as_dot_attention(tmp_path: Path) -> None:
+def test_splash_attention_gives_the_gradients_of_dot_attention(tmp_path: Path) -> None:
     """Compare gradients with the interpreted kernel, which gets its segments in the same argument."""
     tiny.make_llama(tmp_path, num_hidden_layers=1, head_dim=128)
     one, axes = torchax_models.packed_batch(padding=0), {"fsdp": 4, "tp": 2}

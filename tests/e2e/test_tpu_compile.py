@@ -25,7 +25,7 @@ def compiled(root: Path) -> dict[str, Any]:
     return found
 
 
-def test_forward_and_backward_compile_for_every_model_and_generation(compiled: dict[str, Any]) -> None:
+def test_splash_kernels_compile_for_every_model_and_generation(compiled: dict[str, Any]) -> None:
     kernels = compiled["kernels"]
     assert len(kernels) == 14
     for name, one in kernels.items():
@@ -34,10 +34,10 @@ def test_forward_and_backward_compile_for_every_model_and_generation(compiled: d
         assert one["custom_calls"] == 3, name
 
 
-def test_no_device_holds_the_scores(compiled: dict[str, Any]) -> None:
+def test_compiled_kernels_never_hold_the_full_attention_scores(compiled: dict[str, Any]) -> None:
     for name, one in compiled["kernels"].items():
         assert one["temporaries"] < one["scores"], name
 
 
-def test_saved_residuals_spare_the_second_forward_kernel(compiled: dict[str, Any]) -> None:
+def test_save_attention_avoids_the_second_forward_kernel(compiled: dict[str, Any]) -> None:
     assert compiled["recomputed"] == {"decoder": 4, "save_attention": 3}

@@ -174,7 +174,7 @@ def differing(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
     return (held.keys() | wanted.keys()) - alike
 
 
-def test_every_tensor_is_held_as_it_was_merged(loaded: Loaded) -> None:
+def test_loaded_tensors_equal_the_merged_files_bit_for_bit(loaded: Loaded) -> None:
     wanted = checkpoint(loaded.merged)
     assert not differing(loaded.arrays, wanted)
     # The comparison covered all tensors of such a checkpoint.
@@ -184,7 +184,7 @@ def test_every_tensor_is_held_as_it_was_merged(loaded: Loaded) -> None:
     assert "model.language_model.embed_tokens.weight" in wanted
 
 
-def test_the_global_layer_has_its_keys_for_values(loaded: Loaded) -> None:
+def test_only_the_global_layer_shares_keys_and_values(loaded: Loaded) -> None:
     """Check that only the global layer shares keys and values."""
     attention = "model.language_model.layers.{}.self_attn.{}.weight"
     assert loaded.arrays[attention.format(LAYERS - 1, "k_proj")].shape == (192, GLOBAL_KV, GLOBAL)
@@ -195,7 +195,7 @@ def test_the_global_layer_has_its_keys_for_values(loaded: Loaded) -> None:
         assert not np.array_equal(keys, values)
 
 
-def test_the_weights_are_split_over_eight_devices(loaded: Loaded) -> None:
+def test_weights_are_sharded_over_eight_devices(loaded: Loaded) -> None:
     local, whole = (f"model.language_model.layers.{layer}." for layer in (0, LAYERS - 1))
     assert loaded.shards[f"{local}self_attn.q_proj.weight"] == [192, HEADS // SHARDS, LOCAL]
     assert loaded.shards[f"{local}self_attn.k_proj.weight"] == [192, LOCAL_KV // SHARDS, LOCAL]
@@ -206,7 +206,7 @@ def test_the_weights_are_split_over_eight_devices(loaded: Loaded) -> None:
     assert loaded.shards["model.language_model.embed_tokens.weight"] == [512 // SHARDS, 192]
 
 
-def test_a_weight_that_was_not_merged_would_be_seen(loaded: Loaded) -> None:
+def test_comparison_detects_every_unmerged_weight(loaded: Loaded) -> None:
     """Compare with the base: every adapted projection differs, and nothing else."""
     base = checkpoint(loaded.base)
     adapted = {name for name in base if re.search(rf"language_model\..*\.({'|'.join(ALL)})\.weight$", name)}
@@ -230,7 +230,7 @@ def test_a_weight_that_was_not_merged_would_be_seen(loaded: Loaded) -> None:
         "model.vision_tower.encoder.layers.0.self_attn.o_proj.linear.weight",
     ],
 )
-def test_one_number_that_is_another_would_be_seen(loaded: Loaded, tmp_path: Path, name: str) -> None:
+def test_comparison_detects_one_flipped_bit(loaded: Loaded, tmp_path: Path, name: str) -> None:
     """Change the last bit of the last number in the merged files."""
     changed = tmp_path / "merged"
     shutil.copytree(loaded.merged, changed)
@@ -250,7 +250,7 @@ def flip_last_bit(file: Path, name: str) -> None:
         file.write_bytes(content)
 
 
-def test_another_mapping_would_be_seen(loaded: Loaded) -> None:
+def test_comparison_detects_swapped_gate_and_up(loaded: Loaded) -> None:
     """Exchange gate and up, which have the same shape."""
     wanted = checkpoint(loaded.merged)
     gate, up = (f"model.language_model.layers.0.mlp.{half}_proj.weight" for half in ("gate", "up"))
@@ -258,7 +258,7 @@ def test_another_mapping_would_be_seen(loaded: Loaded) -> None:
     assert differing(loaded.arrays, wanted) == {gate, up}
 
 
-def test_the_text_only_layout_is_refused(loaded: Loaded) -> None:
+def test_tpu_inference_refuses_the_text_only_layout(loaded: Loaded) -> None:
     """Check the reason why merging keeps the base's layout.
 
     When this fails, tpu-inference loads the text-only layout too.

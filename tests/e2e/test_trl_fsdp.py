@@ -91,7 +91,7 @@ def sharded(place: Place, artifact: Path, output: str, *options: str) -> Trace:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None:
+def test_trl_fsdp_on_two_processes_matches_one_process(objective: str, tmp_path: Path) -> None:
     """Compare losses to 1e-5 and gradients to 1e-6, and a run resumed from its shards bit for bit."""
     place = Place(tmp_path, case(objective), (Backend.TUNIX, Backend.TRL))
     one = place.train(Backend.TRL, "one")

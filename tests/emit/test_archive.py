@@ -61,7 +61,7 @@ def test_the_same_contents_give_the_same_bytes(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "is missing"), (b"{}", "is stale")])
-def test_the_schema_has_to_be_this_versions(project: Path, content: bytes | None, said: str) -> None:
+def test_pack_refuses_missing_or_stale_schema(project: Path, content: bytes | None, said: str) -> None:
     path = project / "generated" / SCHEMA
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ArtifactError, match=f"{SCHEMA} {said}") as raised:
@@ -70,7 +70,9 @@ def test_the_schema_has_to_be_this_versions(project: Path, content: bytes | None
     assert not Path("sample.tar.gz").exists()
 
 
-def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_unpacked_scripts_start_in_another_folder(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     away = tmp_path_factory.mktemp("away")
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall(away / "unpacked", filter="data")
@@ -103,19 +105,19 @@ def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.Tem
     assert done.stdout.strip() == str(away / "unpacked/runtime/__init__.py"), done.stderr
 
 
-def test_data_that_is_missing_is_named(project: Path) -> None:
+def test_pack_names_missing_data_and_writes_no_archive(project: Path) -> None:
     (project / "recipes/data/train.jsonl").unlink()
     with pytest.raises(ArtifactError, match=r"data/train\.jsonl is not in"):
         pack("sample", Path("generated"))
     assert not list(project.glob("*.tar.gz")) and not list(project.glob(".*.tar.gz*"))
 
 
-def test_data_beside_the_artifact_is_found(project: Path) -> None:
+def test_pack_finds_data_in_the_artifact_folder(project: Path) -> None:
     (project / "recipes/data").rename(project / "generated/sample/data")
     pack("sample", Path("generated"))
 
 
-def test_data_in_a_bucket_is_left_there(project: Path) -> None:
+def test_pack_leaves_out_bucket_data(project: Path) -> None:
     text = RECIPE.replace("data/train.jsonl", "gs://bucket/train.jsonl")
     (project / "recipes/sample.yaml").write_text(text)
     write(Path("generated"), {"sample": emit(compiled(Path("recipes/sample.yaml")))})
@@ -131,14 +133,14 @@ def test_data_in_a_bucket_is_left_there(project: Path) -> None:
         ("recipes/sample.yaml", "is stale"),
     ],
 )
-def test_what_was_edited_is_refused(path: str, message: str, project: Path) -> None:
+def test_pack_refuses_edited_files(path: str, message: str, project: Path) -> None:
     (project / path).write_text((project / path).read_text() + "# edited\n")
     with pytest.raises(ArtifactError, match=message) as error:
         pack("sample", Path("generated"))
     assert "recipe build" in str(error.value.help)
 
 
-def test_a_missing_file_and_a_missing_artifact_are_named(project: Path) -> None:
+def test_pack_names_missing_file_and_missing_artifact(project: Path) -> None:
     (project / "generated/sample/merge.py").unlink()
     with pytest.raises(ArtifactError, match=r"merge\.py is missing"):
         pack("sample", Path("generated"))
@@ -151,7 +153,7 @@ def test_a_missing_file_and_a_missing_artifact_are_named(project: Path) -> None:
         pack("../generated/sample", Path("generated"))
 
 
-def test_an_artifact_built_with_set_is_packed_by_its_own_recipe(project: Path) -> None:
+def test_pack_of_artifact_built_with_set_needs_the_artifact_recipe(project: Path) -> None:
     write(Path("generated"), {"sample": files_of(project / "recipes/other", ["lora.rank=8"])})
     with pytest.raises(ArtifactError, match="is stale") as error:
         pack("sample", Path("generated"))
@@ -160,7 +162,7 @@ def test_an_artifact_built_with_set_is_packed_by_its_own_recipe(project: Path) -
     pack("sample", Path("generated"), recipe=Path("generated/sample/recipe.yaml"))
 
 
-def test_the_command_says_what_is_wrong(project: Path) -> None:
+def test_pack_command_prints_the_archive_name(project: Path) -> None:
     runner = CliRunner()
     done = runner.invoke(app, ["pack", "sample"])
     assert done.exit_code == 0 and done.output.strip() == "sample.tar.gz"

@@ -44,7 +44,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
+def test_fresh_build_passes_check_and_lock_records_its_contents(built: Path, files: dict[str, bytes]) -> None:
     assert check(built, {"sample": files}) == ""
     assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, IGNORE, "sample"}
     lock = json.loads(files[LOCK])
@@ -60,7 +60,7 @@ def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     }
 
 
-def test_git_sees_the_artifact_and_nothing_that_a_run_leaves(tmp_path: Path) -> None:
+def test_gitignore_hides_run_outputs_but_no_artifact_files(tmp_path: Path) -> None:
     (tmp_path / "out/deep").mkdir(parents=True)
     (tmp_path / "out/deep/ask.jsonl").write_text('{"prompt": "hello", "expected": "hi"}\n')
     sets = ["checkpoint.directory=./runs/[a]*", "cache.directory=out", "evaluate.prompts=out/deep/ask.jsonl"]
@@ -87,7 +87,7 @@ def test_git_sees_the_artifact_and_nothing_that_a_run_leaves(tmp_path: Path) -> 
     assert seen == {f"sample/{path}" for path in files} | runtime | {IGNORE, SCHEMA, "sample/notes.md"}
 
 
-def test_a_gitignore_of_the_users_own_stays(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_forced_build_preserves_user_gitignore_files(tmp_path: Path, files: dict[str, bytes]) -> None:
     out = tmp_path / "generated"
     write(out, {"sample": {path: content for path, content in files.items() if path == "train.py"}})
     for name in (out, out / "sample"):
@@ -100,7 +100,7 @@ def test_a_gitignore_of_the_users_own_stays(tmp_path: Path, files: dict[str, byt
     assert not any(line.startswith("warning") for line in write(out, {"sample": files}))
 
 
-def test_scripts_can_be_run(built: Path) -> None:
+def test_serve_script_is_executable_and_train_py_is_not(built: Path) -> None:
     assert os.access(built / "sample/serve/serve.sh", os.X_OK)
     assert not os.access(built / "sample/train.py", os.X_OK)
 
@@ -115,7 +115,7 @@ def test_scripts_can_be_run(built: Path) -> None:
         "runtime/launch/host.sh",
     ],
 )
-def test_check_sees_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     text = (built / path).read_text()
     (built / path).write_text(f"{text}# edited\n")
     difference = check(built, {"sample": files})
@@ -126,32 +126,32 @@ def test_check_sees_an_edited_file(path: str, built: Path, files: dict[str, byte
 @pytest.mark.parametrize(
     "path", ["sample/merge.py", "sample/serve/Dockerfile", "runtime/__init__.py", "runtime/launch/host.sh"]
 )
-def test_check_sees_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+def test_check_reports_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     (built / path).unlink()
     assert f"--- /dev/null\n+++ {(built / path).as_posix()} (rebuilt)\n" in check(built, {"sample": files})
 
 
-def test_check_sees_a_file_too_many(built: Path, files: dict[str, bytes]) -> None:
+def test_check_reports_an_extra_file(built: Path, files: dict[str, bytes]) -> None:
     fewer = {path: content for path, content in files.items() if path != "serve/serve.sh"}
     assert "+++ /dev/null\n" in check(built, {"sample": fewer})
     (built / "runtime/stray.py").write_text("x = 1\n")
     assert "runtime/stray.py" in check(built, {"sample": files})
 
 
-def test_check_sees_a_stale_artifact(built: Path, tmp_path: Path) -> None:
+def test_check_reports_a_stale_artifact(built: Path, tmp_path: Path) -> None:
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
     difference = check(built, {"sample": changed})
     assert "-    micro_batch_size=1,\n+    micro_batch_size=2,\n" in difference
 
 
-def test_check_ignores_what_is_not_the_artifacts(built: Path, files: dict[str, bytes]) -> None:
+def test_check_ignores_user_files_and_pycache(built: Path, files: dict[str, bytes]) -> None:
     (built / "sample/notes.txt").write_text("mine")
     (built / "runtime/__pycache__").mkdir()
     (built / "runtime/__pycache__/settings.cpython-311.pyc").write_bytes(b"\0")
     assert check(built, {"sample": files}) == ""
 
 
-def test_users_files_stay(built: Path, tmp_path: Path) -> None:
+def test_rebuild_keeps_checkpoints_and_user_files(built: Path, tmp_path: Path) -> None:
     (built / "sample/checkpoints").mkdir()
     (built / "sample/checkpoints/weights").write_text("precious")
     (built / "sample/serve/mine.yaml").write_text("mine")
@@ -164,18 +164,20 @@ def test_users_files_stay(built: Path, tmp_path: Path) -> None:
     assert check(built, {"sample": changed}) == ""
 
 
-def test_files_of_the_last_build_go(built: Path, tmp_path: Path) -> None:
+def test_rebuild_removes_serve_folder_when_serve_is_off(built: Path, tmp_path: Path) -> None:
     write(built, {"sample": files_of(tmp_path / "recipes", ["serve=null"])})
     assert not (built / "sample/serve").exists()
 
 
-def test_an_edited_file_is_replaced_and_named(built: Path, files: dict[str, bytes]) -> None:
+def test_rebuild_replaces_edited_file_with_a_note(built: Path, files: dict[str, bytes]) -> None:
     (built / "sample/train.py").write_text("edited")
     assert any("train.py was edited" in note for note in write(built, {"sample": files}))
     assert check(built, {"sample": files}) == ""
 
 
-def test_a_lock_cannot_make_files_elsewhere_go(built: Path, files: dict[str, bytes], tmp_path: Path) -> None:
+def test_lock_cannot_delete_files_outside_the_artifact(
+    built: Path, files: dict[str, bytes], tmp_path: Path
+) -> None:
     (tmp_path / "precious").write_text("x")
     lock = json.loads(files[LOCK])
     lock["files"] |= {"../../precious": "0", str(tmp_path / "precious"): "0"}
@@ -184,7 +186,9 @@ def test_a_lock_cannot_make_files_elsewhere_go(built: Path, files: dict[str, byt
     assert (tmp_path / "precious").exists()
 
 
-def test_the_schema_lies_beside_the_artifacts(built: Path, files: dict[str, bytes]) -> None:
+def test_schema_next_to_artifacts_is_rebuilt_when_missing_or_stale(
+    built: Path, files: dict[str, bytes]
+) -> None:
     """Check the schema's path in the first line of an artifact's recipe.yaml."""
     schema = built / SCHEMA
     first = (built / "sample/recipe.yaml").read_text(encoding="utf-8").split("\n")[0]
@@ -198,7 +202,7 @@ def test_the_schema_lies_beside_the_artifacts(built: Path, files: dict[str, byte
 
 
 @pytest.mark.parametrize("content", [b'{"title": "of something else"}', b"not JSON", b"[]", None])
-def test_a_users_own_file_of_the_schemas_name_is_not_replaced(
+def test_build_refuses_user_file_with_the_schema_name(
     content: bytes | None, built: Path, files: dict[str, bytes]
 ) -> None:
     (built / SCHEMA).unlink()
@@ -209,7 +213,7 @@ def test_a_users_own_file_of_the_schemas_name_is_not_replaced(
     assert tree(built) == before
 
 
-def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]) -> None:
+def test_build_notes_artifact_built_with_another_runtime(built: Path, files: dict[str, bytes]) -> None:
     lock = json.loads(files[LOCK])
     (built / "other").mkdir()
     (built / "other" / LOCK).write_text(json.dumps(lock | {"name": "other", "runtime": {"train.py": "0"}}))
@@ -217,7 +221,7 @@ def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
-def test_a_failed_write_leaves_what_was_there(
+def test_failed_build_leaves_the_folder_unchanged(
     share: float, built: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (built / "runtime/settings.py").write_text("another version's\n")  # is written before the others
@@ -245,7 +249,9 @@ def test_a_failed_write_leaves_what_was_there(
     assert not (tmp_path / "fresh").exists()
 
 
-def test_obstacles_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_build_refuses_files_and_folders_that_block_its_paths(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "sample").write_text("a file")
@@ -286,7 +292,7 @@ def test_obstacles_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:
         "x\n",
     ],
 )
-def test_names_that_are_no_folder_names_are_refused(name: str, tmp_path: Path) -> None:
+def test_load_refuses_recipe_names_that_are_not_folder_names(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
         RECIPE.replace("name: sample", f"name: {json.dumps(name, ensure_ascii=False)}"), encoding="utf-8"

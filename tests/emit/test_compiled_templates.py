@@ -32,7 +32,7 @@ def kept(folder: Path) -> list[Path]:
     return list((folder / "__pycache__").iterdir())
 
 
-def test_what_is_kept_is_used_until_the_template_changes(
+def test_template_cache_is_used_until_the_template_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert said() == "one b"
@@ -45,7 +45,7 @@ def test_what_is_kept_is_used_until_the_template_changes(
 
 
 @pytest.mark.parametrize("damage", [b"", b"another file", None])
-def test_a_damaged_file_is_compiled_again(damage: bytes | None, folder: Path) -> None:
+def test_damaged_template_cache_file_is_recompiled(damage: bytes | None, folder: Path) -> None:
     said()
     (file,) = kept(folder)
     whole = file.read_bytes()
@@ -54,9 +54,7 @@ def test_a_damaged_file_is_compiled_again(damage: bytes | None, folder: Path) ->
     assert kept(folder) == [file] and file.read_bytes() == whole
 
 
-def test_where_nothing_can_be_kept_templates_are_filled_all_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_templates_render_when_cache_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "__pycache__").write_text("in the way")
     assert said() == "one b"
     (folder / "__pycache__").unlink()

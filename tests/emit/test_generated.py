@@ -34,9 +34,7 @@ def unlike(paths: Iterable[Path]) -> list[Path]:
     return list(shapes.values())
 
 
-def test_generated_is_what_the_recipes_give_wherever_they_lie(
-    root: Path, tmp_path: Path, update: bool
-) -> None:
+def test_generated_folder_is_up_to_date_with_the_recipes(root: Path, tmp_path: Path, update: bool) -> None:
     shutil.copytree(root / "recipes", tmp_path / "elsewhere")
     artifacts = {}
     for path in recipes(root):
@@ -52,7 +50,7 @@ def test_generated_is_what_the_recipes_give_wherever_they_lie(
     assert folders == {*artifacts}
 
 
-def test_an_artifacts_own_recipe_gives_the_artifact(variants: Path) -> None:
+def test_artifact_recipe_rebuilds_the_same_artifact(variants: Path) -> None:
     folders = [one for one in sorted(variants.iterdir()) if one.is_dir() and one.name != "runtime"]
     assert len(folders) == len(EVERYTHING)
     for folder in folders:
@@ -93,7 +91,7 @@ def test_a_script_without_its_packages_says_how_to_install_them(
 
 
 @pytest.mark.parametrize("which", ["committed", "variants"])
-def test_python_is_compiled_formatted_and_linted(which: str, root: Path, variants: Path) -> None:
+def test_generated_python_compiles_and_passes_ruff(which: str, root: Path, variants: Path) -> None:
     folder = root / "generated" if which == "committed" else variants
     scripts = sorted(folder.glob("*/*.py"))
     scripts = [path for path in scripts if path.parent.name != "runtime"]
@@ -127,12 +125,12 @@ def test_compose_files_are_valid(root: Path, variants: Path, monkeypatch: pytest
         assert tool("docker-compose", "--file", path, "config", "--quiet") == ""
 
 
-def test_manifests_are_those_of_kubernetes(root: Path, variants: Path) -> None:
+def test_kubernetes_manifests_are_valid(root: Path, variants: Path) -> None:
     files = [*variants.glob("*/serve/k8s.yaml"), *(root / "generated").glob("*/serve/k8s.yaml")]
     assert tool("kubernetes-validate", "--strict", *unlike(files)) == ""
 
 
-def test_nothing_of_the_machine_is_in_an_artifact(variants: Path, root: Path) -> None:
+def test_artifacts_contain_no_local_paths_or_index_urls(variants: Path, root: Path) -> None:
     for path in (*variants.rglob("*"), *(root / "generated").rglob("*")):
         if path.is_file():
             text = path.read_text(encoding="utf-8")
@@ -144,7 +142,7 @@ def test_without_serve_there_is_no_serve_folder(tmp_path: Path) -> None:
     assert not any(path.startswith("serve/") for path in files_of(tmp_path, ["serve=null"]))
 
 
-def test_commands_in_the_readme_are_shell(root: Path, variants: Path, tmp_path: Path) -> None:
+def test_readme_commands_pass_shellcheck(root: Path, variants: Path, tmp_path: Path) -> None:
     readmes = [*variants.glob("*/README.md"), *(root / "generated").glob("*/README.md")]
     for path in readmes:
         text = path.read_text(encoding="utf-8")
@@ -156,7 +154,7 @@ def test_commands_in_the_readme_are_shell(root: Path, variants: Path, tmp_path: 
     assert tool("shellcheck", "--shell=bash", *sorted(tmp_path.glob("*.sh"))) == ""
 
 
-def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
+def test_special_characters_in_recipe_do_not_break_scripts(tmp_path: Path) -> None:
     folder = tmp_path / 'a"""b\\d'
     folder.mkdir()
     entry = catalog.entries()["google/gemma-4-31B-it"]
@@ -170,7 +168,7 @@ def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
     assert '--zone="a\'b \\$c"' in files["README.md"].decode()
 
 
-def test_the_bytes_do_not_depend_on_the_process(root: Path, tmp_path: Path) -> None:
+def test_build_is_the_same_for_any_hash_seed_locale_and_folder(root: Path, tmp_path: Path) -> None:
     recipe = root / "recipes" / "gemma4-31b-v5p8.yaml"
     trees = []
     for seed, locale, folder in (("1", "C", tmp_path), ("2", "C.UTF-8", root)):

@@ -67,12 +67,12 @@ def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
     return dict(slices["template"]["spec"]["template"]["spec"])
 
 
-def test_a_recipe_gets_the_launchers_that_fit(launches: dict[str, dict[str, str]]) -> None:
+def test_recipe_gets_the_launch_files_that_fit_its_mesh(launches: dict[str, dict[str, str]]) -> None:
     for shape, files in FILES.items():
         assert set(launches[shape]) == files | {"host.sh", "README.md"}, shape
 
 
-def test_a_recipe_of_a_cpu_gets_none(tmp_path: Path) -> None:
+def test_cpu_recipe_gets_no_launch_files(tmp_path: Path) -> None:
     sets = [*BASE, "mesh={accelerator: cpu-8, axes: {fsdp: 8}}", "train.global_batch_size=8"]
     assert emit_launch(program_of(tmp_path, sets)) == {}
 
@@ -113,7 +113,7 @@ def test_a_jobset_probes_without_weights_and_deletes_itself(launches: dict[str, 
             assert probes == trains  # the rest is equal
 
 
-def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]]) -> None:
+def test_jobsets_are_valid_for_jobset_and_kubernetes_schemas(launches: dict[str, dict[str, str]]) -> None:
     """Validate against JobSet's fields, and each Job and pod against Kubernetes' own schema."""
     from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
@@ -153,7 +153,7 @@ def without_none(value: Any) -> Any:
         ("ironwood", 1, 2, 4),
     ],
 )
-def test_pods_are_the_hosts_of_the_slices(
+def test_jobset_has_one_pod_for_each_host_of_each_slice(
     shape: str, slices: int, hosts: int, chips: int, launches: dict[str, dict[str, str]]
 ) -> None:
     jobset = jobset_of(launches[shape]["jobset.yaml"])
@@ -169,7 +169,9 @@ def test_pods_are_the_hosts_of_the_slices(
     assert bool(exclusive) == (hosts > 1)
 
 
-def test_a_jobset_ends_at_errors_and_restarts_at_everything_else(launches: dict[str, dict[str, str]]) -> None:
+def test_jobset_fails_on_exit_codes_1_and_2_and_restarts_otherwise(
+    launches: dict[str, dict[str, str]],
+) -> None:
     jobset = jobset_of(launches["everything"]["jobset.yaml"])
     (job,) = jobset["spec"]["replicatedJobs"]
     spec, pod = job["template"]["spec"], pod_of(jobset)
@@ -213,7 +215,9 @@ def create_command(folder: Path) -> list[str]:
     return shlex.split(ran.stdout)
 
 
-def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]], tmp_path: Path) -> None:
+def test_launch_settings_reach_the_launch_commands(
+    launches: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
     vm = create_command(laid_out(launches["everything"], tmp_path / "everything"))
     assert vm[:6] == ["gcloud", "compute", "tpus", "queued-resources", "create", "sample"]
     assert {"--zone=us-east5-a", "--project=a-project"} <= {*vm} and "--node-id=sample" in vm
@@ -238,21 +242,23 @@ def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]], tm
     assert LONG.startswith(workload) and len(workload) <= XPK_NAME
 
 
-def test_only_what_a_host_is_asked_for_is_in_its_script(launches: dict[str, dict[str, str]]) -> None:
+def test_host_script_omits_unneeded_options(launches: dict[str, dict[str, str]]) -> None:
     assert "--stop-seconds=" in launches["local"]["host.sh"]
     for word in ("--stop-seconds", "--merge"):
         assert word not in launches["pairs"]["host.sh"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_script_is_its_values_and_one_call(shape: str, launches: dict[str, dict[str, str]]) -> None:
+def test_launch_scripts_are_short_and_exec_the_runtime_script(
+    shape: str, launches: dict[str, dict[str, str]]
+) -> None:
     for name, text in launches[shape].items():
         if name.endswith(".sh"):
             assert len(text.splitlines()) <= 32, name
             assert f'exec bash "$here/../../runtime/launch/{name}"' in text
 
 
-def test_uv_is_the_development_environments(root: Path) -> None:
+def test_host_script_uv_version_satisfies_pyproject(root: Path) -> None:
     import tomllib
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -269,7 +275,7 @@ def run_script(script: Path, *arguments: str, **environ: str) -> subprocess.Comp
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_a_managed_job_tells_the_slices_of_each_other(
+def test_skypilot_job_passes_slice_id_and_coordinator_address(
     launches: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     task = YAML(typ="safe").load(launches["slices"]["skypilot.yaml"])
@@ -293,7 +299,7 @@ def test_a_managed_job_tells_the_slices_of_each_other(
     assert single["resources"]["use_spot"] and single["resources"]["accelerator_args"]["gcp_queued_resource"]
 
 
-def test_xpk_is_handed_the_archive_and_deletes_by_name_alone(
+def test_xpk_script_passes_the_archive_and_deletes_only_by_name(
     launches: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     script = laid_out(launches["slices-of-pairs"], tmp_path) / "sample/launch/xpk.sh"
@@ -361,7 +367,7 @@ def findings(folder: Path, *sets: str) -> list[Diagnostic]:
         (["launch={zone: z, spot: true, max_restarts: 0}"], []),
     ],
 )
-def test_what_cannot_be_launched_is_said(
+def test_launch_problems_are_diagnosed_at_their_keys(
     sets: list[str], expected: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     found = findings(tmp_path, *sets)

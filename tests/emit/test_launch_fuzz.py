@@ -125,14 +125,16 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Program, dic
     return [(program, emit_launch(program) | {"README.md": emit_readme(program)}) for program in programs]
 
 
-def test_the_checks_accept_such_values(hostile: list[tuple[Program, dict[str, str]]]) -> None:
+def test_launch_checks_accept_hostile_values(hostile: list[tuple[Program, dict[str, str]]]) -> None:
     for program, _ in hostile:
         facts, diagnostics = gather(program.recipe, program.source)
         diagnostics += [*paths.check(facts), *launch.check(facts)]
         assert not has_errors(diagnostics), diagnostics
 
 
-def test_a_jobset_is_two_objects_with_these_values(hostile: list[tuple[Program, dict[str, str]]]) -> None:
+def test_jobset_yaml_keeps_hostile_values_and_has_two_objects(
+    hostile: list[tuple[Program, dict[str, str]]],
+) -> None:
     for program, files in hostile:
         objects = list(YAML(typ="safe", pure=True).load_all(files["launch/jobset.yaml"]))
         assert [one["kind"] for one in objects] == ["ServiceAccount", "JobSet"]
@@ -162,7 +164,9 @@ def test_a_jobset_is_two_objects_with_these_values(hostile: list[tuple[Program, 
         }
 
 
-def test_a_managed_job_has_these_values(hostile: list[tuple[Program, dict[str, str]]]) -> None:
+def test_skypilot_job_keeps_hostile_zone_and_has_no_extra_keys(
+    hostile: list[tuple[Program, dict[str, str]]],
+) -> None:
     for program, files in hostile:
         if "launch/skypilot.yaml" not in files:
             continue
@@ -192,7 +196,7 @@ def scripts(files: dict[str, str], here: Path) -> Iterator[Path]:
             yield here / name
 
 
-def test_scripts_run_nothing_of_them(
+def test_launch_scripts_pass_hostile_values_unexecuted(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path, root: Path
 ) -> None:
     """Check that gcloud, xpk and hf receive the values unchanged; stubs record their arguments."""
@@ -243,7 +247,7 @@ def test_scripts_run_nothing_of_them(
         )
 
 
-def test_a_readme_has_its_own_blocks_alone(
+def test_hostile_values_add_no_blocks_or_headings_to_readme(
     hostile: list[tuple[Program, dict[str, str]]], tmp_path: Path
 ) -> None:
     """Check that all code blocks are code, and that all headings are those of every README.md."""
@@ -261,7 +265,7 @@ def test_a_readme_has_its_own_blocks_alone(
         assert CANARY not in prose and "<b>" not in prose
 
 
-def test_code_in_markdown_is_the_text_that_was_given() -> None:
+def test_code_span_renders_hostile_text_unchanged() -> None:
     found = random.Random(20261124)
     for written in ("`", "``a", "a`", *(text(found) for _ in range(200))):
         (inline,) = [token for token in MarkdownIt().parse(f"in {code_span(written)}.") if token.children]

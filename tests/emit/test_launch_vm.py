@@ -84,7 +84,7 @@ def prepare(cloud: Cloud) -> None:
         assert ran.status == 0, ran.err
 
 
-def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
+def test_launch_on_four_hosts_repeats_no_finished_step(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("four", 4)
     prepare(cloud)
     prepare(cloud)
@@ -111,7 +111,7 @@ def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
     assert (logs / "process-2.log").read_text() == "process of sample-2\n"
 
 
-def test_a_probe_leaves_its_file_and_no_machine(clouds: Callable[..., Cloud]) -> None:
+def test_probe_fetches_its_file_and_deletes_the_machine(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     assert cloud.run("probe").status == 1 and not cloud.calls("create")
     ran = cloud.run("probe", NAME)
@@ -128,7 +128,7 @@ def test_a_probe_leaves_its_file_and_no_machine(clouds: Callable[..., Cloud]) ->
     assert len(cloud.calls("delete")) == 3 and cloud.run("status").out == "absent\n"
 
 
-def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[..., Cloud]) -> None:
+def test_interrupted_training_restarts_but_failed_training_does_not(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     for host, statuses in enumerate([(75, 137, 0), (143, 75, 0)]):
         cloud.plan(f"sample-{host}", *statuses)
@@ -142,7 +142,7 @@ def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[
     assert len(cloud.lines("trainings")) == 4 * HOSTS
 
 
-def test_a_host_without_an_environment_is_not_started_again_and_again(clouds: Callable[..., Cloud]) -> None:
+def test_train_on_host_without_environment_fails_without_restarts(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(hosts=1)
     assert cloud.run("status").out == "absent\n"
     for command in ("up", "push"):
@@ -153,7 +153,7 @@ def test_a_host_without_an_environment_is_not_started_again_and_again(clouds: Ca
     assert "not started" in cloud.run("status").out
 
 
-def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> None:
+def test_training_ends_after_max_restarts(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     script = cloud.laptop / "generated/sample/launch/tpu-vm.sh"
     script.write_text(script.read_text().replace("--max-restarts=20", "--max-restarts=2"))
@@ -163,7 +163,7 @@ def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> No
     assert len([line for line in cloud.lines("trainings") if line.startswith("sample-0")]) == 3
 
 
-def test_a_queued_resource_is_waited_for(clouds: Callable[..., Cloud]) -> None:
+def test_up_waits_for_the_queued_resource(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     ran = cloud.run("--queue", "up")
     assert ran.status == 0, ran.err
@@ -176,7 +176,7 @@ def test_a_queued_resource_is_waited_for(clouds: Callable[..., Cloud]) -> None:
     assert delete == "compute tpus queued-resources delete sample --force --quiet --zone=a-zone"
 
 
-def test_spot_capacity_that_is_taken_away_is_replaced(clouds: Callable[..., Cloud]) -> None:
+def test_run_recreates_preempted_spot_machine_and_resumes(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("spot")
     for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait", "0")
@@ -192,7 +192,7 @@ def test_spot_capacity_that_is_taken_away_is_replaced(clouds: Callable[..., Clou
     assert all(line.endswith("--resume") for line in cloud.lines("trainings"))
 
 
-def test_nothing_is_replaced_where_no_name_was_typed(clouds: Callable[..., Cloud]) -> None:
+def test_run_without_machine_name_does_not_replace_preempted_machine(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("spot")
     for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait")
@@ -206,7 +206,7 @@ def test_nothing_is_replaced_where_no_name_was_typed(clouds: Callable[..., Cloud
     assert cloud.run("run", "another").status == 1
 
 
-def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
+def test_failed_host_is_retried(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     (cloud.folder / "fault-1").write_text("x\n")
     ran = cloud.run("setup")
@@ -224,7 +224,7 @@ def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
     assert ran.status == 0 and "not every host answers" in ran.err
 
 
-def test_weights_that_do_not_fit_are_not_begun_with(clouds: Callable[..., Cloud]) -> None:
+def test_stage_refuses_weights_larger_than_free_disk(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     (cloud.folder / "free").write_text("100\n")
     for command in ("up", "push", "setup"):
@@ -248,14 +248,14 @@ def test_a_dry_run_shows_the_commands_and_runs_nothing(clouds: Callable[..., Clo
 @pytest.mark.parametrize(
     "arguments", [["down"], ["down", "simple"], ["run", "simple"], ["fly"], ["--now", "up"]]
 )
-def test_what_is_not_meant_is_refused(arguments: list[str], clouds: Callable[..., Cloud]) -> None:
+def test_wrong_command_or_machine_name_is_refused(arguments: list[str], clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     ran = cloud.run(*arguments)
     assert ran.status == 1 and ran.err.startswith("error: ") and "= help: " in ran.err
     assert not cloud.lines("calls")
 
 
-def test_down_deletes_what_was_named(clouds: Callable[..., Cloud]) -> None:
+def test_down_deletes_the_named_machine(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     assert cloud.run("up").status == 0
     assert cloud.run("down", "sample").status == 0
@@ -264,7 +264,7 @@ def test_down_deletes_what_was_named(clouds: Callable[..., Cloud]) -> None:
 
 
 @pytest.mark.parametrize("command", [["down", "sample"], ["up"], ["status"]])
-def test_what_gcloud_cannot_tell_is_not_taken_for_absent(
+def test_gcloud_failure_is_not_read_as_absent_machine(
     command: list[str], clouds: Callable[..., Cloud]
 ) -> None:
     cloud = clouds()
@@ -291,7 +291,7 @@ def test_help_explains_every_command(clouds: Callable[..., Cloud]) -> None:
     assert subprocess.run(command, capture_output=True).returncode == 1
 
 
-def test_run_follows_a_training_that_runs(clouds: Callable[..., Cloud]) -> None:
+def test_run_follows_a_running_training(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     for host in range(HOSTS):
         cloud.plan(f"sample-{host}", "wait")
@@ -312,7 +312,7 @@ def test_run_follows_a_training_that_runs(clouds: Callable[..., Cloud]) -> None:
     assert len(cloud.lines("trainings")) == HOSTS and len(cloud.calls("scp")) == copies
 
 
-def test_only_what_a_run_says_of_itself_is_fetched(clouds: Callable[..., Cloud]) -> None:
+def test_fetch_excludes_checkpoints_and_merged_weights(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("named")
     prepare(cloud)
     assert cloud.run("train").status == 0
@@ -328,7 +328,7 @@ def test_only_what_a_run_says_of_itself_is_fetched(clouds: Callable[..., Cloud])
         assert re.match(left_out, path), path
 
 
-def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud]) -> None:
+def test_stage_and_train_refuse_weights_of_another_model(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     assert len(cloud.lines("hf")) == HOSTS
     script = cloud.home(1) / "sample/launch/host.sh"
@@ -344,7 +344,9 @@ def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
-def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], pause: float) -> None:
+def test_ctrl_c_leaves_training_running_and_stop_ends_with_a_save(
+    clouds: Callable[..., Cloud], pause: float
+) -> None:
     """Press Ctrl-C at the start of following the log, and later."""
     cloud = clouds(prepared=True)
     for host in range(HOSTS):
@@ -369,7 +371,7 @@ def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud], 
         assert "saved at a signal" in (cloud.home(host) / "train.log").read_text()
 
 
-def test_secrets_go_in_a_file_of_ones_own(clouds: Callable[..., Cloud]) -> None:
+def test_secrets_are_stored_in_private_file_and_not_in_commands(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     secret = 'it\'s $a "secret"'
     for command in ("up", "push", "setup", "stage"):
@@ -379,7 +381,7 @@ def test_secrets_go_in_a_file_of_ones_own(clouds: Callable[..., Cloud]) -> None:
     assert all(line.endswith(f"token={secret}") for line in cloud.lines("hf"))
 
 
-def test_a_pods_process_takes_the_signal_itself(clouds: Callable[..., Cloud]) -> None:
+def test_pod_training_saves_on_sigterm(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(hosts=1)
     cloud.plan("pod", "wait")
     subprocess.run(["tar", "xzf", "sample.tar.gz"], cwd=cloud.laptop, check=True)
@@ -392,7 +394,7 @@ def test_a_pods_process_takes_the_signal_itself(clouds: Callable[..., Cloud]) ->
     assert pod.returncode == 143 and b"saved at a signal" in out
 
 
-def test_slices_are_asked_for_together_and_started_together(clouds: Callable[..., Cloud]) -> None:
+def test_slices_are_queued_in_one_request_and_train_together(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("slices", hosts=1)
     prepare(cloud)
     (create,) = cloud.calls("queued-resources create")

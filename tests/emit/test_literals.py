@@ -40,7 +40,7 @@ def random_value(source: random.Random, depth: int = 0) -> Value:
     return Call("make", {f"name{i}" if i else "*0": item for i, item in enumerate(items)})
 
 
-def test_random_values_are_formatted_and_mean_themselves(tmp_path: Path) -> None:
+def test_random_values_are_ruff_formatted_and_read_back_equal(tmp_path: Path) -> None:
     source = random.Random(0)
     values = [random_value(source) for _ in range(400)]
     lines = [assignment(f"VALUE_{i}", value) for i, value in enumerate(values)]
@@ -66,18 +66,18 @@ def has_call(value: Value) -> bool:
     ("value", "text"),
     [(1e-4, "1e-4"), (2.5e-5, "2.5e-5"), (1e-8, "1e-8"), (0.001, "0.001"), (64.0, "64.0"), (0.0, "0.0")],
 )
-def test_numbers_read_as_written_by_hand(value: float, text: str) -> None:
+def test_numbers_are_written_in_short_form(value: float, text: str) -> None:
     assert number(value) == text
     assert float(text) == value
 
 
-def test_long_strings_are_put_in_parentheses_only_when_that_helps() -> None:
+def test_long_strings_get_parentheses_only_when_they_then_fit() -> None:
     assert assignment("NAME", "x" * 76).startswith('NAME = "')
     assert assignment("A_LONG_NAME", "x" * 80).startswith("A_LONG_NAME = (\n")
     assert assignment("NAME", "x" * 100).startswith('NAME = "')
 
 
-def test_strings_keep_what_can_be_read() -> None:
+def test_string_literals_keep_printable_characters() -> None:
     assert string("語") == '"語"'
     assert string('"') == "'\"'"
     assert string("\n\\") == '"\\n\\\\"'

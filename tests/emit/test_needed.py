@@ -43,12 +43,12 @@ def file_of(module: str) -> str:
     return f"{module.removeprefix(f'{RUNTIME}.').replace('.', '/')}.py"
 
 
-def test_every_part_is_a_module() -> None:
+def test_optional_modules_exist_and_include_every_model_family() -> None:
     assert {file_of(module) for module in (*OPTIONAL, *STARTED)} <= runtime_files().keys()
     assert {f"runtime.model.families.{name}" for name in FAMILIES} <= OPTIONAL.keys()
 
 
-def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
+def test_plain_recipe_artifact_omits_unneeded_optional_modules(tmp_path: Path) -> None:
     sets = [
         "serve=null",
         "launch.kind=[]",
@@ -136,13 +136,15 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["model.id=Qwen/Qwen3-8B"], "model.families.qwen3"),
     ],
 )
-def test_a_part_is_there_where_a_recipe_asks_for_it(sets: list[str], module: str, tmp_path: Path) -> None:
+def test_optional_module_is_included_only_when_the_recipe_needs_it(
+    sets: list[str], module: str, tmp_path: Path
+) -> None:
     path = f"{module.replace('.', '/')}.py"
     assert path not in listed(files_of(tmp_path, ["checkpoint.directory=run"]))
     assert path in listed(files_of(tmp_path, ["serve=null", "checkpoint.directory=run", *sets]))
 
 
-def test_scripts_bring_what_they_call(tmp_path: Path) -> None:
+def test_runtime_includes_the_modules_that_emitted_scripts_call(tmp_path: Path) -> None:
     served = listed(files_of(tmp_path, ["launch.kind=[tpu-vm]", "launch.zone=us-east5-a"]))
     assert {"serving/smoke.py", "serving/bench.py", "launch/tpu-vm.sh"} <= served
     assert not {"serving/evaluate.py", "launch/xpk.sh"} & served
@@ -151,7 +153,7 @@ def test_scripts_bring_what_they_call(tmp_path: Path) -> None:
     assert {"backends/trl/run.py", "backends/torchax/train.py"} <= backends
 
 
-def test_imports_are_told_apart() -> None:
+def test_imports_of_separates_module_level_from_function_imports() -> None:
     text = b"""\
 from __future__ import annotations
 import runtime.one
@@ -178,7 +180,7 @@ class Kind:
     assert found.within == {"runtime.five", "runtime.five.later"}
 
 
-def test_imports_read_by_lines_are_those_of_python_s_parser() -> None:
+def test_imports_of_matches_ast_parser_on_all_runtime_files() -> None:
     files = {path: content for path, content in runtime_files().items() if path.endswith(".py")}
     for path, content in files.items():
         package, parsed = package_of(path), set[str]()
@@ -196,7 +198,7 @@ def test_imports_read_by_lines_are_those_of_python_s_parser() -> None:
         assert found.top | found.within == {name for name in parsed if name.split(".")[0] == RUNTIME}, path
 
 
-def test_a_folder_has_what_all_its_artifacts_need(tmp_path: Path) -> None:
+def test_shared_runtime_has_the_modules_of_all_artifacts_in_the_folder(tmp_path: Path) -> None:
     out, builds = tmp_path / "generated", {}
     for name, sets in {"plain": [], "logged": ["train.log.wandb_project=mine", "serve=null"]}.items():
         builds[name] = files_of(tmp_path / name, [f"name={name}", *sets])
@@ -215,7 +217,7 @@ def test_a_folder_has_what_all_its_artifacts_need(tmp_path: Path) -> None:
     assert (out / SCHEMA).is_file()
 
 
-def test_an_edited_file_of_the_runtime_is_kept_when_that_is_asked(tmp_path: Path) -> None:
+def test_forced_build_keeps_a_copy_of_an_edited_runtime_file(tmp_path: Path) -> None:
     out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
     write(out, {"sample": files})
     (out / "runtime/training/train.py").write_text("edited")
@@ -224,7 +226,7 @@ def test_an_edited_file_of_the_runtime_is_kept_when_that_is_asked(tmp_path: Path
     assert check(out, {"sample": files}) == ""
 
 
-def test_what_an_earlier_version_wrote_whole_goes(tmp_path: Path) -> None:
+def test_rebuild_removes_unneeded_modules_of_an_old_full_runtime_copy(tmp_path: Path) -> None:
     """Build over an artifact whose lock has one digest of all of runtime/, written whole."""
     out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
     earlier = {**files, LOCK: json.dumps(json.loads(files[LOCK]) | {RUNTIME: runtime_digest()}).encode()}
@@ -237,7 +239,7 @@ def test_what_an_earlier_version_wrote_whole_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [3, pytest.param(99, marks=pytest.mark.nightly)])
-def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(
+def test_recipe_artifacts_run_with_only_their_own_runtime_on_the_path(
     root: Path, tmp_path: Path, most: int
 ) -> None:
     """Import each module and start each script of artifacts with distinct needs.
@@ -266,7 +268,7 @@ def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(
     assert said == names
 
 
-def test_a_run_goes_on_where_what_both_need_is_the_same(tmp_path: Path) -> None:
+def test_resume_allows_changed_serving_modules_but_not_training_modules(tmp_path: Path) -> None:
     """Allow a server to be added or removed before a continuation, but no module of the training."""
     alone, served = (files_of(tmp_path / "recipes", sets) for sets in (["serve=null"], []))
     run, artifact = tmp_path / "run", tmp_path / "artifact"
@@ -282,7 +284,7 @@ def test_a_run_goes_on_where_what_both_need_is_the_same(tmp_path: Path) -> None:
         check_record(run, artifact)
 
 
-def test_a_part_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_runtime_module_gives_one_sentence_error(capsys: pytest.CaptureFixture[str]) -> None:
     name = f"{errors.__package__}.model.quantize"
 
     def main() -> int:

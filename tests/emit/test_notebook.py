@@ -94,7 +94,7 @@ def accept(words: Sequence[str]) -> None:
         assert program in SHELL, words
 
 
-def test_the_schema_and_each_command(notebook: Any) -> None:
+def test_notebook_is_valid_and_its_commands_parse(notebook: Any) -> None:
     nbformat.validate(notebook)
     found = [*commands(notebook)]
     for words in found:
@@ -107,7 +107,7 @@ def test_the_schema_and_each_command(notebook: Any) -> None:
             assert not [*recipe_problems(line.split()[1:])]
 
 
-def test_a_wrong_command_is_refused() -> None:
+def test_command_parsers_refuse_wrong_options() -> None:
     for words in (
         ["venv/bin/python", "sample/train.py", "--resum"],
         ["python3", "-m", "pip", "--python", "venv/bin/python", "install", "--requirements", "x"],
@@ -118,7 +118,7 @@ def test_a_wrong_command_is_refused() -> None:
         assert not isinstance(refused.value, AssertionError | KeyboardInterrupt)
 
 
-def test_what_is_kept_is_read_in_the_next_session(notebook: Any) -> None:
+def test_notebook_writes_and_reads_checkpoints_in_persistent_folder(notebook: Any) -> None:
     """Check that checkpoints are written to and read from one folder, outside of the session's disk."""
     found = {Path(words[1]).name: words for words in commands(notebook) if words[0] == "venv/bin/python"}
     output = found["train.py"][found["train.py"].index("--output") + 1]
@@ -158,7 +158,9 @@ def test_secrets_come_from_the_platform(shape: str, tmp_path: Path, monkeypatch:
     assert environ == {"HF_TOKEN": f"of {shape}"}
 
 
-def test_a_build_remembers_its_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rebuild_keeps_the_notebook_until_no_notebook_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from typer.testing import CliRunner
 
     from recipec.compiler.cli.main import app
@@ -178,13 +180,13 @@ def test_a_build_remembers_its_notebook(tmp_path: Path, monkeypatch: pytest.Monk
     assert not build("--no-notebook")
 
 
-def test_nothing_of_the_machine_is_in_it(tmp_path: Path) -> None:
+def test_notebook_is_the_same_from_any_folder(tmp_path: Path) -> None:
     texts = {json.dumps(made(tmp_path / name, [])) for name in ("one", "two")}
     assert len(texts) == 1
     assert "runtime.txt" in texts.pop() and "runtime.txt" not in json.dumps(made(tmp_path, [], wheel=False))
 
 
-def test_kaggles_next_session_has_what_the_last_one_kept(
+def test_kaggle_notebook_restores_checkpoints_of_the_last_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the test's end restores both

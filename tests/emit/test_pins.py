@@ -39,19 +39,19 @@ def imported(*files: Path) -> set[str]:
     return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names}
 
 
-def test_all_that_the_runtime_imports_is_pinned(root: Path) -> None:
+def test_runtime_imports_are_pinned(root: Path) -> None:
     modules = set((root / "runtime").rglob("*.py")) - set((root / "runtime" / "backends").rglob("*.py"))
     assert imported(*modules) - OPTIONAL <= set(pins.sets()["train-cpu"]["direct"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_all_that_a_backend_imports_is_pinned(backend: str, root: Path) -> None:
+def test_backend_imports_are_pinned(backend: str, root: Path) -> None:
     folder = root / "runtime" / "backends"
     needed = imported(*folder.glob("*.py"), *(folder / backend).rglob("*.py"))
     assert needed <= {name for part in BACKENDS[backend] for name in pins.sets()[part]["direct"]}
 
 
-def test_pyproject_has_the_same_versions(root: Path) -> None:
+def test_pyproject_versions_agree_with_the_pins(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = pins.sets()["train-cpu"]["direct"]
     for text in project["optional-dependencies"]["train"]:
@@ -66,7 +66,7 @@ def test_pyproject_has_the_same_versions(root: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_the_sets_are_complete(platform: str) -> None:
+def test_train_pins_include_every_transitive_dependency(platform: str) -> None:
     given = pins.sets()[f"train-{platform}"]
     versions = {name.partition("[")[0]: version for part in given.values() for name, version in part.items()}
     assert set(given["direct"]).isdisjoint(given["transitive"])
@@ -85,7 +85,7 @@ def test_the_sets_are_complete(platform: str) -> None:
                 assert needed.specifier.contains(found, prereleases=True), f"{name} needs {needed}"
 
 
-def test_requirements_follow_the_platform_and_the_buckets(tmp_path: Path) -> None:
+def test_requirements_depend_on_platform_and_bucket_paths(tmp_path: Path) -> None:
     tpu = files_of(tmp_path)["requirements-train.txt"].decode()
     assert "\njax[tpu]==0.10.2\n" in tpu and "\nlibtpu==" in tpu and "gcsfs" not in tpu
     cpu_mesh = "mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}"

@@ -13,16 +13,16 @@ from recipec.compiler.emitters.recipe_text import HEAD, to_yaml
 from recipec.spec.load import load
 
 
-def test_one_file_is_kept_as_it_was_written(tmp_path: Path) -> None:
+def test_single_file_recipe_is_copied_verbatim_below_the_header(tmp_path: Path) -> None:
     assert files_of(tmp_path)["recipe.yaml"].decode() == f"{HEAD}\n{RECIPE}"
 
 
-def test_line_ends_are_those_of_the_repository(tmp_path: Path) -> None:
+def test_recipe_line_endings_become_lf(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes(RECIPE.rstrip("\n").replace("\n", "\r\n").encode())
     assert compiled(tmp_path / "recipe.yaml").text == f"{HEAD}\n{RECIPE}"
 
 
-def test_the_schema_of_the_users_file_gives_way_to_that_beside_the_artifacts(tmp_path: Path) -> None:
+def test_schema_comment_is_replaced_by_the_artifact_schema_path(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     rest = "# A reason.\n" + RECIPE + "# yaml-language-server: $schema=said/below.json\n"
     path.write_text(f"# yaml-language-server: $schema=../docs/recipe.schema.json\n{rest}", encoding="utf-8")
@@ -87,7 +87,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("values", VALUES, ids=range(len(VALUES)))
-def test_yaml_reads_back_as_what_it_was(values: dict[str, Any], tmp_path: Path) -> None:
+def test_to_yaml_output_reads_back_equal(values: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(values), encoding="utf-8")
     raw = load(path).raw

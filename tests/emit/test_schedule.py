@@ -53,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "warmup_key", "steps", "warmup", "final"), CASES)
-def test_the_schedule_is_that_of_transformers(
+def test_learning_rate_schedule_matches_transformers(
     name: str, warmup_key: str, steps: int, warmup: int, final: float, tmp_path: Path
 ) -> None:
     setting = f"train.schedule={{name: {name}, {warmup_key}, final_ratio: {final}}}"
@@ -81,5 +81,5 @@ def test_the_optimizer_is_adamw_with_the_recipes_values(tmp_path: Path) -> None:
         np.testing.assert_allclose(parameters, expected, rtol=1e-5)
 
 
-def test_without_a_norm_nothing_is_clipped(tmp_path: Path) -> None:
+def test_train_py_does_not_clip_without_max_grad_norm(tmp_path: Path) -> None:
     assert "clip" not in files_of(tmp_path)["train.py"].decode()

@@ -42,7 +42,7 @@ def test_image_pod_and_script_start_the_same_server(sets: list[str], tmp_path: P
     }
 
 
-def test_every_key_of_the_recipe_is_a_flag() -> None:
+def test_serve_keys_become_vllm_flags() -> None:
     dockerfile = variant(*FULL)["serve/Dockerfile"]
     assert image_words(dockerfile)[3:] == [
         *["--served-model-name", "sample"],
@@ -68,18 +68,18 @@ def test_every_key_of_the_recipe_is_a_flag() -> None:
     assert 'ENV RPA_V3_DECODE_BLOCK_SIZES="1,1024,1,1024"\n' in dockerfile
 
 
-def test_untrusted_code_of_a_model_is_never_run() -> None:
+def test_serve_files_do_not_trust_remote_code() -> None:
     for changes in ({}, {"model": "someone/model"}, {"weights": "adapter"}):
         assert not any("trust" in text for text in variant(**changes).values())
 
 
-def test_chunked_multimodal_input_is_off_for_gemma_4_alone() -> None:
+def test_chunked_multimodal_input_is_off_for_gemma_4_but_not_gemma_3() -> None:
     assert "--disable-chunked-mm-input" in variant()["serve/serve.sh"]
     gemma3 = ["model.id=google/gemma-3-27b-it", "serve.tensor_parallel_size=8"]
     assert "chunked" not in variant(*gemma3)["serve/serve.sh"]
 
 
-def test_the_environment_reaches_the_server() -> None:
+def test_serve_env_reaches_image_script_and_pod() -> None:
     files = variant('serve.env={HF_HUB_OFFLINE: "0", GREETING: \'a "b" $c\'}')
     dockerfile, script = files["serve/Dockerfile"], files["serve/serve.sh"]
     assert 'ENV HF_HUB_OFFLINE="0"\n' in dockerfile
@@ -90,14 +90,14 @@ def test_the_environment_reaches_the_server() -> None:
     assert {"name": "GREETING", "value": 'a "b" $$c'} in vllm["env"]
 
 
-def test_a_cache_of_compiled_programs_elsewhere_is_on_the_volume_too() -> None:
+def test_custom_xla_cache_path_is_mounted_as_volume() -> None:
     files = variant(env={"VLLM_XLA_CACHE_PATH": "/elsewhere"})
     assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][1]["target"] == "/elsewhere"
     (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
     assert {"name": "xla-cache", "mountPath": "/elsewhere"} in vllm["volumeMounts"]
 
 
-def test_the_image_is_pinned_as_the_recipe_says() -> None:
+def test_serve_image_uses_the_digest_of_the_recipe() -> None:
     digest = f"vllm/vllm-tpu@sha256:{'0' * 64}"
     files = variant(f"serve.image={digest}")
     assert f"\nARG BASE_IMAGE={digest}\nFROM ${{BASE_IMAGE}}\n" in files["serve/Dockerfile"]
@@ -117,7 +117,7 @@ def test_the_image_is_pinned_as_the_recipe_says() -> None:
         ("10.0.0.5", "http://10.0.0.5:8000/health"),
     ],
 )
-def test_health_is_asked_where_the_server_listens(host: str, url: str) -> None:
+def test_health_check_url_matches_server_host(host: str, url: str) -> None:
     program = served(base(), host=host)
     assert server_of(program).health_url == url
     assert f"urlopen('{url}'" in emit_serve(program)["serve/Dockerfile"]
@@ -125,7 +125,7 @@ def test_health_is_asked_where_the_server_listens(host: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "tpu.example.com"])
-def test_a_server_that_others_reach_demands_a_key(host: str, tmp_path: Path) -> None:
+def test_server_on_non_loopback_host_requires_api_key(host: str, tmp_path: Path) -> None:
     files = variant(host=host)
     (key,) = yaml(files["serve/compose.yaml"])["services"]["vllm"]["environment"]
     assert key.startswith("VLLM_API_KEY=${VLLM_API_KEY:?")
@@ -140,7 +140,7 @@ def test_a_server_that_others_reach_demands_a_key(host: str, tmp_path: Path) -> 
     assert not any("sentinel" in word for word in started.words)
 
 
-def test_a_loopback_server_takes_a_key_where_there_is_one() -> None:
+def test_loopback_server_takes_an_optional_api_key() -> None:
     files = variant()
     assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["environment"] == ["VLLM_API_KEY"]
     assert "VLLM_API_KEY" not in files["serve/Dockerfile"] + files["serve/serve.sh"]
@@ -169,7 +169,7 @@ def test_requests_in_flight_have_time_to_finish(given: int | None, seconds: int)
     assert pod["terminationGracePeriodSeconds"] == seconds + before
 
 
-def test_the_script_refuses_in_one_sentence(tmp_path: Path) -> None:
+def test_serve_script_refuses_missing_weights_and_missing_vllm(tmp_path: Path) -> None:
     script = variant()["serve/serve.sh"]
     nowhere = str(tmp_path / "nowhere")
     refused = run_script(tmp_path, script, nowhere)
@@ -185,7 +185,7 @@ def test_the_script_refuses_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
-def test_the_script_refuses_a_port_that_is_taken(host: str, family: int, tmp_path: Path) -> None:
+def test_serve_script_refuses_port_in_use(host: str, family: int, tmp_path: Path) -> None:
     with socket.socket(family) as taken:
         try:
             taken.bind((host, 0))
@@ -230,13 +230,13 @@ def test_pods_run_on_nodes_of_the_accelerator(
         assert found["StorageClass"]["parameters"] == {"type": disk}
 
 
-def test_there_are_no_pods_for_what_gke_has_no_node_of() -> None:
+def test_cpu_serving_has_no_kubernetes_manifest() -> None:
     program = replace(base(), serve_accelerator=from_name("cpu-8"))
     files = emit_serve(program)
     assert set(files) == {"serve/Dockerfile", "serve/compose.yaml", "serve/serve.sh"}
 
 
-def test_pods_are_confined_and_listen_behind_a_key() -> None:
+def test_pods_drop_privileges_and_require_api_key() -> None:
     pod = pod_of(variant()["serve/k8s.yaml"])
     (vllm,) = pod["containers"]
     assert "args" not in vllm and vllm["command"].count("--host") == 1
@@ -253,7 +253,7 @@ def test_pods_are_confined_and_listen_behind_a_key() -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] == 30 * 60
 
 
-def test_replicas_follow_the_queue_where_the_recipe_says_so() -> None:
+def test_autoscaling_scales_replicas_by_waiting_requests() -> None:
     alone = objects(variant()["serve/k8s.yaml"])
     assert alone["StatefulSet"]["spec"]["replicas"] == 1 and "HorizontalPodAutoscaler" not in alone
     assert alone["PodDisruptionBudget"]["spec"]["minAvailable"] == 1
@@ -272,7 +272,7 @@ def test_replicas_follow_the_queue_where_the_recipe_says_so() -> None:
     assert scaled["PodMonitoring"]["spec"]["endpoints"][0]["port"] == "http"
 
 
-def test_a_long_name_leaves_room_for_the_names_of_its_pods() -> None:
+def test_long_name_is_shortened_to_fit_pod_names() -> None:
     name = "a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"
     found = objects(variant(name=name)["serve/k8s.yaml"])
     app = found["StatefulSet"]["metadata"]["name"]
@@ -282,7 +282,7 @@ def test_a_long_name_leaves_room_for_the_names_of_its_pods() -> None:
 
 
 @pytest.mark.parametrize("name", ["on", "null", "y", "true"])
-def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
+def test_names_like_yaml_keywords_stay_strings(name: str) -> None:
     files = variant(name=name)
     assert yaml(files["serve/compose.yaml"])["name"] == name
     assert f'\nname: "{name}"\n' in files["serve/compose.yaml"]
@@ -290,7 +290,7 @@ def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
     assert names == {f"{name}-serve", f"{name}-serve-hyperdisk-balanced"}
 
 
-def test_training_and_serving_fit_into_one_cluster(tmp_path: Path) -> None:
+def test_training_and_serving_share_no_object_names(tmp_path: Path) -> None:
     """Check that training and serving share no object name, including the JobSet's service and the secret."""
     files = files_of(tmp_path, ["checkpoint.directory=gs://my-bucket/run"])
     training, serving = (files[path].decode() for path in ("launch/jobset.yaml", "serve/k8s.yaml"))
@@ -300,7 +300,7 @@ def test_training_and_serving_fit_into_one_cluster(tmp_path: Path) -> None:
     assert "sample-serve" in names[1] and secrets[1] == {"sample-serve"} and not names[0] & names[1]
 
 
-def test_an_environment_that_would_break_out_of_the_dockerfile_is_refused(tmp_path: Path) -> None:
+def test_serve_env_value_with_line_break_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE, encoding="utf-8")
     found = lower(load(path, ['serve.env={A: "x\\nRUN rm -rf /"}']))
@@ -308,6 +308,6 @@ def test_an_environment_that_would_break_out_of_the_dockerfile_is_refused(tmp_pa
     assert [d.path for d in found.diagnostics if d.code == "E0618"] == ["serve.env.A"]
 
 
-def test_the_files_are_those_of_the_artifact(tmp_path: Path) -> None:
+def test_artifact_contains_the_serve_files(tmp_path: Path) -> None:
     files = {path for path in files_of(tmp_path) if path.startswith("serve/")}
     assert files >= {f"serve/{name}" for name in ("Dockerfile", "compose.yaml", "k8s.yaml", "serve.sh")}

@@ -149,7 +149,7 @@ def hostile() -> list[Case]:
     return list(cases())
 
 
-def test_the_language_and_the_checks_accept_such_values(hostile: list[Case], tmp_path: Path) -> None:
+def test_serve_checks_accept_hostile_values(hostile: list[Case], tmp_path: Path) -> None:
     facts, found = gather(base().recipe, tmp_path / "recipe.yaml")
     assert not has_errors(found)
     for case in hostile:
@@ -158,7 +158,7 @@ def test_the_language_and_the_checks_accept_such_values(hostile: list[Case], tmp
         assert not has_errors(found), render_text(found)
 
 
-def test_the_image_runs_the_words_of_the_server(hostile: list[Case]) -> None:
+def test_dockerfile_keeps_hostile_command_and_environment(hostile: list[Case]) -> None:
     instructions = {"ARG", "FROM", "ENV", "EXPOSE", "HEALTHCHECK", "CMD", "ENTRYPOINT"}
     for case in hostile:
         dockerfile = case.files["serve/Dockerfile"]
@@ -170,7 +170,7 @@ def test_the_image_runs_the_words_of_the_server(hostile: list[Case]) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.2"])
-def test_pods_run_the_words_of_the_server(version: str, hostile: list[Case]) -> None:
+def test_pod_manifest_keeps_hostile_command_and_environment(version: str, hostile: list[Case]) -> None:
     # The YAML 1.2 reader is slow.
     for case in hostile if version == "1.1" else hostile[:20]:
         manifest = case.files["serve/k8s.yaml"]
@@ -198,7 +198,7 @@ def test_pods_run_the_words_of_the_server(version: str, hostile: list[Case]) -> 
         ]
 
 
-def test_docker_compose_mounts_and_copies_what_the_server_says(hostile: list[Case], tmp_path: Path) -> None:
+def test_docker_compose_keeps_hostile_mounts_and_copy_commands(hostile: list[Case], tmp_path: Path) -> None:
     given = {"MODEL_DIR": "/given/$HOME", "ADAPTER_DIR": "/given/a"}
     for case, services in composed(hostile, tmp_path, **given):
         vllm = services["vllm"]
@@ -211,7 +211,7 @@ def test_docker_compose_mounts_and_copies_what_the_server_says(hostile: list[Cas
         ]
 
 
-def test_docker_compose_finds_the_folders_of_the_recipe(hostile: list[Case], tmp_path: Path) -> None:
+def test_docker_compose_resolves_hostile_folder_names(hostile: list[Case], tmp_path: Path) -> None:
     # A default ends at the first } and at the line's end, so that compose.yaml requires such a folder.
     demanding = [case for case in hostile if any(set(v.source) & {"}", "\n"} for v in case.server.volumes)]
     assert demanding and all("_DIR:?the folder of " in case.files["serve/compose.yaml"] for case in demanding)
@@ -256,7 +256,7 @@ def composed(cases: list[Case], folder: Path, **environ: str) -> Iterator[tuple[
         yield case, {name.removesuffix(ending): one for name, one in found.items() if name.endswith(ending)}
 
 
-def test_the_script_runs_these_words_and_nothing_else(hostile: list[Case], tmp_path: Path) -> None:
+def test_serve_script_passes_hostile_arguments_unexecuted(hostile: list[Case], tmp_path: Path) -> None:
     for i, case in enumerate(hostile[:RUN]):
         here = tmp_path / str(i)
         places = {}
@@ -286,9 +286,7 @@ def test_the_script_runs_these_words_and_nothing_else(hostile: list[Case], tmp_p
         assert not any(path.name == CANARY for path in here.rglob(CANARY) if path.is_file())
 
 
-def test_client_scripts_run_python_with_these_words_and_nothing_else(
-    hostile: list[Case], tmp_path: Path
-) -> None:
+def test_client_scripts_pass_hostile_arguments_unexecuted(hostile: list[Case], tmp_path: Path) -> None:
     for i, case in enumerate(hostile[: RUN // 2]):
         recipe, program = case.program.recipe, case.program
         assert recipe.serve is not None and recipe.evaluate.prompts is not None

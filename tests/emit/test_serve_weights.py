@@ -22,7 +22,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("output", FOLDERS)
-def test_weights_are_where_merge_py_puts_them(output: str, tmp_path: Path) -> None:
+def test_serve_weights_default_to_the_merge_output_folder(output: str, tmp_path: Path) -> None:
     files = variant(merge__output=output)
     source, default = FOLDERS[output]
     assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
@@ -46,7 +46,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_weights_in_a_folder_of_the_machine_are_mounted_from_it(place: str, tmp_path: Path) -> None:
+def test_local_model_folder_is_mounted_and_given_to_serve_script(place: str, tmp_path: Path) -> None:
     files = variant(model=place)
     source, default = PLACES[place]
     assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
@@ -83,7 +83,7 @@ def test_weights_in_a_bucket_are_copied_before_the_server_starts(tmp_path: Path)
     assert refused.status == 1 and "error: weights cannot be copied from the bucket\n" in refused.stderr
 
 
-def test_weights_on_the_hub_are_named_by_their_id(tmp_path: Path) -> None:
+def test_hub_weights_are_served_by_model_id(tmp_path: Path) -> None:
     files = variant(model="someone/model", model__revision="main")
     words = image_words(files["serve/Dockerfile"])
     assert words[2] == "someone/model" and "--revision" not in words
@@ -99,12 +99,12 @@ def test_weights_on_the_hub_are_named_by_their_id(tmp_path: Path) -> None:
     assert "initContainers" not in pod_of(files["serve/k8s.yaml"])
 
 
-def test_the_recipes_revision_goes_with_the_recipes_model_alone() -> None:
+def test_recipe_revision_is_passed_with_the_recipe_model() -> None:
     files = variant(model="google/gemma-4-31B-it", model__revision="main")
     assert image_words(files["serve/Dockerfile"])[2:5] == ["google/gemma-4-31B-it", "--revision", "main"]
 
 
-def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
+def test_adapter_is_served_with_its_base_model(tmp_path: Path) -> None:
     files = variant(weights="adapter", model="./base", env={"MODEL_IMPL_TYPE": "vllm"})
     words = image_words(files["serve/Dockerfile"])
     flags = " ".join(words)
@@ -124,7 +124,7 @@ def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["./mine", "recipec/tiny-gemma4"])
-def test_a_base_that_the_serving_machine_cannot_know_has_to_be_named(model: str, tmp_path: Path) -> None:
+def test_unknown_base_model_folder_must_be_given_in_model_dir(model: str, tmp_path: Path) -> None:
     files = variant(weights="adapter", model__id=model)
     base, _, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
     assert base["source"] == "${MODEL_DIR:?the folder of the base's weights}"

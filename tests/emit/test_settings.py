@@ -49,7 +49,7 @@ def stated(text: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("recipe", "sets"), [("qwen3-8b-dpo-v5e8", ()), *(("llama31-8b-v6e8", sets) for sets in SETS)]
 )
-def test_scripts_state_the_settings_that_plans_take(
+def test_script_constants_equal_plan_settings(
     root: Path, tmp_path: Path, recipe: str, sets: tuple[str, ...]
 ) -> None:
     program = lower(load(root / "recipes" / f"{recipe}.yaml", sets), planning=True).program
@@ -71,7 +71,7 @@ def test_scripts_state_the_settings_that_plans_take(
             assert found.get("SHARDING_RULES", ()) == settings.rules
 
 
-def test_a_source_s_files_are_the_artifact_s_copies(root: Path, tmp_path: Path) -> None:
+def test_data_source_uses_artifact_copies_of_transform_and_template(root: Path, tmp_path: Path) -> None:
     recipe, artifact = tmp_path / "recipe.yaml", tmp_path / "artifact"
     artifact.mkdir()
     recipe.write_text((root / "recipes" / "llama31-8b-v6e8.yaml").read_text())
@@ -106,7 +106,7 @@ def test_a_source_s_files_are_the_artifact_s_copies(root: Path, tmp_path: Path) 
         (LoraSettings, Lora),
     ],
 )
-def test_a_default_is_the_language_s_or_there_is_none(settings: Any, section: type[Section]) -> None:
+def test_runtime_setting_defaults_equal_language_defaults(settings: Any, section: type[Section]) -> None:
     held = {}
     for field in fields(settings):
         own = field.default if field.default_factory is MISSING else field.default_factory()

@@ -18,7 +18,9 @@ UNLIKE = ("gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8")
 
 
 @pytest.mark.parametrize("which", ["unlike", pytest.param("all", marks=pytest.mark.nightly)])
-def test_python_is_typed(which: str, root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_generated_scripts_pass_mypy(
+    which: str, root: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Give mypy different names for scripts of the same name in different artifacts."""
     scripts = [*(root / "generated").glob("*/*.py")]
     if which == "all":

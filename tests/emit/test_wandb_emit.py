@@ -23,7 +23,7 @@ def lines(text: bytes) -> set[str]:
     return set(text.decode().splitlines())
 
 
-def test_only_an_artifact_that_asks_has_it(tmp_path: Path) -> None:
+def test_wandb_is_emitted_only_when_recipe_sets_wandb_project(tmp_path: Path) -> None:
     without, asked = files_of(tmp_path / "a"), files_of(tmp_path / "b", ASKED)
     assert without.keys() == asked.keys()
     changed = {path for path in without if without[path] != asked[path]} - {"recipe.yaml", "recipe.lock.json"}
@@ -38,7 +38,7 @@ def test_only_an_artifact_that_asks_has_it(tmp_path: Path) -> None:
     assert b"`WANDB_API_KEY`" in asked["README.md"]
 
 
-def test_the_other_backends_have_it_too(tmp_path: Path) -> None:
+def test_every_backend_script_and_requirements_include_wandb(tmp_path: Path) -> None:
     made = emit(
         program_of(tmp_path, ASKED, RECIPE.replace("google/gemma-4-31B-it", "Qwen/Qwen3-4B")), [*Backend]
     )
@@ -49,7 +49,7 @@ def test_the_other_backends_have_it_too(tmp_path: Path) -> None:
         assert "wandb" in names and len(names) == len(set(names))
 
 
-def test_mlflow_is_pinned_beside_it(tmp_path: Path) -> None:
+def test_mlflow_packages_are_pinned_together_with_wandb(tmp_path: Path) -> None:
     made = files_of(tmp_path, [*ASKED, "train.log.mlflow_experiment=support"])
     assert (
         b'    mlflow_experiment="support",' in made["train.py"]
@@ -62,7 +62,7 @@ def test_mlflow_is_pinned_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["wandb", "mlflow"])
-def test_the_set_is_what_a_script_lacks_in_the_versions_that_it_has(service: str) -> None:
+def test_logging_service_pins_agree_with_script_pins(service: str) -> None:
     more = {**pins.sets()[service]["direct"], **pins.sets()[service]["transitive"]}
     every = [
         {**pins.sets()[name]["direct"], **pins.sets()[name]["transitive"]} for name in ("train-cpu", "trl")
@@ -73,7 +73,7 @@ def test_the_set_is_what_a_script_lacks_in_the_versions_that_it_has(service: str
         assert {name: whole[name] for name in more if name in whole}.items() <= more.items()
 
 
-def test_it_may_change_within_a_run(tmp_path: Path) -> None:
+def test_resume_allows_wandb_change_but_no_other_package_change(tmp_path: Path) -> None:
     """Record its packages separately. Any other changed package is another environment."""
     folders = {}
     for name, sets in (("without", []), ("asked", ASKED)):
@@ -91,7 +91,7 @@ def test_it_may_change_within_a_run(tmp_path: Path) -> None:
         check_record(tmp_path / "run-without", folders["asked"])
 
 
-def test_what_runs_in_miniature_logs_nowhere(tmp_path: Path) -> None:
+def test_miniature_recipe_drops_wandb_project(tmp_path: Path) -> None:
     program = program_of(tmp_path, ASKED)
     config = shrink(program.config, {"fsdp": 4, "tp": 1})
     recipe, replaced = derive(program, config, "./model", "train.jsonl", "eval.jsonl", 12)

@@ -47,7 +47,7 @@ def built(*options: str) -> int:
     return CliRunner().invoke(app, ["build", "recipes/sample.yaml", *options]).exit_code
 
 
-def test_the_folder_names_the_wheel_and_holds_no_copy(project: Path) -> None:
+def test_wheel_build_names_the_wheel_and_has_no_runtime_copy(project: Path) -> None:
     names = {path.name for path in Path("generated").iterdir()}
     assert names == {"sample", "runtime.txt", SCHEMA, artifact.IGNORE}
     lock = json.loads(Path("generated/sample", LOCK).read_bytes())
@@ -55,7 +55,7 @@ def test_the_folder_names_the_wheel_and_holds_no_copy(project: Path) -> None:
     assert artifact.digest(wheel.wheel()) in Path("generated/runtime.txt").read_text()
 
 
-def test_a_folder_stays_as_it_was_built_until_it_is_said_otherwise(project: Path) -> None:
+def test_rebuild_keeps_wheel_or_copy_until_runtime_option_differs(project: Path) -> None:
     assert built("--check") == 0 == built() and not Path("generated/runtime").exists()
     assert built("--runtime", "copy", "--check") == 1
     assert built("--runtime", "copy") == 0
@@ -65,7 +65,7 @@ def test_a_folder_stays_as_it_was_built_until_it_is_said_otherwise(project: Path
     assert built() == 0 == built("--check") and Path("generated/runtime/training/train.py").is_file()
 
 
-def test_the_wheel_has_the_runtime_and_the_same_bytes_each_time() -> None:
+def test_wheel_contains_the_runtime_and_is_reproducible() -> None:
     content = wheel.wheel()
     wheel.wheel.cache_clear()
     assert wheel.wheel() == content
@@ -77,7 +77,7 @@ def test_the_wheel_has_the_runtime_and_the_same_bytes_each_time() -> None:
     assert {path.split("/")[0] for path in packed} == {"runtime", wheel.INFO}
 
 
-def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
+def test_packed_wheel_installs_by_hash_and_train_py_starts(project: Path) -> None:
     """Install with pip, which checks the hash and uses no index."""
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall("away", filter="data")
@@ -113,7 +113,7 @@ def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
     assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
 
 
-def test_the_servers_clients_need_no_installation(project: Path) -> None:
+def test_smoke_script_starts_without_installing_the_wheel(project: Path) -> None:
     """Import the clients from the wheel, without an installation."""
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall("away", filter="data")
@@ -123,9 +123,7 @@ def test_the_servers_clients_need_no_installation(project: Path) -> None:
     assert done.returncode == 0 and "--base-url" in done.stdout, done.stderr
 
 
-def test_a_mended_sentence_of_the_runtime_touches_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runtime_change_alters_only_runtime_txt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "generated"
     write(out, {"sample": installing(tmp_path)})
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -145,9 +143,7 @@ def test_a_mended_sentence_of_the_runtime_touches_one_file(
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "is missing"), (b"recipec-runtime==0\n", "is stale")])
-def test_what_names_the_wheel_has_to_be_this_versions(
-    project: Path, content: bytes | None, said: str
-) -> None:
+def test_pack_refuses_missing_or_stale_runtime_txt(project: Path, content: bytes | None, said: str) -> None:
     path = Path("generated/runtime.txt")
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ArtifactError, match=rf"runtime\.txt {said}"):
@@ -155,12 +151,12 @@ def test_what_names_the_wheel_has_to_be_this_versions(
     assert built("--check") == 1 and built() == 0 == built("--check")
 
 
-def test_a_users_own_file_of_that_name_is_not_replaced(project: Path) -> None:
+def test_build_refuses_user_file_named_runtime_txt(project: Path) -> None:
     Path("generated/runtime.txt").write_text("mine")
     assert built() == 1 and Path("generated/runtime.txt").read_text() == "mine"
 
 
-def test_the_scripts_are_formatted_and_say_what_to_install(tmp_path: Path) -> None:
+def test_wheel_scripts_pass_linters_and_say_what_to_install(tmp_path: Path) -> None:
     files = installing(tmp_path / "recipe")
     write(tmp_path / "generated", {"sample": files})
     folder = tmp_path / "generated/sample"

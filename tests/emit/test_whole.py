@@ -111,7 +111,7 @@ def die() -> None:
     raise Killed
 
 
-def test_a_build_that_is_killed_anywhere_is_whole_after_the_next_command(
+def test_killed_build_is_all_old_or_all_new_after_the_next_command(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tree(out)
@@ -135,7 +135,7 @@ def test_a_build_that_is_killed_anywhere_is_whole_after_the_next_command(
     assert found == {False, True} and number > 40
 
 
-def test_a_build_that_sigterm_ends_anywhere_is_whole_at_once(
+def test_build_ended_by_sigterm_is_all_old_or_all_new_at_once(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(number: int, frame: object) -> None:
@@ -166,7 +166,7 @@ def test_a_build_that_sigterm_ends_anywhere_is_whole_at_once(
     assert number > 40
 
 
-def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
+def test_next_command_completes_a_build_stopped_by_a_full_disk(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(shutil.copytree(out, tmp_path / "built"), NEW)
@@ -185,7 +185,7 @@ def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
     assert finish(out) and tree(out) == tree(tmp_path / "built")
 
 
-def test_a_journal_from_elsewhere_moves_and_removes_nothing(out: Path) -> None:
+def test_finish_ignores_copied_journal_and_refuses_paths_outside_folder(out: Path) -> None:
     before = tree(out)
     (out / STAGING / "new/one").mkdir(parents=True)
     (out / STAGING / "new/one/train.py").write_text("theirs")
@@ -200,7 +200,7 @@ def test_a_journal_from_elsewhere_moves_and_removes_nothing(out: Path) -> None:
         finish(out)
 
 
-def test_a_users_folder_of_that_name_stays(out: Path) -> None:
+def test_build_refuses_user_folder_with_the_staging_name(out: Path) -> None:
     (out / STAGING).mkdir()
     (out / STAGING / "notes").write_text("mine")
     before = tree(out)
@@ -212,7 +212,7 @@ def test_a_users_folder_of_that_name_stays(out: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["one/launch/vm.sh", "two/b", "runtime/mine.py", f"three/{LOCK}", "three/train.py"]
 )
-def test_what_no_build_wrote_is_replaced_when_asked_and_kept(path: str, out: Path) -> None:
+def test_build_replaces_user_file_only_with_force_and_keeps_a_copy(path: str, out: Path) -> None:
     (out / path).parent.mkdir(exist_ok=True)
     (out / path).write_text("mine")
     before, built = tree(out), {**NEW, "three": files(train_py="new")}
@@ -227,12 +227,12 @@ def test_what_no_build_wrote_is_replaced_when_asked_and_kept(path: str, out: Pat
     assert artifact.check(out, built) == ""
 
 
-def test_an_edited_file_that_goes_is_said_to(out: Path) -> None:
+def test_build_notes_that_a_removed_file_was_edited(out: Path) -> None:
     (out / "one/serve/Dockerfile").write_text("edited")
     assert any("Dockerfile was edited" in note for note in write(out, NEW))
 
 
-def test_what_killed_commands_left_goes_and_nothing_else(out: Path) -> None:
+def test_build_removes_only_temporary_files_of_killed_commands(out: Path) -> None:
     ours = [out / ".recipe-abcd_123.part", out / ".recipe-zyxw9876", out / ".recipe-old_fold"]
     theirs = [out / ".recipe-settings", out / ".recipe-mine0001.part", out / ".recipe-folder_1"]
     ours[1].write_bytes(ARCHIVE + b"...")

@@ -33,7 +33,7 @@ def gke(names: str, worker: str, **megascale: str) -> dict[str, str]:
         (4, explicit("h:1", "2", "1") | gke("a,b,c,d", "3"), Place("h", 1, 2, 1)),
     ],
 )
-def test_a_process_finds_its_place_in_the_environment(
+def test_coordinator_and_process_number_are_read_from_jax_variables(
     hosts: int, environment: Mapping[str, str], place: Place | None
 ) -> None:
     assert discover(hosts, environment) == place
@@ -76,9 +76,7 @@ def test_a_process_finds_its_place_in_the_environment(
         ),
     ],
 )
-def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
-    environment: Mapping[str, str], message: str
-) -> None:
+def test_missing_or_malformed_jax_variables_are_refused(environment: Mapping[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         discover(2, environment)
     assert caught.value.message == message
@@ -103,7 +101,7 @@ def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
         (gke("localhost,b", "x"), "(invalid literal for int() with base 10: 'x')"),
     ],
 )
-def test_jax_knows_the_place_of_a_pod_of_gke(
+def test_coordinator_and_process_number_are_read_from_gke_variables(
     environment: Mapping[str, str], place: Place | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read the variables of GKE's webhook; the metadata server has no others."""
@@ -124,7 +122,7 @@ def test_jax_knows_the_place_of_a_pod_of_gke(
         assert discover(2, environment) == place
 
 
-def test_several_hosts_without_a_word_which_this_is_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_hosts_without_a_process_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src.clusters import ClusterEnv
 
     def nothing(*arguments: object) -> tuple[None, None, None, None]:

@@ -48,13 +48,13 @@ def errors(group: Processes) -> list[str]:
     return [re.sub(r"\([^()]*, pid \d+\)", "(HOST)", text) for text in found]
 
 
-def test_all_that_agree_go_together(lives: Lives) -> None:
+def test_processes_with_equal_data_all_end_without_error(lives: Lives) -> None:
     group = members(lives, "barrier same", "barrier same", "barrier same")
     assert group.wait() == [0, 0, 0], group.said()
     assert errors(group) == ["", "", ""]
 
 
-def test_who_differs_is_named_and_all_end(lives: Lives) -> None:
+def test_process_with_other_data_is_named_and_all_processes_end(lives: Lives) -> None:
     group = members(lives, "same", "other")
     assert group.wait() == [1, 1], group.said()
     differs = "process 1 of 2 (HOST) reads other data than process 0"
@@ -62,7 +62,7 @@ def test_who_differs_is_named_and_all_end(lives: Lives) -> None:
     assert errors(group) == [stopped, f"process 1 of 2 (HOST): {differs}"]
 
 
-def test_the_error_of_process_0_which_serves_is_heard_by_all(lives: Lives) -> None:
+def test_error_of_process_0_is_reported_by_every_process(lives: Lives) -> None:
     group = members(lives, "barrier fail", "barrier wait", "barrier wait")
     assert group.wait() == [1, 1, 1], group.said()
     stopped = "process 0 of 3 (HOST) has stopped: its disk is full"
@@ -70,7 +70,7 @@ def test_the_error_of_process_0_which_serves_is_heard_by_all(lives: Lives) -> No
 
 
 @pytest.mark.nightly
-def test_who_does_not_come_is_named(lives: Lives) -> None:
+def test_process_that_does_not_start_is_named(lives: Lives) -> None:
     group = members(lives, "wait", "wait", count=3, START=3)
     assert group.wait() == [75, 75], group.said()
     for process in group.members:
@@ -79,7 +79,7 @@ def test_who_does_not_come_is_named(lives: Lives) -> None:
 
 
 @pytest.mark.nightly
-def test_who_does_not_come_to_a_barrier_is_named(lives: Lives) -> None:
+def test_process_that_does_not_reach_a_barrier_is_named(lives: Lives) -> None:
     group = members(lives, "barrier", "wait", BARRIER=2)
     assert group.wait() == [1, 1], group.said()
     late = "process 1 of 2 (HOST) did not reach `barrier 0` within 2 s"
@@ -87,7 +87,7 @@ def test_who_does_not_come_to_a_barrier_is_named(lives: Lives) -> None:
 
 
 @pytest.mark.nightly
-def test_process_0_that_does_not_come_or_cannot_listen_is_an_error(lives: Lives) -> None:
+def test_unreachable_process_0_or_occupied_port_is_an_error(lives: Lives) -> None:
     port = free_port()
     group = Processes(
         [lives.begin(MEMBER, environment=place_of(1, 2, port) | {"RECIPEC_START_TIMEOUT": "2"})], port
@@ -105,7 +105,7 @@ def test_process_0_that_does_not_come_or_cannot_listen_is_an_error(lives: Lives)
 @pytest.mark.e2e
 @pytest.mark.parametrize("act", ["kill", "stop"])
 @pytest.mark.parametrize("who", [0, 1])
-def test_who_is_killed_or_hangs_is_named(lives: Lives, who: int, act: str) -> None:
+def test_killed_or_hanging_process_ends_the_others_with_an_error(lives: Lives, who: int, act: str) -> None:
     """Let JAX name process 0, whose service ends with it."""
     group = members(lives, *(f"barrier {act if n == who else 'wait'}" for n in range(3)), PEER=6)
     others = [group[n] for n in range(3) if n != who]
@@ -119,7 +119,7 @@ def test_who_is_killed_or_hangs_is_named(lives: Lives, who: int, act: str) -> No
             assert "JAX's service has ended process" in life.stderr and "CoordinationService/" in life.stderr
 
 
-def test_process_0_listens_where_the_others_look_for_it() -> None:
+def test_process_0_listens_on_loopback_or_on_all_interfaces() -> None:
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     found = {name: listens_at(name) for name in ("localhost", "127.0.0.2", "host-a", "192.0.2.7")}
     assert found == {
@@ -154,7 +154,7 @@ class Client:
         return dict.fromkeys(numbers, 1)
 
 
-def test_all_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_processes_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop one of four processes, or several at once: no process begins a step after the last one."""
     monkeypatch.setattr(module, "BEAT", 0.002)
     choose = random.Random(5)
@@ -191,7 +191,7 @@ def test_all_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [group.stopped_by for group in groups.values()] == [signal.SIGTERM] * 4
 
 
-def test_lines_of_several_threads_are_whole(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_printed_by_several_threads_are_not_torn(capfd: pytest.CaptureFixture[str]) -> None:
     """Check that no line is torn, because a torn line could hide an error."""
     from recipec.runtime.errors import say
 
@@ -210,7 +210,7 @@ def test_lines_of_several_threads_are_whole(capfd: pytest.CaptureFixture[str]) -
     ("reason", "seconds", "status"),
     [("No space left on device", module.NEWS, 1), ("UNKNOWN: Gloo AllGather failed: reset", 68.0, 75)],
 )
-def test_an_error_that_may_follow_from_another_ones_end_waits_for_the_heartbeats(
+def test_communication_error_waits_longer_for_news_of_lost_processes(
     reason: str, seconds: float, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wait so that the error names the other process. If no process is gone, the run may be restarted."""
@@ -224,7 +224,7 @@ def test_an_error_that_may_follow_from_another_ones_end_waits_for_the_heartbeats
     assert done == [seconds, status]
 
 
-def test_a_barrier_that_breaks_is_no_traceback() -> None:
+def test_broken_barrier_is_a_user_error_with_status_75() -> None:
     class Broken(Client):
         def wait_at_barrier(self, name: str, milliseconds: int) -> None:
             if name == "begin":

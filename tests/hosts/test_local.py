@@ -38,7 +38,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_process_knows_its_place_and_its_arguments(script: Path) -> None:
+def test_each_process_gets_its_number_and_the_arguments(script: Path) -> None:
     done = subprocess.run([sys.executable, SCRIPT, "3", script, "--resume", "--steps", "4"], timeout=60)
     assert done.returncode == 0
     told = [(script.parent / str(number)).read_text().split("\n") for number in range(3)]
@@ -50,7 +50,7 @@ def test_each_process_knows_its_place_and_its_arguments(script: Path) -> None:
         assert lines[3:] == ["--resume", "--steps", "4"]
 
 
-def test_the_first_failure_is_the_exit_status(script: Path) -> None:
+def test_exit_status_is_the_status_of_the_failed_process(script: Path) -> None:
     assert subprocess.run([sys.executable, SCRIPT, "2", script, "fail"], timeout=60).returncode == 75
 
 
@@ -71,9 +71,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_a_signal_while_they_are_started_reaches_every_process(
-    script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_during_startup_reaches_every_process(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, begun = subprocess.Popen, []
 
     def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -89,6 +87,6 @@ def test_a_signal_while_they_are_started_reaches_every_process(
 
 
 @pytest.mark.parametrize("argv", [[], ["2"], ["two", "train.py"], ["0", "train.py"]])
-def test_wrong_words_show_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_show_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert local.main(argv) == 2
     assert capsys.readouterr().err == f"{local.USAGE}\n"

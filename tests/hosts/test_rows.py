@@ -24,7 +24,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
-def test_the_rows_of_all_processes_are_the_micro_batch(
+def test_processes_together_have_every_row_of_the_micro_batch(
     axes: Mapping[str, int], processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that exactly the processes that need a row have it, in the place where their devices read it."""
@@ -60,7 +60,7 @@ def test_the_rows_of_all_processes_are_the_micro_batch(
         assert set(found.values()) == {processes // data_parallel(axes)}
 
 
-def test_rows_that_do_not_split_are_refused() -> None:
+def test_rows_not_divisible_by_the_mesh_are_refused() -> None:
     import jax
 
     from recipec.runtime.model.mesh import arrange

@@ -17,9 +17,7 @@ STEPS = 4
 
 
 @pytest.mark.e2e
-def test_two_processes_train_as_one_and_a_signal_to_one_stops_both_after_the_same_step(
-    place: Path, lives: Lives
-) -> None:
+def test_two_processes_stopped_and_resumed_train_like_one_process(place: Path, lives: Lives) -> None:
     """Train on 50 rows with 10 held-out rows, in two micro-batches a step, with evaluation and dropout.
 
     The processes stop after a step where no checkpoint is due. Resumed, they end like one process.

@@ -31,7 +31,7 @@ def quickstart(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return output, screen.getvalue()
 
 
-def test_it_is_a_module_that_runs(root: Path) -> None:
+def test_quickstart_module_shows_help(root: Path) -> None:
     command = [sys.executable, "-m", "recipec.compiler.rehearse.quickstart", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def test_every_step_passes_and_prints_what_the_documentation_shows(
 
 
 @pytest.mark.e2e
-def test_its_commands_can_be_repeated(quickstart: tuple[Path, str], root: Path) -> None:
+def test_printed_merge_command_can_be_repeated(quickstart: tuple[Path, str], root: Path) -> None:
     _, printed = quickstart
     commands = [line.removeprefix("$ ") for line in printed.splitlines() if line.startswith("$ ")]
     assert len(commands) == 7
@@ -76,7 +76,7 @@ def test_its_commands_can_be_repeated(quickstart: tuple[Path, str], root: Path) 
 
 
 @pytest.mark.e2e
-def test_the_merged_model_is_whole(quickstart: tuple[Path, str]) -> None:
+def test_merged_model_loads_with_all_base_tensors(quickstart: tuple[Path, str]) -> None:
     import transformers
     from safetensors import safe_open
 

@@ -26,7 +26,7 @@ def program(path: Path) -> Program:
 
 
 @pytest.mark.e2e
-def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
+def test_gemma4_31b_recipe_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
     screen = io.StringIO()
     flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
     with preloaded_scripts(tmp_path):
@@ -65,7 +65,7 @@ def test_a_step_that_fails_ends_the_rehearsal(
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])
-def test_every_shipped_recipe_compiles_in_miniature(root: Path, tmp_path: Path, name: str) -> None:
+def test_miniature_recipe_lowers_and_keeps_adapter_targets(root: Path, tmp_path: Path, name: str) -> None:
     original = program(root / "recipes" / f"{name}.yaml")
     write_miniature(original, tmp_path)
     replaced = write_recipe(original, 8, tmp_path)

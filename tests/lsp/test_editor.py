@@ -45,7 +45,7 @@ def editor(place: Path) -> Iterator[Editor]:
     assert made.end() == 0
 
 
-def test_diagnostics_are_those_of_recipe_check(editor: Editor, place: Path) -> None:
+def test_diagnostics_match_recipe_check(editor: Editor, place: Path) -> None:
     path = place / "wrong.yaml"
     path.write_text(BASE.replace("rank:", "rnak:").replace("tp: 1", "tp: 8").replace("v5p-8", "v9p-8"))
     uri = editor.open(path)
@@ -59,7 +59,7 @@ def test_diagnostics_are_those_of_recipe_check(editor: Editor, place: Path) -> N
     assert unknown.code_description is None, "no page is known"
 
 
-def test_diagnostics_follow_the_text_that_is_not_saved(editor: Editor, place: Path) -> None:
+def test_diagnostics_follow_unsaved_edits(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "base.yaml")
     assert [d.code for d in editor.diagnostics(uri) if d.severity == ERROR] == []
     editor.change(uri, BASE.replace("rank: 16", "rank: 0"))
@@ -70,7 +70,7 @@ def test_diagnostics_follow_the_text_that_is_not_saved(editor: Editor, place: Pa
     editor.until(lambda: editor.published[uri][-1].diagnostics in ([], ()))
 
 
-def test_what_an_extended_file_causes_is_said_in_both(editor: Editor, place: Path) -> None:
+def test_error_in_extended_base_is_reported_in_base_and_child(editor: Editor, place: Path) -> None:
     child, base = editor.open(place / "child.yaml"), editor.open(place / "base.yaml")
     assert [d for d in editor.diagnostics(child) if d.severity == ERROR] == []
     # The base is changed without saving: the server checks its dependents again.
@@ -117,7 +117,7 @@ def test_hover_explains_keys_values_and_diagnostics(
     editor.close(child)
 
 
-def test_definitions_lead_to_the_base(editor: Editor, place: Path) -> None:
+def test_go_to_definition_leads_to_extended_base(editor: Editor, place: Path) -> None:
     child, base = editor.open(place / "child.yaml"), editor.open(place / "base.yaml")
     found = editor.definition(child, *where(CHILD, "base.yaml", 2))
     assert found is not None and found.uri == base
@@ -165,7 +165,7 @@ def test_definitions_lead_to_the_base(editor: Editor, place: Path) -> None:
         ),
     ],
 )
-def test_repairs_make_the_diagnostic_go(
+def test_quick_fix_gives_the_corrected_text(
     editor: Editor, place: Path, wrong: tuple[str, str], right: tuple[str, str], title: str
 ) -> None:
     text = BASE.replace(*wrong)
@@ -194,7 +194,7 @@ def test_repairs_make_the_diagnostic_go(
         ),
     ],
 )
-def test_a_key_that_is_missing_can_be_added(
+def test_quick_fix_adds_missing_required_key(
     editor: Editor, place: Path, given: str, lacking: str, added: str
 ) -> None:
     text = BASE.replace(given, lacking)
@@ -206,7 +206,7 @@ def test_a_key_that_is_missing_can_be_added(
     editor.close(uri)
 
 
-def test_a_line_too_many_can_be_removed_where_it_is_one(editor: Editor, place: Path) -> None:
+def test_quick_fix_removes_conflicting_key_only_if_on_its_own_line(editor: Editor, place: Path) -> None:
     text = f"{BASE}checkpoint: {{directory: gs://bucket/run}}\nlaunch:\n  spot: true\n"
     uri = editor.open(place / "removed.yaml", f"{text}  reservation: ours   # of March\n")
     (shown,) = [d for d in editor.diagnostics(uri) if d.code == "E1304"]
@@ -220,7 +220,7 @@ def test_a_line_too_many_can_be_removed_where_it_is_one(editor: Editor, place: P
     editor.close(uri)
 
 
-def test_wide_characters_do_not_move_places(editor: Editor, place: Path) -> None:
+def test_positions_count_wide_characters_in_utf16_units(editor: Editor, place: Path) -> None:
     text = "# 🙂🙂\n" + BASE.replace("{rank: 16}", '{targets: ["🙂🙂", q_porj], rank: 16}')
     uri = editor.open(place / "wide.yaml", text)
     found = [d for d in editor.diagnostics(uri) if d.severity == ERROR and "q_porj" in d.message]
@@ -237,7 +237,7 @@ def test_wide_characters_do_not_move_places(editor: Editor, place: Path) -> None
     editor.close(uri)
 
 
-def test_malformed_and_foreign_files_do_not_end_the_server(editor: Editor, place: Path) -> None:
+def test_server_survives_malformed_and_foreign_files(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "bad.yaml", BASE + "lora: {rank: [1\nserve:\n\taccelerator: v6\n")
     assert editor.diagnostics(uri)[0].code in ("E0006", "E0007", "E0009")
     editor.change(uri, "services:\n  web: {image: nginx}\n")
@@ -269,7 +269,7 @@ UNSIZED = (
 
 
 @pytest.mark.parametrize("sent", UNSIZED, ids=range(len(UNSIZED)))
-def test_a_message_of_unknown_length_costs_itself_alone(
+def test_message_with_invalid_content_length_is_skipped(
     sent: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = Frames(io.BytesIO(sent + framed(b"{}") + framed(b"[1]")))
@@ -281,7 +281,7 @@ def test_a_message_of_unknown_length_costs_itself_alone(
     assert capsys.readouterr().err == f"{SKIPPED}\n"
 
 
-def test_what_is_no_message_is_a_line_on_stderr() -> None:
+def test_server_logs_malformed_messages_to_stderr_and_continues() -> None:
     begin = framed(b'{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"capabilities": {}}}')
     bad = UNSIZED[2], *map(framed, (b"{no JSON", b"[" * 100_000, ASKED, b'{"jsonrpc": "2.0", "method": 5}'))
     end = framed(b'{"jsonrpc": "2.0", "id": 2, "method": "shutdown"}')
@@ -294,7 +294,7 @@ def test_what_is_no_message_is_a_line_on_stderr() -> None:
     assert all(line.startswith(("pygls.server: ", "pygls.protocol.json_rpc: ")) for line in lines[1:])
 
 
-def test_a_large_file_and_a_flood_of_changes_are_answered_in_time(editor: Editor, place: Path) -> None:
+def test_server_handles_large_file_and_coalesces_rapid_changes(editor: Editor, place: Path) -> None:
     lines = "".join(f"  # line {i:>8}, and what it says\n" for i in range(7_000))
     text = f"{BASE}remat:\n{lines}  policy: decoder\n"
     assert 0.9 * MAX_BYTES < len(text) < MAX_BYTES
@@ -312,7 +312,7 @@ def test_a_large_file_and_a_flood_of_changes_are_answered_in_time(editor: Editor
     editor.close(uri)
 
 
-def test_the_process_that_checks_is_started_again(editor: Editor, place: Path) -> None:
+def test_killed_check_process_is_restarted(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "base.yaml")
     editor.diagnostics(uri)
     os.kill(checking(editor.server.pid), signal.SIGKILL)
@@ -323,7 +323,7 @@ def test_the_process_that_checks_is_started_again(editor: Editor, place: Path) -
     editor.close(uri)
 
 
-def test_diagnostics_of_the_flagship_come_while_one_types(editor: Editor) -> None:
+def test_flagship_diagnostics_arrive_within_5_seconds_of_a_change(editor: Editor) -> None:
     path = ROOT / "recipes" / "gemma4-31b-v5p8.yaml"
     uri, text = editor.open(path), path.read_text(encoding="utf-8")
     editor.diagnostics(uri)
@@ -338,7 +338,9 @@ def test_diagnostics_of_the_flagship_come_while_one_types(editor: Editor) -> Non
     editor.close(uri)
 
 
-def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+def test_check_process_recovers_after_timeout_and_failure(
+    monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
     """Try a regular expression that would run for years."""
     endless = BASE.replace("{rank: 16}", '{targets: ["(.*.*.*.*.*.*)*!"]}')
     path, told = str(place / "x.yaml"), list[str]()
@@ -363,7 +365,7 @@ def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert len(told) == 2
 
 
-def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lsp_without_pygls_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     from recipec.compiler.cli.lsp import lsp

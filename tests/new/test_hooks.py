@@ -43,7 +43,7 @@ def new(name: str, *words: str) -> Result:
     return CliRunner().invoke(app, ["new", name, *RECIPE, *words])
 
 
-def test_a_workflow_is_what_github_takes(repository: Path) -> None:
+def test_workflow_matches_github_schema_and_checks_recipes(repository: Path) -> None:
     assert new("demo", "--github").exit_code == 0
     text = (repository / ".github/workflows/recipes.yml").read_text()
     # The package is on no index: its name would install whatever somebody else publishes there.
@@ -57,7 +57,7 @@ def test_a_workflow_is_what_github_takes(repository: Path) -> None:
     jsonschema.Draft7Validator(schema).validate(YAML(typ="safe").load(text))
 
 
-def test_hooks_are_written_once(repository: Path) -> None:
+def test_pre_commit_hooks_are_written_once(repository: Path) -> None:
     config = repository / ".pre-commit-config.yaml"
     assert new("demo", "--pre-commit").exit_code == 0
     text = config.read_text()
@@ -67,7 +67,7 @@ def test_hooks_are_written_once(repository: Path) -> None:
     assert "extended" not in result.output
 
 
-def test_hooks_of_others_stay_as_they_are(repository: Path) -> None:
+def test_existing_pre_commit_config_is_only_appended_to(repository: Path) -> None:
     config = repository / ".pre-commit-config.yaml"
     config.write_text(THEIRS)
     result = new("demo", "--pre-commit")
@@ -82,7 +82,7 @@ def test_hooks_of_others_stay_as_they_are(repository: Path) -> None:
     ("content", "said"),
     [("repos: [", "is not YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
 )
-def test_a_broken_configuration_is_left_alone(repository: Path, content: str, said: str) -> None:
+def test_broken_pre_commit_config_is_refused_and_unchanged(repository: Path, content: str, said: str) -> None:
     config = repository / ".pre-commit-config.yaml"
     config.write_text(content)
     result = new("demo", "--pre-commit")
@@ -90,14 +90,14 @@ def test_a_broken_configuration_is_left_alone(repository: Path, content: str, sa
     assert config.read_text() == content and not (repository / "team/recipes").exists()
 
 
-def test_a_binary_configuration_is_left_alone(repository: Path) -> None:
+def test_binary_pre_commit_config_is_refused(repository: Path) -> None:
     (repository / ".pre-commit-config.yaml").write_bytes(b"\xff\xfe\x00")
     result = new("demo", "--pre-commit")
     assert result.exit_code == 1 and "is not UTF-8" in str(result.exception)
     assert not (repository / "team/recipes").exists()
 
 
-def test_another_workflow_is_left_alone(repository: Path) -> None:
+def test_existing_workflow_with_other_content_is_kept(repository: Path) -> None:
     workflow = repository / ".github/workflows/recipes.yml"
     workflow.parent.mkdir(parents=True)
     workflow.write_text("name: mine\n")
@@ -106,7 +106,7 @@ def test_another_workflow_is_left_alone(repository: Path) -> None:
     assert workflow.read_text() == "name: mine\n"
 
 
-def test_a_folder_that_a_shell_would_split_is_refused(tmp_path: Path) -> None:
+def test_workflow_refuses_folder_with_spaces_or_outside_repository(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="characters"):
         hooks.workflow(tmp_path / "my recipes" / "a.yaml", tmp_path)
     with pytest.raises(ArtifactError, match="outside"):

@@ -67,7 +67,7 @@ def distinct() -> list[str]:
     return list(shapes.values())
 
 
-def test_models_get_recipes_that_check() -> None:
+def test_every_model_family_gets_a_recipe_that_passes_checks() -> None:
     """Try the model with the fewest layers of each family, whose checks take the least time.
 
     For a few, the recipe omits dropout within the model, and says so.
@@ -81,7 +81,7 @@ def test_models_get_recipes_that_check() -> None:
         assert {d.code for d in found if d.severity != "note"} <= {"W0401", "W0805"}, model
 
 
-def test_a_recipe_reads_as_it_should(request: pytest.FixtureRequest) -> None:
+def test_generated_recipes_match_golden_files(request: pytest.FixtureRequest) -> None:
     """Compare golden texts: a 31B with its server, preferences, all weights, and a CPU."""
     texts = {
         "gemma4-31b-served": made("google/gemma-4-31B-it", "v6e-8", serve="v6e-8").text,
@@ -98,25 +98,25 @@ def test_a_recipe_reads_as_it_should(request: pytest.FixtureRequest) -> None:
         checked(text)
 
 
-def test_a_model_that_fits_with_a_quantized_base_alone_gets_one() -> None:
+def test_draft_uses_qlora_only_if_lora_does_not_fit() -> None:
     draft = made("Qwen/Qwen3-32B", "v5e-8").draft
     assert (draft.method, draft.quantize, draft.tp) == ("qlora", True, 1)
     assert made("Qwen/Qwen3-4B", "v5e-8").draft.method == "lora"
 
 
-def test_what_does_not_fit_names_machines_that_do() -> None:
+def test_error_for_too_large_model_names_accelerators_that_fit() -> None:
     with pytest.raises(ArtifactError, match=r"^google/gemma-3-27b-it does not fit v5e-1: ") as refused:
         made("google/gemma-3-27b-it", "v5e-1")
     assert refused.value.help is not None and "v6e-8 (LoRA)" in refused.value.help
 
 
-def test_several_hosts_write_to_a_bucket() -> None:
+def test_multi_host_recipe_writes_checkpoints_to_bucket() -> None:
     text = made("meta-llama/Llama-3.1-70B-Instruct", "v5p-16").text
     assert "gs://my-bucket/sample" in text and "axes: {fsdp: 8, tp: 1}" in text
     checked(text)
 
 
-def test_a_named_machine_really_takes_the_model() -> None:
+def test_accelerator_suggested_in_error_fits_the_model() -> None:
     with pytest.raises(ArtifactError) as refused:
         made("meta-llama/Llama-3.1-70B-Instruct", "v6e-1")
     assert refused.value.help is not None
@@ -135,7 +135,7 @@ def test_the_command_writes_a_recipe_with_its_schema(folder: Path) -> None:
     assert CliRunner().invoke(app, ["check", "recipes/demo.yaml"]).exit_code == 0
 
 
-def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
+def test_existing_recipe_and_schema_are_not_overwritten(folder: Path) -> None:
     (folder / "recipes").mkdir()
     for name in ("demo.yaml", "recipe.schema.json"):
         (folder / "recipes" / name).write_text("mine\n")
@@ -178,7 +178,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
         (["demo", "--model", "Qwen/Qwen3-8B-AWQ", "--accelerator", "v6e-8"], 1, "stored quantized"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_and_leaves_nothing(
+def test_wrong_arguments_give_a_message_and_write_no_file(
     folder: Path, words: list[str], status: int, said: str
 ) -> None:
     result = new(*words, exit_code=status)
@@ -193,7 +193,7 @@ def rows(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_the_format_is_seen_from_the_data(folder: Path) -> None:
+def test_data_file_determines_format_fields_and_max_length(folder: Path) -> None:
     rows(folder / "recipes/data/qa.jsonl", *[{"question": "why?", "answer": "because " * 900}] * 60)
     new("qa", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "recipes/data/qa.jsonl")
     recipe = load(folder / "recipes/qa.yaml").recipe
@@ -206,7 +206,9 @@ def test_the_format_is_seen_from_the_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "short"), [(5, True), (800, False), (20_000, False)])
-def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: int, short: bool) -> None:
+def test_sample_count_determines_epochs_and_few_samples_warning(
+    folder: Path, count: int, short: bool
+) -> None:
     sample = {"instruction": "Say why the sky is as blue as it is.", "output": "because " * 20}
     rows(folder / "data.jsonl", *[sample] * count)
     result = new("few", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-8", "--data", "data.jsonl")
@@ -224,7 +226,7 @@ def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: in
         ({"prompt": "a", "completion": "b", "label": True}, "kto"),
     ],
 )
-def test_preferences_are_learned_with_dpo_and_kto(folder: Path, row: dict[str, Any], method: str) -> None:
+def test_preference_data_selects_dpo_or_kto_objective(folder: Path, row: dict[str, Any], method: str) -> None:
     rows(folder / "pairs.jsonl", row)
     new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     recipe = load(folder / "pairs.yaml").recipe  # next to its data
@@ -235,7 +237,7 @@ def test_preferences_are_learned_with_dpo_and_kto(folder: Path, row: dict[str, A
     assert "cannot be used with" in str(result.exception)
 
 
-def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
+def test_data_outside_of_recipe_folder_is_refused(folder: Path) -> None:
     data = rows(folder / "data/train.jsonl", {"text": "a"})
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", str(data))
     result = new("demo", *words, "-o", "recipes", exit_code=1)
@@ -255,7 +257,7 @@ def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
         ({"text": "a"}, "text"),
     ],
 )
-def test_columns_tell_the_format(row: dict[str, object], format: str) -> None:
+def test_column_names_determine_data_format(row: dict[str, object], format: str) -> None:
     assert recognize(row) == (format, {})
 
 
@@ -268,7 +270,7 @@ def test_columns_tell_the_format(row: dict[str, object], format: str) -> None:
         ({"prompt": "a", "completion": "b"}, "Qwen/Qwen3-4B", "prompt_completion"),
     ],
 )
-def test_questions_and_answers_are_turns_of_a_model_that_chats(
+def test_question_answer_format_depends_on_columns_and_chat_model(
     folder: Path, row: dict[str, object], model: str, format: str
 ) -> None:
     rows(folder / "qa.jsonl", row)
@@ -277,7 +279,7 @@ def test_questions_and_answers_are_turns_of_a_model_that_chats(
     assert recipe is not None and recipe.data.format == format
 
 
-def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
+def test_unusable_data_file_gives_its_reason(folder: Path) -> None:
     cases = {
         "empty.jsonl": (b"", "has no rows"),
         "binary.jsonl": (bytes(range(256)), "cannot be read"),
@@ -298,7 +300,7 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         assert said in str(refused.value), name
 
 
-def test_columns_that_tell_nothing_are_refused_and_on_a_terminal_asked_for(
+def test_unrecognized_columns_are_refused_or_asked_for_on_a_terminal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows(folder / "odd.jsonl", {"foo": "a", "output": "b"})
@@ -322,14 +324,14 @@ def test_columns_that_tell_nothing_are_refused_and_on_a_terminal_asked_for(
     assert recipe.data.fields == {"instruction": "foo"}
 
 
-def test_kinds_of_files_are_read(folder: Path) -> None:
+def test_csv_and_json_data_files_are_read(folder: Path) -> None:
     (folder / "a.csv").write_text("question,answer\nwhy,because\n")
     (folder / "b.json").write_text('[{"text": "a"}, {"text": "b"}]')
     assert look(folder / "a.csv", None).format == "prompt_completion"
     assert look(folder / "b.json", None).rows == 2
 
 
-def test_a_directory_is_named_from_the_recipes_folder(folder: Path) -> None:
+def test_model_directory_is_written_relative_to_recipe_folder(folder: Path) -> None:
     config = {**catalog.entries()["google/gemma-3-1b-it"]["config"]}
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint/config.json").write_text(json.dumps(config))
@@ -338,7 +340,7 @@ def test_a_directory_is_named_from_the_recipes_folder(folder: Path) -> None:
     assert CliRunner().invoke(app, ["check", "recipes/local.yaml"]).exit_code == 0
 
 
-def test_a_failure_while_writing_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail when the second of two files is moved to its place."""
     place, calls = files.os.replace, []
 

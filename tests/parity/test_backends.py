@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Place]:
     return get
 
 
-def test_the_cases_are_what_they_say() -> None:
+def test_parity_cases_cover_loss_on_packing_and_normalization() -> None:
     """Check that the cases cover each loss_on, packing and padding, both means, and one and two devices."""
     sections = [case.recipe for case in CASES.values()]
     assert {one["data"]["loss_on"] for one in sections} == {
@@ -58,7 +58,9 @@ def test_the_cases_are_what_they_say() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.nightly if name == "qwen3" else pytest.mark.e2e) for name in CASES],
 )
-def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> None:
+def test_backends_match_in_losses_gradients_and_trained_weights(
+    name: str, place: Callable[[str], Place]
+) -> None:
     here = place(name)
     traces = {backend: here.train(backend, backend.value) for backend in BACKENDS}
     runs = []

@@ -39,7 +39,7 @@ def train(**more: Any) -> TrainSettings:
     return TrainSettings(steps=1, global_batch_size=8, micro_batch_size=1, **more)
 
 
-def test_a_piece_adds_its_share_of_what_transformers_computes_of_real_tokens(tmp_path: Path) -> None:
+def test_piece_adds_its_share_of_transformers_load_balancing_loss(tmp_path: Path) -> None:
     """Set the model up as SFTTrainer does: without padding, only in training, and without the reference."""
     import torch
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
@@ -105,7 +105,7 @@ def test_a_piece_adds_its_share_of_what_transformers_computes_of_real_tokens(tmp
 
 
 @pytest.mark.e2e
-def test_a_run_is_that_of_train(tmp_path: Path) -> None:
+def test_trl_run_with_balancing_loss_matches_train_py(tmp_path: Path) -> None:
     """Train on packed rows with recomputed layers and two micro-batches a step, each of which is a piece."""
     here = Place(
         tmp_path,

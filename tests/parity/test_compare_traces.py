@@ -50,7 +50,7 @@ def rows(*traces: Trace, tolerances: dict[str, float] | None = None, **options: 
     return {row.quantity: row for row in found}
 
 
-def test_equal_runs_differ_in_nothing() -> None:
+def test_equal_traces_have_no_differences() -> None:
     found = rows(trace(), trace("trl"))
     assert list(found) == ["targets", "gradients", "losses", "trained"]
     assert all(row.ok and row.difference == 0 for row in found.values())
@@ -115,14 +115,14 @@ CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_what_differs_is_found_and_named(kind: str) -> None:
+def test_compare_names_the_differing_quantity(kind: str) -> None:
     change, quantity, note = CHANGES[kind]
     found = rows(trace(), change(trace("trl")))
     assert not found[quantity].ok and found[quantity].note == note
     assert {row.quantity for row in found.values() if not row.ok} <= {quantity, "losses"}
 
 
-def test_limits_are_of_the_largest_gradient_and_the_given_ones() -> None:
+def test_gradient_limit_scales_with_largest_entry_and_given_tolerance() -> None:
     large = trace("trl", gradients={A: np.zeros((2, 4)), B: np.full((6, 2), 20.0)})
     other = replace(large, backend="tunix", gradients=moved(large.gradients, B, 1e-4))
     assert rows(large, other)["gradients"].ok
@@ -150,7 +150,7 @@ def test_limits_follow_the_dtype_and_the_device(dtype: str, device: str, off: fl
     assert rows(*pair, tolerances=tolerances_of(pair))["gradients"].ok is ok
 
 
-def test_a_control_widens_a_limit_and_nothing_else() -> None:
+def test_control_run_widens_a_limit_to_ten_times_its_difference() -> None:
     far = trace("trl", losses=[3.0, 2.504], trained=moved(trace().trained, B, 2e-3))
     control = [
         Deviation("losses", "trl", "control", 1e-3, 3.0, None, True),
@@ -177,7 +177,7 @@ def test_merged_weights_are_compared_tensor_by_tensor() -> None:
     assert row.difference == pytest.approx(5e-5, rel=1e-2)
 
 
-def test_the_table_names_every_pair_and_what_was_left_out() -> None:
+def test_table_lists_every_pair_and_left_out_backends() -> None:
     runs = [ComparedRun(t.backend, t) for t in (trace(), trace("trl"), trace("torchax", losses=[3.0, 2.6]))]
     control = [Deviation("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
     screen = io.StringIO()
@@ -221,7 +221,7 @@ def files(folder: Path, **traces: Trace) -> list[Path]:
     return [folder / f"{name}.npz" for name in traces]
 
 
-def test_traces_from_elsewhere_are_compared_by_their_dtype(tmp_path: Path) -> None:
+def test_compare_command_uses_tolerances_of_the_trace_dtype(tmp_path: Path) -> None:
     near = trace("trl", losses=[3.0, 2.501], gradients=moved(trace().gradients, B, 1e-3), dtype="bfloat16")
     gpu, tpu = files(tmp_path, gpu=near, tpu=trace(dtype="bfloat16"))
     status, printed, _ = recipe("--compare", gpu, tpu)
@@ -267,6 +267,6 @@ def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Pa
         ([], "Missing argument"),
     ],
 )
-def test_wrong_words_are_wrong_usage(arguments: list[str], message: str) -> None:
+def test_wrong_parity_arguments_exit_with_status_2(arguments: list[str], message: str) -> None:
     status, _, err = recipe(*arguments)
     assert status == 2 and message in err.replace("│ ", "").replace(" │", "")

@@ -47,7 +47,7 @@ def program(path: Path) -> Program:
     return lowered.program
 
 
-def test_the_steps_whose_time_is_foreseen_are_those_that_are_run(root: Path) -> None:
+def test_expected_steps_depend_on_model_and_backends(root: Path) -> None:
     gemma4, llama = (program(root / "recipes" / f"{name}.yaml") for name in ("quickstart", "llama31-8b-v6e8"))
     whole = ["miniature", "compile", "tunix", "torchax", "trl", "control", "merge", "compare"]
     assert list(run._expected(gemma4, tuple(Backend))) == whole
@@ -56,7 +56,9 @@ def test_the_steps_whose_time_is_foreseen_are_those_that_are_run(root: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])
-def test_the_miniature_keeps_what_makes_a_run_what_it_is(root: Path, tmp_path: Path, name: str) -> None:
+def test_parity_miniature_keeps_data_optimizer_and_target_settings(
+    root: Path, tmp_path: Path, name: str
+) -> None:
     original = program(root / "recipes" / f"{name}.yaml")
     write_miniature(original, tmp_path, dtype="float32")
     replaced = {change.path for change in write_recipe(original, 20, tmp_path)}
@@ -69,7 +71,7 @@ def test_the_miniature_keeps_what_makes_a_run_what_it_is(root: Path, tmp_path: P
     assert not replaced & kept
 
 
-def test_a_mean_of_means_has_the_micro_batches_of_one_process(tmp_path: Path) -> None:
+def test_micro_batch_normalization_runs_parity_on_one_device(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE % LLAMA + "  loss_normalization: micro_batches\n")
     original = program(tmp_path / "recipe.yaml")
     (tmp_path / "work").mkdir()
@@ -126,7 +128,7 @@ def parity(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     return run
 
 
-def test_each_backend_is_run_and_merged_as_a_user_would(
+def test_parity_trains_and_merges_every_backend(
     scripts: Scripts, parity: Callable[..., Any], tmp_path: Path
 ) -> None:
     status, printed, _ = parity(LLAMA, "--keep", tmp_path / "kept")
@@ -148,7 +150,9 @@ def test_each_backend_is_run_and_merged_as_a_user_would(
     assert read_trace(tmp_path / "kept" / "traces" / "trl.npz").losses == [3.0, 2.0]
 
 
-def test_runs_that_differ_fail(scripts: Scripts, parity: Callable[..., Any], tmp_path: Path) -> None:
+def test_parity_fails_when_losses_differ_beyond_tolerance(
+    scripts: Scripts, parity: Callable[..., Any], tmp_path: Path
+) -> None:
     scripts.losses["trl"] = [3.0, 2.001]
     status, printed, err = parity(LLAMA, "--backend", "trl", "--backend", "tunix", "--json")
     found = json.loads(printed)
@@ -160,7 +164,7 @@ def test_runs_that_differ_fail(scripts: Scripts, parity: Callable[..., Any], tmp
     assert parity(LLAMA, *loose)[0] == 0
 
 
-def test_gemma_4_is_measured_against_itself(
+def test_gemma4_tolerance_is_ten_times_the_control_run_difference(
     scripts: Scripts, parity: Callable[..., Any], tmp_path: Path
 ) -> None:
     from safetensors.numpy import load_file
@@ -194,7 +198,7 @@ def test_a_script_that_fails_ends_the_comparison(scripts: Scripts, parity: Calla
     shutil.rmtree(printed.rpartition("kept: ")[2].strip())
 
 
-def test_what_a_backend_refuses_leaves_it_out(scripts: Scripts, parity: Callable[..., Any]) -> None:
+def test_backend_that_refuses_the_recipe_is_left_out(scripts: Scripts, parity: Callable[..., Any]) -> None:
     lion = "  optimizer: {name: lion, learning_rate: 0.0001}\n"
     status, printed, _ = parity(LLAMA, more=lion)
     assert status == 0
@@ -222,5 +226,5 @@ def test_too_few_backends_are_an_error(
     assert status == 1 and found["code"] == "E1050" and "torchax cannot be imported" in found["message"]
 
 
-def test_the_backends_scripts_are_where_it_looks_for_them() -> None:
+def test_parity_lists_scripts_and_packages_for_every_backend() -> None:
     assert list(chosen.SCRIPTS) == list(chosen.PACKAGES) == list(Backend)

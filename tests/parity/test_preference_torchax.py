@@ -21,12 +21,12 @@ pytestmark = pytest.mark.e2e
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 
-def test_dpo_is_one_run(tmp_path: Path) -> None:
+def test_dpo_matches_across_all_backends(tmp_path: Path) -> None:
     dpo = case("Qwen/Qwen3-0.6B", ["full_attention"], {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
     assert_one_run(Place(tmp_path, dpo))
 
 
-def test_dpo_of_all_weights_is_one_run_and_goes_on(tmp_path: Path) -> None:
+def test_full_weight_dpo_matches_across_backends_and_after_resume(tmp_path: Path) -> None:
     """Compare the reference, which is the run's initial model, bit for bit, also after a resumption."""
     dpo = case("Qwen/Qwen3-0.6B", ["full_attention"], {"fsdp": 2, "tp": 1}, TARGETS, "dpo")
     sets = {"lora": None, "checkpoint": {"directory": "checkpoints", "every_steps": STEPS // 2}}

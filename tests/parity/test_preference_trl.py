@@ -18,14 +18,14 @@ pytestmark = pytest.mark.e2e
 TARGETS = ["k_proj", "o_proj", "up_proj"]
 
 
-def test_orpo_is_one_run(tmp_path: Path) -> None:
+def test_trl_orpo_matches_train_py(tmp_path: Path) -> None:
     llama = ("meta-llama/Llama-3.1-8B-Instruct", ["full_attention"] * 2)
     orpo = case(*llama, {"fsdp": 2, "tp": 1}, TARGETS, "orpo", eval_fraction=0.1)
     backends = (Backend.TUNIX, Backend.TRL)
     assert_one_run(Place(tmp_path, orpo, backends), backends)
 
 
-def test_dpo_with_rows_of_the_embedding_is_one_run(tmp_path: Path) -> None:
+def test_trl_dpo_with_trained_embedding_rows_matches_train_py(tmp_path: Path) -> None:
     """The reference has the embedding's own rows: PEFT's without its adapters, and a copy in train.py."""
     qwen = ("Qwen/Qwen3-0.6B", ["full_attention"] * 2)
     dpo = case(*qwen, {"fsdp": 2, "tp": 1}, TARGETS, "dpo")

@@ -73,7 +73,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize("name, sets, layers, arguments, temporaries, seconds, left_out", RECORDED)
-def test_the_bound_is_below_what_was_compiled(
+def test_bound_is_below_the_recorded_compiler_figures(
     name: str,
     sets: tuple[str, ...],
     layers: int,
@@ -90,14 +90,14 @@ def test_the_bound_is_below_what_was_compiled(
 
 
 @pytest.mark.parametrize("name, sets, layers, arguments", [record[:4] for record in RECORDED])
-def test_state_is_what_the_compiler_takes_as_arguments(
+def test_state_bytes_match_the_compiled_argument_bytes(
     name: str, sets: tuple[str, ...], layers: int, arguments: float
 ) -> None:
     """Compare weights, adapters, moments and gradients under each mesh. Only padding may differ."""
     assert state_bytes(program(name, *sets, layers=layers)) == pytest.approx(arguments, rel=0.002)
 
 
-def test_one_backward_kernel_is_counted_where_it_runs() -> None:
+def test_bound_counts_the_fused_backward_kernel_for_large_blocks() -> None:
     from recipec.compiler.plan.bound import FUSED
     from recipec.runtime.model import attention
 
@@ -108,18 +108,18 @@ def test_one_backward_kernel_is_counted_where_it_runs() -> None:
     assert one.seconds < two.seconds
 
 
-def test_the_bound_is_below_the_whole_flagship() -> None:
+def test_bound_is_below_the_estimate_of_the_60_layer_flagship() -> None:
     """Compare with 60 layers extrapolated from 6 and 12: 1.149 s, 0.145 s of kernels and 72.5 GiB."""
     least = bound(program("gemma4-31b-v5p8"), 3072)
     assert 0.6 * 1.294 < least.seconds < 1.294
     assert 0.6 * 72.5 < least.memory_bytes / 2**30 < 72.5
 
 
-def test_the_bound_is_below_the_whole_paper_recipe() -> None:
+def test_bound_is_below_the_step_time_of_the_full_paper_recipe() -> None:
     assert 0.6 * 0.497 < bound(program("gemma4-31b-paper"), 3072).seconds < 0.497
 
 
-def test_the_bound_orders_the_policies_by_time_and_memory_as_compiles_do() -> None:
+def test_bound_orders_remat_policies_by_time_and_memory() -> None:
     """Check that more recomputation takes more time, and that more kept arrays take more memory."""
     least = {policy: bound(program("gemma4-31b-v5p8", f"remat.policy={policy}"), 3072) for policy in POLICIES}
     seconds = {policy: one.seconds for policy, one in least.items()}
@@ -129,7 +129,7 @@ def test_the_bound_orders_the_policies_by_time_and_memory_as_compiles_do() -> No
     assert memory["decoder"] < memory["save_attention"] < memory["save_dots"] <= memory["none"]
 
 
-def test_a_policy_that_the_bound_does_not_know_is_taken_to_need_least() -> None:
+def test_unknown_remat_policy_gets_the_lowest_bound() -> None:
     """Check that the bound never excludes a policy that it does not know."""
     known = program("gemma4-31b-v5p8")
     recipe = known.recipe.model_copy(
@@ -165,7 +165,7 @@ def test_quantized_experts_are_smaller() -> None:
 PAIRS = ("data.packing=false", "data.loss_on=completion", "serve=null")
 
 
-def test_full_fine_tuning_keeps_the_optimizer_s_state() -> None:
+def test_full_fine_tuning_state_counts_optimizer_and_reference_model() -> None:
     """Count AdamW's bytes in bfloat16.
 
     A weight takes 2 bytes, its float32 copy and moments take 12, and a reference model takes 2 more. Norms
@@ -181,7 +181,7 @@ def test_full_fine_tuning_keeps_the_optimizer_s_state() -> None:
     assert state_bytes(dpo) == pytest.approx(full.base_parameters * 16 / 32, rel=0.002)
 
 
-def test_rows_of_a_preference_are_two() -> None:
+def test_dpo_bound_exceeds_orpo_by_one_reference_forward_pass() -> None:
     dpo = program("qwen3-8b-dpo-v5e8")
     orpo = program("qwen3-8b-dpo-v5e8", "train.objective=orpo")
     assert dpo.micro_batch_rows == orpo.micro_batch_rows == 8
@@ -212,7 +212,7 @@ def test_model_flops_of_full_fine_tuning_count_every_weight_three_times() -> Non
     )
 
 
-def test_model_flops_end_at_the_first_trained_layer() -> None:
+def test_model_flops_of_backward_pass_end_at_the_first_trained_layer() -> None:
     """Train adapters in the last eight layers only: the backward pass stops before the first 24."""
     last = program("llama31-8b-v6e8", "lora.layers=24-31")
     expected = 2 * LLAMA_LAYERS + 2 * LLAMA_LAYERS / 4 + 4 * LLAMA_HEAD
@@ -221,7 +221,7 @@ def test_model_flops_end_at_the_first_trained_layer() -> None:
     assert bound(last, 4096).seconds < bound(program("llama31-8b-v6e8"), 4096).seconds
 
 
-def test_norms_and_biases_are_no_products() -> None:
+def test_norms_and_biases_are_not_counted_as_matrix_products() -> None:
     """Leave out norms and biases.
 
     OLMo 2's row norms and gpt-oss's expert biases have two dimensions, but they are no matrix products.
@@ -241,7 +241,7 @@ def test_norms_and_biases_are_no_products() -> None:
         ("EleutherAI/pythia-12b", "[dense, dense_h_to_4h, dense_4h_to_h]", 5120),
     ],
 )
-def test_other_names_of_the_last_projections_count_alike(model: str, targets: str, hidden: int) -> None:
+def test_last_projections_are_found_under_phi_and_pythia_names(model: str, targets: str, hidden: int) -> None:
     data = "data={train: [{path: x.jsonl}], format: text, max_length: 2048}"
     sets = (f"model.id={model}", "serve=null", f"lora={{rank: 8, targets: {targets}}}", data)
     layer = shapes(program("llama31-8b-v6e8", *sets), 64).layers[0]
@@ -249,13 +249,13 @@ def test_other_names_of_the_last_projections_count_alike(model: str, targets: st
     assert layer.tails == {"self_attn.o_proj": hidden**2, "mlp.down_proj": 4 * hidden**2}
 
 
-def test_model_flops_of_experts_are_those_that_a_token_goes_through() -> None:
+def test_model_flops_count_only_the_active_experts() -> None:
     """Count 26B-A4B: 3.8e9 of 25.2e9 weights at 4 FLOPs each, and a few percent of attention and adapters."""
     experts = program("gemma4-31b-v5p8", "model.id=google/gemma-4-26B-A4B-it")
     assert 4 * 3.6e9 < model_flops(experts, 1.0) < 4 * 4.8e9
 
 
-def test_remat_and_kernel_are_no_model_flops() -> None:
+def test_model_flops_ignore_remat_policy_and_attention_kernel() -> None:
     tokens = 12_288
     plain = model_flops(program("gemma4-31b-v5p8"), tokens)
     other = program("gemma4-31b-v5p8", "remat.policy=decoder", "model.attention=dot")
@@ -263,12 +263,12 @@ def test_remat_and_kernel_are_no_model_flops() -> None:
 
 
 @pytest.mark.parametrize("length, window", [(1, None), (7, None), (7, 3), (7, 7), (7, 20), (300, 64)])
-def test_causal_pairs_are_those_that_a_window_lets_see_each_other(length: int, window: int | None) -> None:
+def test_causal_pairs_match_a_brute_force_count(length: int, window: int | None) -> None:
     counted = sum(q - k < (window or length) for q in range(length) for k in range(q + 1))
     assert causal_pairs(length, window) == counted
 
 
 @pytest.mark.parametrize("length, chunk", [(1, 4), (4, 4), (7, 3), (7, 20), (300, 64)])
-def test_chunked_pairs_are_those_of_one_chunk(length: int, chunk: int) -> None:
+def test_chunked_pairs_match_a_brute_force_count(length: int, chunk: int) -> None:
     counted = sum(q // chunk == k // chunk for q in range(length) for k in range(q + 1))
     assert chunked_pairs(length, chunk) == counted

@@ -37,15 +37,15 @@ def found(recipe: Path, plan: Plan, *sets: str) -> list[Diagnostic]:
     return budget.check(program, plan)
 
 
-def test_without_a_budget_nothing_is_said(recipe: Path) -> None:
+def test_plan_without_a_budget_has_no_diagnostics(recipe: Path) -> None:
     assert found(recipe, plans.too_large()) == []
 
 
-def test_a_plan_within_the_budget_has_no_findings(recipe: Path) -> None:
+def test_plan_within_the_budget_has_no_diagnostics(recipe: Path) -> None:
     assert found(recipe, plans.flagship(), "max_hbm_share=0.77", "max_hours=0.28", "max_usd=4.67") == []
 
 
-def test_a_plan_above_the_budget_fails_with_each_figure(recipe: Path) -> None:
+def test_plan_above_every_limit_gives_E1002_E1003_and_E1004(recipe: Path) -> None:
     assert found(recipe, plans.flagship(), "max_hbm_share=0.7", "max_hours=0.25", "max_usd=4") == [
         Diagnostic(
             "E1002",
@@ -73,7 +73,7 @@ def test_a_plan_above_the_budget_fails_with_each_figure(recipe: Path) -> None:
     ]
 
 
-def test_an_overrun_below_rounding_is_still_to_be_seen(recipe: Path) -> None:
+def test_small_overrun_is_printed_with_enough_digits(recipe: Path) -> None:
     plan = plans.flagship()
     run = replace(plan.run, hours=0.2500001, usd=4.001)
     memory = replace(plan.estimate.memory, temporaries=plan.estimate.memory.temporaries + 1e6)
@@ -86,11 +86,11 @@ def test_an_overrun_below_rounding_is_still_to_be_seen(recipe: Path) -> None:
     assert usd.message == "the run costs an estimated US$ 4.001, and budget.max_usd allows 4"
 
 
-def test_only_what_is_above_is_said(recipe: Path) -> None:
+def test_only_exceeded_limits_are_reported(recipe: Path) -> None:
     assert [d.code for d in found(recipe, plans.flagship(), "max_hours=0.3", "max_usd=4")] == ["E1004"]
 
 
-def test_hours_of_a_run_of_unknown_length_are_said_to_be_unchecked(recipe: Path) -> None:
+def test_run_of_unknown_length_leaves_hours_and_cost_unchecked(recipe: Path) -> None:
     hours, usd = found(recipe, plans.unknown_length(), "max_hbm_share=0.9", "max_hours=1", "max_usd=10")
     assert hours == Diagnostic(
         "W1005",
@@ -101,7 +101,7 @@ def test_hours_of_a_run_of_unknown_length_are_said_to_be_unchecked(recipe: Path)
     assert (usd.code, usd.path) == ("W1005", "budget.max_usd")
 
 
-def test_a_bound_above_the_budget_leaves_it_unchecked(recipe: Path) -> None:
+def test_upper_bound_above_the_budget_leaves_hours_and_cost_unchecked(recipe: Path) -> None:
     flagship = plans.flagship()
     bound = replace(flagship, run=replace(flagship.run, source="bound", hours=2.0, usd=30.0, steps=500))
     assert found(recipe, bound, "max_hours=2", "max_usd=30") == []
@@ -113,7 +113,7 @@ def test_a_bound_above_the_budget_leaves_it_unchecked(recipe: Path) -> None:
     )
 
 
-def test_the_cost_of_a_machine_without_a_price_is_said_to_be_unchecked(recipe: Path) -> None:
+def test_machine_without_a_price_leaves_the_cost_unchecked(recipe: Path) -> None:
     assert found(recipe, plans.unpriced(), "max_hours=1", "max_usd=10") == [
         Diagnostic(
             "W1005",
@@ -124,7 +124,7 @@ def test_the_cost_of_a_machine_without_a_price_is_said_to_be_unchecked(recipe: P
     ]
 
 
-def test_a_step_that_was_refused_is_above_the_memory_alone(recipe: Path) -> None:
+def test_refused_step_exceeds_memory_and_leaves_hours_unchecked(recipe: Path) -> None:
     refused = plans.refused()
     refused = replace(refused, run=replace(refused.run, steps=774))
     memory, hours = found(recipe, refused, "max_hbm_share=1", "max_hours=1")

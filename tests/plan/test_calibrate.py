@@ -59,7 +59,7 @@ def planned(folder: Path) -> tuple[float, str]:
     return estimate["seconds"], estimate["interval"]["basis"]
 
 
-def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
+def test_plan_uses_and_cites_the_calibrated_probe(tmp_path: Path) -> None:
     file = probe(tmp_path, 35.2)
     before, _ = planned(tmp_path)
     assert before == pytest.approx(32)  # 2 outside of the layers and 0.5 in each of the 60
@@ -94,7 +94,7 @@ def test_plans_use_what_probes_found_and_name_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_outside_the_interval_has_a_likely_cause(
+def test_probe_outside_the_interval_gets_a_likely_cause(
     tmp_path: Path, seconds: float, changes: dict[str, Any], cause: str
 ) -> None:
     said = run("calibrate", probe(tmp_path, seconds, **changes))
@@ -113,7 +113,7 @@ def test_what_is_outside_the_interval_has_a_likely_cause(
         ({"recipe": "another"}, "of another recipe"),
     ],
 )
-def test_what_is_no_measurement_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_calibrate_refuses_invalid_probes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         run("calibrate", probe(tmp_path, 32.0, **changes))
     assert not calibration.path().exists()

@@ -48,7 +48,7 @@ def planned(*arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("full_speed")
-def test_figures_are_those_of_all_layers(file: Path) -> None:
+def test_plan_gives_figures_of_all_layers_and_caches_them(file: Path) -> None:
     plan = planned(file)["plan"]
     # 2 outside of the layers and 0.5 in each of the 60.
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
@@ -59,7 +59,7 @@ def test_figures_are_those_of_all_layers(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("full_speed")
-def test_the_mesh_that_a_note_names_is_priced_from_the_cache_alone(file: Path, fake: Path) -> None:
+def test_note_on_another_mesh_takes_its_time_only_from_the_cache(file: Path, fake: Path) -> None:
     command = f"recipe plan {file} --set 'mesh.axes={{fsdp: 2, tp: 2}}'"
     (note,) = planned(file)["plan"]["notes"]
     assert note.endswith(f"is not planned yet; its time and memory: {command}")
@@ -81,7 +81,7 @@ def test_exact_compiles_all_layers(file: Path) -> None:
     assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
 
 
-def test_a_compile_that_is_killed_says_what_it_needs(file: Path, told: pytest.MonkeyPatch) -> None:
+def test_killed_compile_error_says_that_memory_ran_out(file: Path, told: pytest.MonkeyPatch) -> None:
     told.setenv("FAKE_WORKER_TOLD", "killed above 12")
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
@@ -89,7 +89,7 @@ def test_a_compile_that_is_killed_says_what_it_needs(file: Path, told: pytest.Mo
     assert caught.value.help and "--exact" in caught.value.help
 
 
-def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.MonkeyPatch) -> None:
+def test_plan_exits_with_code_1_if_the_compile_fails(file: Path, told: pytest.MonkeyPatch) -> None:
     told.setattr("sys.argv", ["recipe", "plan", str(file)])
     told.setenv("FAKE_WORKER_TOLD", "failed")
     with pytest.raises(SystemExit) as ended:
@@ -97,7 +97,9 @@ def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.Monkey
     assert ended.value.code == 1
 
 
-def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: pytest.MonkeyPatch) -> None:
+def test_refused_libtpu_flag_error_points_at_recipe_or_environment(
+    file: Path, told: pytest.MonkeyPatch
+) -> None:
     told.setenv("FAKE_WORKER_TOLD", "refused")
     file.write_text(RECIPE + "xla:\n  flags:\n    xla_enable_async_all_gather: maybe\n", encoding="utf-8")
     done = run("plan", file)
@@ -110,7 +112,7 @@ def test_a_value_that_libtpu_refuses_is_told_where_it_stands(file: Path, told: p
 
 
 @pytest.mark.usefixtures("full_speed")
-def test_a_budget_fails_the_plan(file: Path) -> None:
+def test_plan_above_its_hour_budget_exits_with_E1003(file: Path) -> None:
     sets = ("--set", "budget={max_hours: 0.5, max_usd: 1000, max_hbm_share: 0.5}")
     done = run("plan", file, *sets)
     assert done.exit_code == 1
@@ -124,7 +126,9 @@ def test_a_budget_fails_the_plan(file: Path) -> None:
     ]
 
 
-def test_a_step_that_is_too_large_says_what_was_tried(file: Path, told: pytest.MonkeyPatch) -> None:
+def test_too_large_step_fails_the_plan_and_warns_in_a_later_check(
+    file: Path, told: pytest.MonkeyPatch
+) -> None:
     told.setenv("FAKE_WORKER_TOLD", "too large")
     done = run("plan", file)
     assert done.exit_code == 1 and "error[E1001]" in done.stderr
@@ -134,7 +138,7 @@ def test_a_step_that_is_too_large_says_what_was_tried(file: Path, told: pytest.M
     assert "W1007" not in run("check", file, "--set", "lora.rank=8").stderr  # not planned yet
 
 
-def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
+def test_html_option_writes_the_plan_page(file: Path, tmp_path: Path) -> None:
     done = run("plan", file, "--html", tmp_path / "plan.html")
     assert done.exit_code == 0
     assert "google/gemma-4-31B-it" in (tmp_path / "plan.html").read_text(encoding="utf-8")
@@ -154,7 +158,7 @@ def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
         (("--model", "{0}"), "there is no tokenizer in {0}"),
     ],
 )
-def test_what_is_not_there_is_said_before_anything_is_compiled(
+def test_plan_refuses_invalid_paths_and_options_before_compiling(
     file: Path, tmp_path: Path, fake: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     file.write_text(RECIPE.replace("gs://bucket/train.jsonl", "train.jsonl"), encoding="utf-8")
@@ -166,7 +170,9 @@ def test_what_is_not_there_is_said_before_anything_is_compiled(
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_stream_that_is_closed_is_no_fault(file: Path, told: pytest.MonkeyPatch, stream: str) -> None:
+def test_plan_succeeds_with_a_closed_stdout_or_stderr(
+    file: Path, told: pytest.MonkeyPatch, stream: str
+) -> None:
     told.setattr("sys.argv", ["recipe", "plan", str(file)])
     told.setattr(f"sys.{stream}", None)
     with pytest.raises(SystemExit) as ended:
@@ -174,7 +180,7 @@ def test_a_stream_that_is_closed_is_no_fault(file: Path, told: pytest.MonkeyPatc
     assert ended.value.code == 0
 
 
-def test_a_cpu_has_nothing_to_be_compiled_for(root: Path, told: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_plan_refuses_a_cpu_recipe(root: Path, told: pytest.MonkeyPatch, capsys: Any) -> None:
     told.setattr("sys.argv", ["recipe", "plan", str(root / "recipes" / "quickstart.yaml")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -182,25 +188,25 @@ def test_a_cpu_has_nothing_to_be_compiled_for(root: Path, told: pytest.MonkeyPat
     assert capsys.readouterr().err.startswith("error: cpu-8 is not a TPU, and a plan is compiled for a TPU\n")
 
 
-def test_a_model_without_an_entry_is_a_finding_of_the_checks(file: Path) -> None:
+def test_plan_of_an_unknown_model_prints_an_E08_diagnostic(file: Path) -> None:
     done = run("plan", file, "--set", "model.id=nobody/nothing-7b")
     assert done.exit_code == 1 and "error[E08" in done.stderr
 
 
-def test_several_hosts_and_slices_are_planned(file: Path) -> None:
+def test_plan_of_two_slices_counts_devices_slices_and_hosts(file: Path) -> None:
     sets = ("--set", "mesh={accelerator: v5p-16, axes: {dcn: 2, fsdp: 8}}", "--set")
     sets = (*sets, "train.global_batch_size=16")
     plan = planned(file, *sets)["plan"]
     assert (plan["devices"], plan["slices"], plan["hosts"]) == (16, 2, 4)
 
 
-def test_cost_comes_from_the_plan_unless_hours_are_given(file: Path) -> None:
+def test_cost_uses_the_plan_unless_train_hours_are_given(file: Path) -> None:
     done = run("cost", file)
     assert done.exit_code == 0 and "estimate of `recipe plan`" in done.stdout
     assert "16.80" in run("cost", file, "--train-hours", "1").stdout
 
 
-def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
+def test_diff_plan_prints_the_change_in_hours(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(RECIPE.replace("steps: 100", "steps: 200"), encoding="utf-8")
     done = run("diff", file, other, "--plan")
@@ -208,7 +214,7 @@ def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
     assert "hours" in done.stdout and "+100" in done.stdout
 
 
-def test_a_search_prints_its_front(file: Path) -> None:
+def test_plan_search_prints_a_table_of_configurations(file: Path) -> None:
     # A model with few layers: the search checks 72 configurations.
     done = run("plan", file, "--search", "--most", "4", "--set", "model.id=google/gemma-3-1b-it")
     assert done.exit_code == 0, done.stderr

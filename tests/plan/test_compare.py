@@ -33,7 +33,7 @@ def block() -> plans.Plan:
     return replace(plans.flagship(), recipe="with-block", estimate=estimate, run=run)
 
 
-def test_only_what_changes_is_shown() -> None:
+def test_comparison_shows_only_changed_figures() -> None:
     assert compare(plans.flagship(), block()) == (
         "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
         "after:  with-block on v5p-8, mesh fsdp 4 x tp 1\n"
@@ -58,7 +58,7 @@ def test_only_what_changes_is_shown() -> None:
     )
 
 
-def test_a_change_below_rounding_is_none() -> None:
+def test_comparison_ignores_a_change_below_rounding() -> None:
     slightly = replace(plans.flagship(), estimate=replace(ESTIMATE, seconds=ESTIMATE.seconds + 1e-6))
     assert compare(plans.flagship(), slightly) == (
         "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
@@ -68,7 +68,7 @@ def test_a_change_below_rounding_is_none() -> None:
     )
 
 
-def test_a_collective_over_other_axes_is_another() -> None:
+def test_collectives_over_different_axes_have_separate_rows() -> None:
     shown = compare(plans.flagship(), plans.sliced())
     assert "\nall-gather, fsdp                  118.4 GB   29.6 GB     -75.0 %\n" in shown
     assert "\nall-reduce, dcn over DCN               0 B    4.4 GB         new\n" in shown
@@ -77,13 +77,13 @@ def test_a_collective_over_other_axes_is_another() -> None:
 
 
 @pytest.mark.parametrize("other", [plans.refused(), plans.unknown_length(), plans.unpriced()])
-def test_what_is_not_known_is_said(other: plans.Plan) -> None:
+def test_comparison_shows_unknown_figures_as_unknown(other: plans.Plan) -> None:
     lines = [line for line in compare(plans.flagship(), other).splitlines() if "unknown" in line]
     assert any(line.startswith("US$ ") for line in lines)
     assert all(line.endswith("unknown") for line in lines)
 
 
-def test_a_refused_step_has_memory_alone() -> None:
+def test_comparison_with_a_refused_step_knows_only_memory() -> None:
     shown = compare(plans.flagship(), plans.refused())
     assert "\nHBM of a device                 72.50 GiB  128.69 GiB   +77.5 %\n" in shown
     for name in ("its step", "a real token", "tokens/s", "MFU", "all-gather, fsdp", "hours", "US$"):

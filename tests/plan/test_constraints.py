@@ -59,7 +59,9 @@ def ours(program: Program) -> Counter[str]:
     return constraints(program)
 
 
-def test_every_constraint_of_a_tpu_is_there_and_no_other(program: Program, ours: Counter[str]) -> None:
+def test_planned_step_has_the_same_constraints_as_tunix_on_a_tpu(
+    program: Program, ours: Counter[str]
+) -> None:
     with tunix_on_a_tpu():
         theirs = constraints(program)
     assert ours == theirs
@@ -68,7 +70,9 @@ def test_every_constraint_of_a_tpu_is_there_and_no_other(program: Program, ours:
     assert any('"tp"' in key for key in ours) and any('"fsdp"' in key for key in ours)
 
 
-def test_dropped_constraints_would_show(program: Program, ours: Counter[str]) -> None:
+def test_constraint_count_falls_if_the_constrain_helper_does_nothing(
+    program: Program, ours: Counter[str]
+) -> None:
     with mock.patch.object(forward.sharding, "constrain", lambda x, spec, eager=False: x):
         dropped = constraints(program)
     assert sum(dropped.values()) < sum(ours.values()) / 2

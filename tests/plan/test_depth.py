@@ -54,7 +54,7 @@ def programs(root: Path) -> dict[str, Program]:
         ("jamba", 8),
     ],
 )
-def test_all_layers_are_scheduled_and_each_kind_of_layer_is_compiled(
+def test_plan_schedules_all_layers_and_compiles_each_layer_type(
     programs: dict[str, Program], name: str, few: int
 ) -> None:
     program = programs[name]
@@ -67,10 +67,10 @@ def test_all_layers_are_scheduled_and_each_kind_of_layer_is_compiled(
     assert parts(program, exact=True) == (Part(every),)
 
 
-def test_layers_that_a_config_cannot_name_are_compiled_with_all_others(programs: dict[str, Program]) -> None:
+def test_plan_compiles_all_layers_if_no_config_can_shorten_the_model(programs: dict[str, Program]) -> None:
     assert parts(programs["jamba-some"]) == (Part(tuple(range(32))),)
     assert probed(programs["jamba-some"]) == (tuple(range(32)),)
 
 
-def test_layers_that_a_pattern_names_are_all_compiled(programs: dict[str, Program]) -> None:
+def test_lora_targets_with_layer_numbers_compile_all_layers(programs: dict[str, Program]) -> None:
     assert parts(programs["numbered"]) == (Part(tuple(range(60))),)

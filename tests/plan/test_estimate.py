@@ -75,7 +75,7 @@ def scheduled(layers: int) -> Compiled:
     return replace(compiled(layers), code=5e3, prices=Prices())
 
 
-def test_figures_are_those_of_all_layers_at_the_prices_of_a_few(program: Program) -> None:
+def test_estimate_prices_all_layers_by_the_few_compiled_layers(program: Program) -> None:
     one = estimate(program, [scheduled(60), compiled(6)])
     memory = one.memory
     assert (memory.weights, memory.adapters, memory.optimizer) == pytest.approx((1.3e10, 6e8, 1.2e9))
@@ -99,13 +99,13 @@ def test_figures_are_those_of_all_layers_at_the_prices_of_a_few(program: Program
     assert one.compile_seconds == 24 and one.compiled_layers == (6,)
 
 
-def test_what_is_compiled_to_the_end_has_its_own_prices_and_code(program: Program) -> None:
+def test_full_compile_gives_the_prices_and_code_size_of_the_estimate(program: Program) -> None:
     one = estimate(program, [compiled(60)])
     assert one.timeline.products == pytest.approx(0.91) and one.memory.code == 6e7
     assert one.compiled_layers == (60,)
 
 
-def test_model_flops_are_those_of_the_model(program: Program) -> None:
+def test_model_flops_and_mfu_follow_the_parameter_counts(program: Program) -> None:
     """Count 4 N FLOPs a token for frozen weights and 6 N for adapters; attention adds a few percent."""
     one = estimate(program, [scheduled(60), compiled(6)])
     expected = (4 * program.base_parameters + 6 * program.trainable_parameters) * 4 * 3072 / 4
@@ -113,7 +113,7 @@ def test_model_flops_are_those_of_the_model(program: Program) -> None:
     assert one.mfu == pytest.approx(one.model_flops / (one.seconds * 459e12))
 
 
-def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
+def test_out_of_memory_step_has_memory_but_no_time(program: Program) -> None:
     refused = [
         replace(
             compiled(layers),
@@ -131,7 +131,7 @@ def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
     assert one.largest[0].name == "scores"
 
 
-def test_the_interval_is_that_of_the_generation_and_the_method(program: Program) -> None:
+def test_estimate_takes_the_v5p_lora_interval(program: Program) -> None:
     one = estimate(program, [scheduled(60), compiled(6)])
     assert one.interval == interval("v5p", lora=True)
     low, high = one.interval.of(one.seconds)

@@ -73,7 +73,7 @@ def sets_of(program: Program) -> list[tuple[str, ...]]:
     return [way.sets for way in reductions_of(program)]
 
 
-def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> None:
+def test_flagship_reductions_go_from_smallest_to_largest_change() -> None:
     assert sets_of(program()) == [
         ("remat.policy=save_dots",),
         ("remat.policy=save_attention",),
@@ -89,14 +89,14 @@ def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> 
     ]
 
 
-def test_the_compilers_defaults_are_tried_before_all_else_where_a_profile_has_flags() -> None:
+def test_default_compiler_flags_come_first_if_the_profile_has_flags() -> None:
     found = sets_of(program("xla.profile=auto"))
     assert found[0] == ("xla.profile=none",)
     assert ("xla.profile=none", "remat.policy=decoder") in found
     assert not any("xla.profile=none" in sets for sets in sets_of(program()))
 
 
-def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
+def test_micro_batch_shrinks_at_the_same_global_batch() -> None:
     larger = program("train.micro_batch_size=6", "train.global_batch_size=48")
     found = {way.sets: way for way in reductions_of(larger)}
     assert list(found)[:2] == [("train.micro_batch_size=3",), ("train.micro_batch_size=1",)]
@@ -105,7 +105,7 @@ def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
     assert ("train.micro_batch_size=1", "remat.policy=decoder") in found
 
 
-def test_attention_before_what_costs_time_and_never_where_it_is_the_kernel() -> None:
+def test_splash_attention_comes_first_unless_in_use_or_on_cpu() -> None:
     assert sets_of(program("model.attention=dot"))[0] == ("model.attention=splash",)
     assert not any("model.attention" in argument for sets in sets_of(program()) for argument in sets)
     on_cpu = sets_of(program(recipe=RECIPES / "gemma3-270m-cpu.yaml"))
@@ -121,13 +121,13 @@ def test_tensor_parallel_sizes_divide_every_layers_heads() -> None:
     assert not any("tp: 8" in argument for sets in wide for argument in sets)
 
 
-def test_less_tensor_parallelism_only_where_the_rows_can_be_split() -> None:
+def test_smaller_tp_is_suggested_only_if_rows_divide_over_fsdp() -> None:
     split = program("mesh.axes={fsdp: 1, tp: 4}", "train.global_batch_size=2")
     assert ("mesh.axes={fsdp: 2, tp: 2}",) in sets_of(split)
     assert ("mesh.axes={fsdp: 4, tp: 1}",) not in sets_of(split)
 
 
-def test_a_larger_slice_is_named_as_the_recipe_names_its_own() -> None:
+def test_larger_slice_is_set_by_topology_or_accelerator_as_in_the_recipe() -> None:
     by_topology = program("mesh.accelerator=null", "mesh.topology=v5p:2x2x1")
     assert ("mesh.topology=v5p:2x2x2", "mesh.axes={fsdp: 4, tp: 2}") in sets_of(by_topology)
     sliced = program("mesh.axes={dcn: 2, fsdp: 4, tp: 1}", "train.global_batch_size=16")
@@ -135,7 +135,7 @@ def test_a_larger_slice_is_named_as_the_recipe_names_its_own() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["llama31-8b-v6e8", "qwen3-8b-dpo-v5e8"])
-def test_the_checks_let_every_way_through(recipe: str) -> None:
+def test_every_suggested_reduction_passes_the_checks(recipe: str) -> None:
     path = RECIPES / f"{recipe}.yaml"
     ways_out = sets_of(program(recipe=path))
     assert ways_out
@@ -143,7 +143,7 @@ def test_the_checks_let_every_way_through(recipe: str) -> None:
         assert lower(load(path, sets), planning=True).program is not None, sets
 
 
-def test_the_first_rung_that_fits_is_found_by_way_of_the_last() -> None:
+def test_find_tries_the_last_rung_then_bisects_to_the_first_fitting_rung() -> None:
     compiler = Compiler(
         remat_policy_save_dots=estimate(80),
         remat_policy_save_attention=estimate(60),
@@ -159,7 +159,7 @@ def test_the_first_rung_that_fits_is_found_by_way_of_the_last() -> None:
     ]
 
 
-def test_a_ladder_whose_last_rung_does_not_fit_is_left() -> None:
+def test_find_leaves_a_ladder_whose_last_rung_does_not_fit() -> None:
     compiler = Compiler(lora_quantize=estimate(60))
     found = search(compiler)
     assert found.way is not None and found.way.sets == ("lora.quantize=int8",)
@@ -173,12 +173,12 @@ def test_a_ladder_whose_last_rung_does_not_fit_is_left() -> None:
 
 
 @pytest.mark.parametrize(("temporaries", "fits"), [(73.0, True), (73.2, False)])
-def test_two_percent_stay_free(temporaries: float, fits: bool) -> None:
+def test_find_keeps_two_percent_of_memory_free(temporaries: float, fits: bool) -> None:
     found = search(Compiler(remat=estimate(temporaries)))
     assert (found.way is not None) is fits
 
 
-def test_what_does_not_compile_is_passed_over() -> None:
+def test_find_skips_candidates_that_fail_to_compile() -> None:
     found = search(Compiler(remat_policy_decoder=None, remat_policy_block=estimate(50)))
     assert [(way.sets[0], result is None) for way, result in found.tried[:2]] == [
         ("remat.policy=decoder", True),
@@ -187,14 +187,14 @@ def test_what_does_not_compile_is_passed_over() -> None:
     assert found.way is not None and found.way.sets == ("remat.policy=block",)
 
 
-def test_no_more_are_compiled_than_allowed() -> None:
+def test_find_compiles_at_most_the_allowed_number() -> None:
     compiler = Compiler(remat_policy_decoder=estimate(20))
     assert search(compiler, most=2).way is not None
     assert len(compiler.asked) == 2
     assert search(Compiler(), most=3).way is None
 
 
-def test_what_the_checks_refuse_is_not_compiled() -> None:
+def test_find_does_not_compile_meshes_that_the_checks_refuse() -> None:
     """Skip meshes that the checks refuse: one of the recipe's rules shards a scalar over tp."""
     compiler = Compiler()
     search(compiler, ("sharding.rules=[{match: 'layers.*.skip_scale', spec: [tp]}]",))
@@ -202,7 +202,7 @@ def test_what_the_checks_refuse_is_not_compiled() -> None:
     assert not any("mesh" in argument for sets in compiler.asked for argument in sets)
 
 
-def test_what_cannot_fit_is_not_compiled() -> None:
+def test_find_does_not_compile_candidates_that_cannot_fit() -> None:
     given = ("train.micro_batch_size=4", "train.global_batch_size=16")
     full = program(*given)
     compiler = Compiler()
@@ -226,13 +226,13 @@ def test_what_cannot_fit_is_not_compiled() -> None:
         ),  # refused: the figures do not describe a step
     ],
 )
-def test_a_way_whose_bound_is_above_the_memory_is_not_tried(
+def test_hopeless_compares_the_scaled_temporaries_with_the_memory(
     way: MemoryReduction, before: Estimate, expected: bool
 ) -> None:
     assert hopeless(way, before) is expected
 
 
-def test_sections_are_written_once() -> None:
+def test_yaml_lines_write_each_section_once() -> None:
     assert yaml_lines(("mesh.accelerator=v5p-16", "remat.policy=decoder", "mesh.axes={fsdp: 8, tp: 1}")) == [
         "mesh:",
         "  accelerator: v5p-16",
@@ -254,7 +254,7 @@ MESSAGE = (
 )
 
 
-def test_a_step_with_a_way_out_is_refused_with_the_lines_that_fit() -> None:
+def test_too_large_step_diagnostic_shows_recipe_lines_that_fit() -> None:
     compiler = Compiler(remat=estimate(50, seconds=1.2), mesh=estimate(30))
     found = search(compiler)
     assert shown(lambda: found) == (
@@ -268,7 +268,7 @@ def test_a_step_with_a_way_out_is_refused_with_the_lines_that_fit() -> None:
     assert diagnostic(program(), estimate(101.25), found).path == "remat.policy"
 
 
-def test_a_step_without_a_way_out_is_refused_with_what_was_tried() -> None:
+def test_too_large_step_diagnostic_lists_failed_attempts() -> None:
     found = search(Compiler(lora=None), most=5)
     assert shown(lambda: found) == (
         MESSAGE
@@ -283,14 +283,14 @@ def test_a_step_without_a_way_out_is_refused_with_what_was_tried() -> None:
     )
 
 
-def test_a_step_for_which_nothing_was_tried_is_refused_with_where_to_look() -> None:
+def test_too_large_step_diagnostic_has_help_even_without_attempts() -> None:
     assert shown(lambda: None).endswith(
         " = help: `recipe plan --search` searches for a configuration that fits\n\n1 error\n"
     )
     assert shown(lambda: FitResult(())).endswith("mesh or larger slice is left to try\n\n1 error\n")
 
 
-def test_a_refused_step_has_no_time_to_compare_with() -> None:
+def test_refused_step_diagnostic_compares_no_times() -> None:
     refused = replace(estimate(101.25, seconds=0.0), largest=())
     found = FitResult(
         (),

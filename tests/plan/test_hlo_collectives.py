@@ -55,13 +55,11 @@ def over(groups: str, axes: dict[str, int], slices: int = 1) -> tuple[tuple[str,
         ("mesh['a'=4,'b'=2], device_ids=(0,4,1,5,2,6,3,7) {'b'}", ("fsdp",)),
     ],
 )
-def test_groups_of_devices_are_named_by_the_axes_that_they_run_over(
-    groups: str, axes: tuple[str, ...]
-) -> None:
+def test_replica_groups_are_named_by_their_mesh_axes(groups: str, axes: tuple[str, ...]) -> None:
     assert over(f", replica_groups={groups}", AXES)[0] == axes
 
 
-def test_axes_of_one_device_are_not_named() -> None:
+def test_mesh_axes_of_size_1_are_not_named() -> None:
     assert over(", replica_groups={{0,1,2,3}}", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
     assert over("", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
 
@@ -79,7 +77,7 @@ def test_devices_are_numbered_within_a_slice() -> None:
     assert over("", TWO_SLICES, slices=2) == (("fsdp", "tp"), False)
 
 
-def test_without_slices_dcn_is_an_axis_like_the_others() -> None:
+def test_dcn_is_an_ordinary_mesh_axis_without_slices() -> None:
     assert over(", replica_groups={{0,1},{2,3},{4,5},{6,7}}", TWO_SLICES) == (("tp",), False)
     assert over(", replica_groups={{0,4},{1,5},{2,6},{3,7}}", TWO_SLICES) == (("dcn",), False)
 
@@ -116,7 +114,7 @@ def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
         ("", "transfer"),
     ],
 )
-def test_a_transfer_in_a_loop_counts_once_a_turn_whatever_its_kind(transfer: str, kind: str) -> None:
+def test_dcn_transfer_of_any_kind_counts_once_per_loop_iteration(transfer: str, kind: str) -> None:
     """Count a transfer that is received in one iteration and used in the next; it has two arrays."""
     received = f"(({REDUCED}, {REDUCED}), u32[], token[])"
     carried = f"(s32[], {received})"
@@ -150,7 +148,7 @@ PERMUTED = "f32[8,128]{1,0:T(8,128)}"
         ("{{0,7},{1,0},{2,1},{3,2},{4,3},{5,4},{6,5},{7,6}}", ("fsdp", "tp")),
     ],
 )
-def test_permutations_are_named_by_the_axis_along_which_they_move(pairs: str, axes: tuple[str, ...]) -> None:
+def test_permutations_are_named_by_their_mesh_axes(pairs: str, axes: tuple[str, ...]) -> None:
     entry = f"""%p = {PERMUTED} parameter(0)
         %s = ({PERMUTED}, {PERMUTED}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) collective-permute-start(%p), \
 channel_id=2, source_target_pairs={pairs}, metadata={{op_name="jit(f)"}}
@@ -159,7 +157,7 @@ channel_id=2, source_target_pairs={pairs}, metadata={{op_name="jit(f)"}}
     assert collectives(module(entry), AXES) == (expected,)
 
 
-def test_collectives_in_loops_count_once_a_turn_and_sums_with_their_bytes() -> None:
+def test_collectives_add_up_count_and_bytes_over_loop_iterations() -> None:
     body = f"""body
         %p = (s32[], {PERMUTED}) parameter(0)
         %x = {PERMUTED} get-tuple-element(%p), index=1
@@ -183,7 +181,7 @@ replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%sum
     )
 
 
-def test_a_wrapped_collective_counts_once() -> None:
+def test_wrapped_async_collective_counts_once() -> None:
     wrapped = f"""wrapped
         %p = {PERMUTED} parameter(0)
         ROOT %r = f32[2,128]{{1,0:T(2,128)}} reduce-scatter(%p), channel_id=6, replica_groups=[2,4]<=[8], \
@@ -196,7 +194,7 @@ dimensions={{0}}, to_apply=%sum"""
     assert collectives(module(entry, SUM, wrapped), AXES) == (expected,)
 
 
-def test_a_fused_sum_of_which_a_part_is_kept_is_a_reduce_scatter() -> None:
+def test_fused_all_reduce_and_slice_is_a_reduce_scatter() -> None:
     fused = """all-reduce-scatter.1
         %p = f32[16,128]{1,0:T(8,128)} parameter(0)
         %r = f32[16,128]{1,0:T(8,128)} all-reduce(%p), channel_id=6, \
@@ -210,6 +208,6 @@ replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%sum
     assert collectives(module(entry, SUM, fused), AXES) == (expected,)
 
 
-def test_a_collective_in_parts_counts_once() -> None:
+def test_collective_split_over_fusions_counts_once() -> None:
     expected = Collective("all-gather", ("fsdp",), False, 1, 256 * 256 * 4)
     assert collectives(module(OVERLAPPED_ENTRY, *OVERLAPPED), {"fsdp": 4, "tp": 2}) == (expected,)

@@ -47,7 +47,7 @@ def once(entry: str, *computations: str) -> tuple[float, float]:
         ("window={size=3}, dim_labels=b0f_0io->b0f, feature_group_count=2", (2, 9, 4), (3, 2, 6), (2, 7, 6)),
     ],
 )
-def test_flops_of_products_are_those_that_a_convolution_of_ones_counts(
+def test_product_flops_match_a_convolution_of_ones(
     attributes: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
@@ -87,7 +87,7 @@ def test_flops_of_products_are_those_that_a_convolution_of_ones_counts(
     assert product_flops(convolution, left, right) == 2 * float(np.asarray(ones).sum())
 
 
-def test_a_dot_has_the_flops_of_its_contraction() -> None:
+def test_dot_flops_and_bytes_follow_its_shapes() -> None:
     flops, moved = once(
         """%a = bf16[3,16,10] parameter(0)
         %b = bf16[3,10,20] parameter(1)
@@ -110,7 +110,7 @@ PRODUCT_FLOPS = 2 * 64 * 128 * 256
 PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
 
 
-def test_a_fusion_has_the_flops_of_its_products_and_moves_its_operands_and_results() -> None:
+def test_fusion_counts_product_flops_and_operand_and_result_bytes() -> None:
     entry = """%a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
         %b = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(1)
         %f = bf16[64,256]{1,0:T(8,128)(2,1)} fusion(%a, %b), kind=kOutput, calls=%products
@@ -120,7 +120,7 @@ def test_a_fusion_has_the_flops_of_its_products_and_moves_its_operands_and_resul
     assert moved == PRODUCT_BYTES + 2 * 64 * 256 * 2
 
 
-def test_memory_is_padded_and_vmem_costs_nothing() -> None:
+def test_bytes_count_padded_hbm_arrays_and_no_vmem() -> None:
     _, moved = once(
         """%a = f32[5,130]{1,0:T(8,128)} parameter(0)
         %b = f32[5,130]{1,0:T(8,128)S(1)} negate(%a)
@@ -130,7 +130,7 @@ def test_memory_is_padded_and_vmem_costs_nothing() -> None:
     assert moved == 2 * 8 * 256 * 4
 
 
-def test_what_is_in_a_loop_counts_once_a_turn() -> None:
+def test_loop_body_counts_once_per_iteration() -> None:
     state = "(s32[], bf16[64,128]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)})"
     body = f"""body
         %p = {state} parameter(0)
@@ -174,7 +174,7 @@ branch_computations={%short, %products, %short}"""
 WHOLE, ROW = 1024 * 256 * 4, 8 * 256 * 4
 
 
-def test_slices_count_what_they_touch() -> None:
+def test_slice_counts_only_the_bytes_of_the_slice() -> None:
     sliced = """sliced
         %whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %at = s32[]{:T(128)} parameter(1)
@@ -197,7 +197,7 @@ def test_slices_count_what_they_touch() -> None:
     assert once(fused, both)[1] == WHOLE + ROW
 
 
-def test_updates_count_what_they_touch() -> None:
+def test_update_slice_counts_only_the_bytes_of_the_update() -> None:
     updated = """updated
         %whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %new = f32[8,256]{1,0:T(8,128)} parameter(1)
@@ -227,7 +227,7 @@ def test_asynchronous_slice_counts_once() -> None:
     assert moved == ROW
 
 
-def test_placeholders_cost_nothing() -> None:
+def test_custom_calls_cost_no_flops_and_no_bytes() -> None:
     flops, moved = once(
         """%q = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %memory = f32[1024,256]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
@@ -237,7 +237,7 @@ def test_placeholders_cost_nothing() -> None:
     assert (flops, moved) == (0, 0)
 
 
-def test_collectives_count_as_their_reading_and_writing() -> None:
+def test_collectives_count_the_bytes_they_read_and_write() -> None:
     _, moved = once(
         """%a = f32[64,256]{1,0:T(8,128)} parameter(0)
         %g = f32[256,256]{1,0:T(8,128)} all-gather(%a), replica_groups={{0,1,2,3}}, dimensions={0}
@@ -250,7 +250,7 @@ collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
     assert moved == (part + 4 * part) + 2 * part
 
 
-def test_a_collective_in_parts_counts_once() -> None:
+def test_collective_split_over_fusions_counts_once() -> None:
     part = 64 * 256 * 4
     gathering, negating = part + 4 * part, 2 * part
     assert once(OVERLAPPED_ENTRY, *OVERLAPPED)[1] == gathering + negating

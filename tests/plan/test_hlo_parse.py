@@ -47,7 +47,7 @@ dimensions={0,1}, to_apply=%add.1
 """
 
 
-def test_a_compilers_module_is_read_with_its_computations_and_names() -> None:
+def test_parser_reads_computations_names_operands_and_calls() -> None:
     read = parse(TEXT)
     assert list(read.computations) == ["add.1", "copies", "main.3_spmd"]
     assert read.entry == "main.3_spmd"
@@ -65,7 +65,7 @@ def test_a_compilers_module_is_read_with_its_computations_and_names() -> None:
     assert [array.memory_space for array in named["start.1"].arrays] == [0, 1, 2]
 
 
-def test_attributes_over_several_lines_belong_to_one_instruction() -> None:
+def test_multi_line_attributes_belong_to_one_instruction() -> None:
     kernel = parse(TEXT).by_name["main.3_spmd"]["kernel.3"]
     assert kernel.opcode == "custom-call"
     assert kernel.operands == ("param.1", "constant.5..sunk")
@@ -79,7 +79,7 @@ def test_attributes_over_several_lines_belong_to_one_instruction() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no module\n", "HloModule m\n\n%f (p: f32[]) -> f32[] {\n}\n"])
-def test_a_text_that_is_no_module_is_refused(text: str) -> None:
+def test_text_without_an_entry_computation_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no entry computation"):
         parse(text)
 
@@ -168,7 +168,9 @@ def compared(left: str, right: str, direction: str) -> str:
         (TWELVE + compared("%i", "%twelve", "LT"), UP, "s32[] parameter(1)", 12),
     ],
 )
-def test_trip_counts(condition: str, step: str, start: str, count: int) -> None:
+def test_trip_count_follows_from_condition_step_and_start(
+    condition: str, step: str, start: str, count: int
+) -> None:
     read = loop(condition, step, start)
     assert read.trip_counts == {"body": count}
 
@@ -192,7 +194,7 @@ def test_trip_count_of_a_fused_condition_and_step() -> None:
     assert loop(condition, step, ZERO, "", fused_condition, fused_step).trip_counts == {"body": 3}
 
 
-def test_known_trip_count() -> None:
+def test_trip_count_is_read_from_backend_config() -> None:
     known = ', backend_config={"known_trip_count":{"n":"5"},"known_init_step":{"init":"0","step":"1"}}'
     assert loop("ROOT %go = pred[] custom-call(%i)", UP, ZERO, known).trip_counts == {"body": 5}
 
@@ -201,6 +203,6 @@ def test_known_trip_count() -> None:
     "condition",
     ["ROOT %go = pred[] custom-call(%i)", compared("%i", "%next", "LT"), compared("%x", "%i", "EQ")],
 )
-def test_unknown_trip_count(condition: str) -> None:
+def test_loop_with_an_unreadable_condition_has_no_trip_count(condition: str) -> None:
     read = loop(condition, UP, ZERO)
     assert read.trip_counts == {}

@@ -55,13 +55,13 @@ BEGUN = f"""%s = ({PART}, {ALL}) all-gather-start(%w), channel_id=4, {OVER_TP}
     %d = {ALL} all-gather-done(%s)"""
 
 
-def test_a_gather_is_begun_and_awaited_around_what_hides_it() -> None:
+def test_async_all_gather_becomes_start_work_and_wait() -> None:
     found = read(f"{PARAMETER}\n{BEGUN}")
     assert found.steps == (Start(0, 1), Work(memory=500 / CLOCK), Wait(1))
     assert found.transfers == (gathered(),) and found.uncounted_loops == 0 and found.costed == 1.0
 
 
-def test_a_gather_that_nothing_hides_is_exposed() -> None:
+def test_synchronous_all_gather_is_exposed() -> None:
     """Count the links' time, which includes reading and writing HBM, and in addition libtpu's cycles."""
     plain = f"""{PARAMETER}
         %x = {PART} negate(%w), {cycles(500)}
@@ -78,7 +78,7 @@ def test_a_gather_that_nothing_hides_is_exposed() -> None:
     assert [one.name for one in waited.transfers] == [NAME]
 
 
-def test_what_no_weight_belongs_to_is_named_by_the_part_of_its_layer() -> None:
+def test_transfer_without_a_weight_is_named_by_its_part_of_the_layer() -> None:
     how = 'channel_id=3, replica_groups=[2,4]<=[8], to_apply=%sum, metadata={op_name="jit(f)/jvp(layer_7)/'
     found = read(
         f"""%x = {PART} parameter(0)
@@ -88,7 +88,7 @@ def test_what_no_weight_belongs_to_is_named_by_the_part_of_its_layer() -> None:
     assert [one.name for one in found.transfers] == ["layers.{} / feed_forward", "layers.{} / attention"]
 
 
-def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
+def test_collective_split_over_fusions_overlaps_their_work() -> None:
     found = read(OVERLAPPED_ENTRY, *OVERLAPPED, axes={"fsdp": 4, "tp": 2})
     start, work, wait = found.steps
     assert (start, wait) == (Start(0, 1), Wait(1)) and isinstance(work, Work)
@@ -104,7 +104,7 @@ def test_a_collective_in_parts_of_fusions_goes_on_beside_them() -> None:
     )
 
 
-def test_a_wrapped_collective_is_awaited_by_what_ends_it() -> None:
+def test_wrapped_async_collective_waits_at_async_done() -> None:
     wrapped = f"""wrapped
         %p = {PART} parameter(0)
         ROOT %r = f32[16,256]{{1,0:T(8,128)}} reduce-scatter(%p), channel_id=6, {OVER_TP}, to_apply=%sum"""
@@ -125,14 +125,14 @@ PRODUCT = f"""%w = {PART} parameter(0)
 PRODUCT_FLOPS = 2 * 64 * 256 * 256
 
 
-def test_cycles_are_those_that_libtpu_wrote() -> None:
+def test_work_uses_libtpus_estimated_cycles() -> None:
     found = read(f"{PRODUCT}, {cycles(1234)}\n%n = {PART} negate(%c)")
     assert total(found.steps) == Work(1234 / CLOCK, 2 * PART_BYTES / HBM)
     core = 1234 / CLOCK + 2 * PART_BYTES / HBM
     assert found.costed == pytest.approx(1234 / CLOCK / core)
 
 
-def test_without_cycles_an_operation_takes_the_longer_of_its_flops_and_its_bytes() -> None:
+def test_operation_without_cycles_takes_longer_of_flops_and_bytes_time() -> None:
     assert PRODUCT_FLOPS / FLOPS > (2 * PART_BYTES + ALL_BYTES) / HBM
     assert total(read(PRODUCT).steps) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
     few = f"""%w = f32[8,256]{{1,0:T(8,128)}} parameter(0)
@@ -152,7 +152,9 @@ def test_without_cycles_an_operation_takes_the_longer_of_its_flops_and_its_bytes
         ("bf16", "bf16", ", operand_precision={highest,highest}", 1),
     ],
 )
-def test_float32_takes_several_passes(left: str, right: str, precision: str, passes: int) -> None:
+def test_float32_product_passes_depend_on_precision(
+    left: str, right: str, precision: str, passes: int
+) -> None:
     found = read(
         f"""%a = {left}[512,512] parameter(0)
         %b = {right}[512,512] parameter(1)
@@ -174,7 +176,7 @@ def loop(name: str, given: str, body: str, turns: str) -> str:
     return f"%{name} = {CARRIED} while(%{given}), condition=%c, body=%{body}{count}"
 
 
-def test_a_loops_turns_multiply_its_work_and_its_waits() -> None:
+def test_loop_trip_count_multiplies_its_work_and_waits() -> None:
     found = read(f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'body', '12')}", f"body\n{TURN}")
     turn = (Start(0, 1), Work(memory=500 / CLOCK), Wait(1), Work(memory=100 / CLOCK))
     assert found.steps == (Loop(12, turn),)
@@ -184,7 +186,7 @@ def test_a_loops_turns_multiply_its_work_and_its_waits() -> None:
     assert run.memory == pytest.approx(12 * 600 / CLOCK) and run.exposed == pytest.approx(12 * wait)
 
 
-def test_loops_within_loops_multiply_and_an_uncounted_one_counts_once() -> None:
+def test_nested_loops_multiply_and_unknown_trip_count_counts_once() -> None:
     outer = f"outer\n%p = {CARRIED} parameter(0)\n{loop('i', 'p', 'body', '5')}\nROOT %t = {CARRIED} copy(%i)"
     entry = f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'outer', '3')}\n{loop('u', 'l', 'alone', '')}"
     found = read(entry, outer, f"body\n{TURN}", f"alone\n{TURN}")
@@ -197,7 +199,7 @@ def test_loops_within_loops_multiply_and_an_uncounted_one_counts_once() -> None:
     assert timeline(found, Reached()).transfers[0].count == pytest.approx(16)
 
 
-def test_the_share_that_cycles_cost_counts_loops_turns() -> None:
+def test_costed_share_counts_every_loop_iteration() -> None:
     body = f"""body
         %p = {CARRIED} parameter(0)
         %w = {PART} get-tuple-element(%p), index=1
@@ -212,7 +214,7 @@ def test_the_share_that_cycles_cost_counts_loops_turns() -> None:
     assert found.costed == pytest.approx(costed / (costed + other))
 
 
-def test_of_a_conditional_the_longest_branch_runs_and_calls_run_whole() -> None:
+def test_conditional_takes_longest_branch_and_call_takes_all_its_work() -> None:
     long = f"""long
         %a = {PART} parameter(0)
         %b = {PART} negate(%a), {cycles(5)}
@@ -238,7 +240,9 @@ ON_HOST = "f32[64,256]{1,0:T(8,128)S(5)}"
         (PART, ON_HOST, "host", HOST, "host"),
     ],
 )
-def test_copies_have_lanes_of_their_own(source: str, target: str, kind: str, rate: float, along: str) -> None:
+def test_async_copies_run_on_the_hbm_or_host_lane(
+    source: str, target: str, kind: str, rate: float, along: str
+) -> None:
     found = read(
         f"""%w = {source} parameter(0), metadata={{op_name="{WEIGHT}"}}
         %s = ({target}, {source}, u32[]{{:S(2)}}) copy-start(%w)
@@ -249,7 +253,7 @@ def test_copies_have_lanes_of_their_own(source: str, target: str, kind: str, rat
     assert found.transfers == (Transfer(kind, NAME, (), False, PART_BYTES, PART_BYTES / rate, (along,)),)
 
 
-def test_of_a_slice_that_is_fetched_the_slice_is_moved() -> None:
+def test_async_slice_moves_only_the_bytes_of_the_slice() -> None:
     found = read(
         f"""%w = {ALL} parameter(0)
         %s = (({ALL}), {IN_VMEM}, s32[]{{:S(2)}}) slice-start(%w), slice={{[0:64], [0:256]}}
@@ -258,7 +262,7 @@ def test_of_a_slice_that_is_fetched_the_slice_is_moved() -> None:
     assert [(one.kind, one.bytes) for one in found.transfers] == [("copy", PART_BYTES)]
 
 
-def test_two_transfers_of_a_kind_are_awaited_by_their_own_ends() -> None:
+def test_each_async_copy_waits_at_its_matching_copy_done() -> None:
     found = read(
         f"""%w = {PART} parameter(0)
         %a = ({IN_VMEM}, {PART}, u32[]{{:S(2)}}) copy-start(%w)
@@ -273,7 +277,7 @@ def test_two_transfers_of_a_kind_are_awaited_by_their_own_ends() -> None:
 CUSTOM = 'custom_call_target="tpu_custom_call"'
 
 
-def test_a_kernel_takes_what_its_law_says_once_a_turn() -> None:
+def test_kernel_time_from_its_model_counts_once_per_loop_iteration() -> None:
     asked: list[object] = []
 
     def kernel(name: str, operands: Sequence[Array], results: Sequence[Array]) -> float:
@@ -296,7 +300,7 @@ def over_dcn(opcode: str) -> str:
 _xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_transfer_type="ALL_REDUCE"}}"""
 
 
-def test_what_comes_from_other_slices_is_awaited_a_turn_later() -> None:
+def test_dcn_transfer_is_awaited_one_loop_iteration_later() -> None:
     received = f"({PART}, u32[], token[])"
     carried = f"(s32[], {received})"
     body = f"""body
@@ -320,7 +324,7 @@ backend_config={{"known_trip_count":{{"n":"12"}}}}"""
     assert timeline(found, Reached()).exposed == pytest.approx(11 * moved.seconds)
 
 
-def test_permutations_are_exposed_with_the_way_that_they_go() -> None:
+def test_collective_permute_is_exposed_at_link_speed_with_its_axis() -> None:
     pairs = "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
     found = read(f"%w = {PART} parameter(0)\n%g = {PART} collective-permute(%w), channel_id=2, {pairs}")
     assert found.steps == (Exposed(0),)
@@ -329,7 +333,7 @@ def test_permutations_are_exposed_with_the_way_that_they_go() -> None:
     assert moved.seconds == pytest.approx(PART_BYTES / ROW.link, rel=0.1) and moved.axes == ("tp",)
 
 
-def test_a_fused_sum_and_scatter_is_exposed_beside_its_cycles() -> None:
+def test_fused_reduce_scatter_is_exposed_in_addition_to_its_cycles() -> None:
     fused = f"""fused
         %p = {ALL} parameter(0)
         %r = {ALL} all-reduce(%p), channel_id=6, {OVER_TP}, to_apply=%sum
@@ -351,6 +355,6 @@ def test_a_fused_sum_and_scatter_is_exposed_beside_its_cycles() -> None:
         (f"%x = {PART} exponential(%w), {cycles(1_000_000)}", 1_000_000 / CLOCK),
     ],
 )
-def test_an_operation_that_only_moves_data_takes_at_most_twice_its_bytes(line: str, seconds: float) -> None:
+def test_only_data_movement_is_capped_at_twice_its_bytes_time(line: str, seconds: float) -> None:
     (work,) = read(f"{PARAMETER}\n{line}").steps
     assert isinstance(work, Work) and work.memory == pytest.approx(seconds)

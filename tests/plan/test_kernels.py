@@ -43,7 +43,9 @@ def of(name: str, operands: list[Array], results: list[Array] | None = None) -> 
 @pytest.mark.parametrize(
     "length, block, window", [(3072, 512, 1024), (3072, 512, 3072), (1280, 256, 512), (384, 128, 128)]
 )
-def test_whole_blocks_are_counted(length: int, block: int, window: int, batch: tuple[int, ...]) -> None:
+def test_splash_flops_count_whole_visited_blocks(
+    length: int, block: int, window: int, batch: tuple[int, ...]
+) -> None:
     heads, size = 8, 64
     blocks = visited(length, block, window)
     rows, most = len(blocks), int(blocks.sum(1).max())
@@ -61,7 +63,7 @@ def test_whole_blocks_are_counted(length: int, block: int, window: int, batch: t
     assert whole.flops == 5 * product
 
 
-def test_kernels_are_found_and_counted_in_loops_too() -> None:
+def test_kernels_are_counted_outside_and_inside_loops() -> None:
     given = """%next = s8[1,6,3]{2,1,0:T(8,128)(4,1)} constant({...})
         %q = bf16[8,3072,256]{2,1,0:T(8,128)(2,1)} parameter(0)
         %k = bf16[4,3072,256]{2,1,0:T(8,128)(2,1)S(1)} parameter(1)
@@ -97,7 +99,7 @@ backend_config={"known_trip_count":{"n":"5"}}
     assert known.seconds == pytest.approx(6 * law)
 
 
-def test_bandwidth_bounds_a_kernel() -> None:
+def test_memory_bound_kernel_takes_its_bytes_over_the_bandwidth() -> None:
     """Price one token whose gigabyte-sized table decides the time."""
     text = """%next = s8[1,1,1]{2,1,0:T(8,128)(4,1)} constant({...})
         %q = bf16[1,128,128]{2,1,0:T(8,128)(2,1)} parameter(0)
@@ -111,14 +113,14 @@ custom_call_target="tpu_custom_call\""""
 
 
 @pytest.mark.parametrize("name", ["paged_attention", "splash_mha_fused", "splash_mha_dkvx"])
-def test_other_kernels_have_no_flops(name: str) -> None:
+def test_unknown_kernels_have_no_flops(name: str) -> None:
     table, queries = Array("s8", (1, 6, 6), 0), Array("bf16", (8, 3072, 128), 0)
     assert splash(name, [table, queries], []) is None
     assert splash(FORWARD, [queries, queries], []) is None
     assert SECONDS.of(name, [table, queries], [queries]).flops == 0.0
 
 
-def test_experts_products_take_the_share_of_rows_that_are_filled() -> None:
+def test_expert_product_costs_scale_with_the_filled_share_of_rows() -> None:
     rows, weights = Array("bf16", (4096, 2048), 2**24), Array("bf16", (8, 2048, 1024), 2**25)
     result = Array("bf16", (4096, 1024), 2**23)
     full = SECONDS.of("ragged-dot-none.3", [rows, weights], [result])
@@ -144,7 +146,9 @@ def published() -> Iterator[tuple[str, str, Splash, float]]:
 
 
 @pytest.mark.parametrize(("phase", "count", "rms", "most"), [("fwd", 65, 0.08, 0.2), ("bwd", 29, 0.12, 0.3)])
-def test_the_law_is_that_of_the_published_timings(phase: str, count: int, rms: float, most: float) -> None:
+def test_attention_time_model_fits_the_published_timings(
+    phase: str, count: int, rms: float, most: float
+) -> None:
     errors = [
         attention(generation).seconds(one, DEVICES[generation].peak_flops_per_device) / seconds - 1
         for generation, of_pass, one, seconds in published()
@@ -157,7 +161,7 @@ def test_the_law_is_that_of_the_published_timings(phase: str, count: int, rms: f
 
 @pytest.mark.parametrize("phase", ["fwd", "dq", "dkv", "bwd"])
 @pytest.mark.parametrize("generation", list(generations()))
-def test_larger_blocks_and_windows_cost_less(generation: str, phase: str) -> None:
+def test_larger_blocks_and_smaller_windows_cost_less(generation: str, phase: str) -> None:
     law, peak = attention(generation), 459e12
 
     def seconds(block: int, window: int = 2048) -> float:
@@ -170,7 +174,7 @@ def test_larger_blocks_and_windows_cost_less(generation: str, phase: str) -> Non
     assert twice == pytest.approx(2 * seconds(512))
 
 
-def test_two_kernels_of_the_backward_pass_do_seven_products_where_one_does_five() -> None:
+def test_split_backward_kernels_take_seven_fifths_of_the_fused_kernel() -> None:
     law = attention("v5p")
 
     def seconds(phase: str) -> float:
@@ -181,9 +185,7 @@ def test_two_kernels_of_the_backward_pass_do_seven_products_where_one_does_five(
 
 
 @pytest.mark.parametrize(("generation", "like"), [("v4", "v5p"), ("v5e", "v6e")])
-def test_a_generation_without_timings_does_as_much_in_a_cycle_as_a_like_one(
-    generation: str, like: str
-) -> None:
+def test_untimed_generation_scales_a_similar_generation_by_clock(generation: str, like: str) -> None:
     clocks = [generations()[name]["compiler"]["cycles_ghz"] for name in (like, generation)]
     slower = clocks[0] / clocks[1]
     assert slower > 1

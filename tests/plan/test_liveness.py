@@ -48,7 +48,7 @@ def test_an_array_lives_from_its_definition_to_its_last_use() -> None:
     assert [t.count for t in largest(parse(text))[1]] == [3]
 
 
-def test_arguments_and_results_are_no_temporaries() -> None:
+def test_arguments_and_results_are_not_temporaries() -> None:
     text = module(
         parameter(0),
         "%copy.1 = " + BIG + " copy(%p.0)",
@@ -58,7 +58,7 @@ def test_arguments_and_results_are_no_temporaries() -> None:
     assert peak(text) == 1  # the copy; `a` is a result
 
 
-def test_what_shares_memory_is_counted_once_and_kept_alive() -> None:
+def test_aliased_arrays_count_once_until_their_last_use() -> None:
     text = module(
         parameter(0),
         fusion("a", "p.0"),
@@ -75,7 +75,7 @@ def test_what_shares_memory_is_counted_once_and_kept_alive() -> None:
 
 
 @pytest.mark.parametrize(("later", "expected"), [(False, 1), (True, 2)])
-def test_a_result_takes_the_place_of_an_operand_that_nothing_reads_later(later: bool, expected: int) -> None:
+def test_result_reuses_operand_memory_only_without_a_later_read(later: bool, expected: int) -> None:
     text = module(
         parameter(0),
         fusion("a", "p.0"),
@@ -86,7 +86,7 @@ def test_a_result_takes_the_place_of_an_operand_that_nothing_reads_later(later: 
     assert round(peak(text), 2) == expected
 
 
-def test_other_memories_take_no_hbm() -> None:
+def test_vmem_and_host_arrays_take_no_hbm() -> None:
     vmem, host = BIG.replace("}", "S(1)}"), BIG.replace("}", "S(5)}")
     text = module(
         parameter(0),
@@ -100,7 +100,7 @@ def test_other_memories_take_no_hbm() -> None:
     assert round(peak(text), 2) == 1
 
 
-def test_a_collective_in_flight_holds_on_to_its_operand() -> None:
+def test_collective_in_flight_keeps_its_operand_alive() -> None:
     text = module(
         parameter(0),
         fusion("a", "p.0"),
@@ -114,7 +114,7 @@ def test_a_collective_in_flight_holds_on_to_its_operand() -> None:
     assert round(peak(text), 2) == 3
 
 
-def test_a_kernel_may_write_into_its_operand() -> None:
+def test_kernel_output_aliased_to_an_operand_counts_once() -> None:
     text = module(
         parameter(0),
         fusion("a", "p.0"),
@@ -149,7 +149,7 @@ LOOP = f"""%body.1 (arg.1: {TYPES}) -> {TYPES} {{
 """.replace("calls=%fused,", f"calls=%fused, metadata={{{NOTE}}},", 1)
 
 
-def test_a_loop_works_in_place_and_its_own_arrays_come_on_top() -> None:
+def test_loop_counts_its_carried_array_once_and_adds_its_body_arrays() -> None:
     text = module(
         parameter(0, "base['lm_head']['w'].value"),
         "%zero = s32[]{:T(128)} constant(0)",
@@ -169,7 +169,7 @@ def test_a_loop_works_in_place_and_its_own_arrays_come_on_top() -> None:
     ]
 
 
-def test_layers_are_grouped_by_the_weight_they_read() -> None:
+def test_largest_arrays_are_grouped_by_weight_across_layers() -> None:
     note = "jit(_train)/transpose(jvp(jvp()))/checkpoint/rematted_computation/dot_general"
     lines = [parameter(n, f"base['layers'][{n}]['mlp']['up_proj']['kernel'].value") for n in (0, 1)]
     for n in (0, 1):
@@ -221,7 +221,7 @@ def test_layers_are_grouped_by_the_weight_they_read() -> None:
         ),
     ],
 )
-def test_the_operation_is_read_from_the_compilers_note(note: str, expected: tuple[str, str]) -> None:
+def test_operation_is_parsed_from_op_name_metadata(note: str, expected: tuple[str, str]) -> None:
     assert operation(note) == expected
 
 
@@ -236,5 +236,5 @@ def test_the_operation_is_read_from_the_compilers_note(note: str, expected: tupl
         ("x", "x"),
     ],
 )
-def test_the_argument_is_read_from_the_compilers_note(note: str, expected: str) -> None:
+def test_weight_path_is_parsed_from_op_name_metadata(note: str, expected: str) -> None:
     assert weight_path(note) == expected

@@ -53,7 +53,7 @@ def test_the_page_has_every_part_of_the_memory() -> None:
         assert f"{one.name} {one.shape} {one.count} {' '.join(gib(one.bytes).split())}" in words
 
 
-def test_the_page_says_what_the_step_does_with_its_time() -> None:
+def test_page_lists_step_times_collectives_kernels_and_placements() -> None:
     words = read(plans.flagship()).words
     for seconds in ("900 ms 69.5 %", "150 ms 11.6 %", "145 ms 11.2 %", "90.0 ms 7.0 %", "9.00 ms 0.7 %"):
         assert seconds in words
@@ -68,7 +68,7 @@ def test_the_page_says_what_the_step_does_with_its_time() -> None:
     assert "5,376 fsdp × 21,504" in words
 
 
-def test_the_page_says_what_its_figures_rest_on() -> None:
+def test_page_names_settings_versions_and_compiled_layers() -> None:
     plan = plans.flagship()
     words = read(plan).words
     for name, value in [*plan.settings.items(), *plan.versions.items()]:
@@ -82,7 +82,7 @@ def test_the_page_says_what_its_figures_rest_on() -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_is_well_formed(name: str) -> None:
+def test_page_is_well_formed_html(name: str) -> None:
     text = page(PLANS[name](), plans.search(), [("KV cache", "50 local  25,600")])
     reader = Reader(text)
     assert reader.elements[0][0] == "html"
@@ -93,7 +93,7 @@ def test_it_is_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_plotly_knows_all_that_it_is_asked_to_draw(name: str) -> None:
+def test_plotly_accepts_every_figure_of_the_page(name: str) -> None:
     from plotly.graph_objects import Figure
 
     figures = read(PLANS[name](), plans.search()).figures
@@ -104,7 +104,7 @@ def test_plotly_knows_all_that_it_is_asked_to_draw(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_nothing_comes_from_outside(name: str) -> None:
+def test_page_loads_no_external_resources(name: str) -> None:
     reader = read(PLANS[name](), plans.search())
     assert reader.attributes("href") == reader.attributes("src") == []
     assert {"link", "img", "iframe", "object"}.isdisjoint(tag for tag, _ in reader.elements)
@@ -119,7 +119,7 @@ def test_nothing_comes_from_outside(name: str) -> None:
     assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
 
 
-def test_a_script_that_is_no_plots_stays_forbidden() -> None:
+def test_content_security_policy_forbids_inserted_scripts() -> None:
     """Block a foreign script, even if a text were inserted as markup."""
     blocks = [Plot("one", "", [scatter("a", [1], [2], "red")]), Text(Markup("<script>stranger()</script>"))]
     sections = [Section("only", "Only", (), blocks)]
@@ -156,7 +156,7 @@ def _evil(value: Any) -> Any:
     return EVIL if isinstance(value, str) and value else value
 
 
-def test_the_page_of_a_step_that_does_not_fit_says_by_how_much() -> None:
+def test_page_of_a_too_large_step_shows_the_missing_memory() -> None:
     reader = read(plans.too_large())
     assert "It does not fit. A device would need 128.7 GiB of HBM and has 95.0 GiB: 33.7 GiB too much" in (
         reader.words
@@ -179,14 +179,14 @@ def test_the_page_of_a_machine_without_a_price_gives_hours_and_no_cost() -> None
     assert "US$" not in words and "0.28 h" in words
 
 
-def test_the_page_of_a_run_of_unknown_length_gives_a_steps_time_alone() -> None:
+def test_page_of_a_run_of_unknown_length_gives_only_rates() -> None:
     words = read(plans.unknown_length()).words
     assert "Run not known" in words and "Optimizer steps not known" in words
     assert "Tokens a second, at most 9,210" in words
     assert "A million tokens, at least US$0.51 US$0.46 to US$0.61" in words
 
 
-def test_the_best_is_lines_of_a_recipe() -> None:
+def test_page_shows_the_best_configuration_as_recipe_yaml() -> None:
     reader = read(plans.flagship(), plans.search())
     lines = best(plans.search())
     assert YAML(typ="safe").load(lines) == {"remat": {"policy": "block"}, "train": {"micro_batch_size": 3}}
@@ -194,7 +194,7 @@ def test_the_best_is_lines_of_a_recipe() -> None:
     assert best(replace(plans.search(), front=(0,))) == ""
 
 
-def test_the_page_of_a_search_that_found_nothing_says_so() -> None:
+def test_page_says_when_the_search_found_no_fitting_configuration() -> None:
     found = plans.search()
     nothing = replace(found, points=found.points[10:], front=(), baseline=None)
     words = read(plans.flagship(), nothing).words
@@ -204,7 +204,7 @@ def test_the_page_of_a_search_that_found_nothing_says_so() -> None:
     assert gain(replace(found, baseline=6)) == "The recipe as it stands is the fastest."
 
 
-def test_without_search_and_serving_there_is_no_section_of_them() -> None:
+def test_page_omits_search_and_serving_sections_without_results() -> None:
     labels = read(plans.flagship()).attributes("aria-labelledby")
     assert "search" not in labels and "serving" not in labels and "memory" in labels
     reader = read(plans.flagship(), None, [("KV cache", "50 local\n10 global")])
@@ -243,7 +243,7 @@ def test_every_device_of_two_slices_is_drawn_with_its_host() -> None:
     assert "4 more slices like this." in reader.words
 
 
-def test_arrays_are_grouped_by_the_axes_that_cut_them() -> None:
+def test_page_groups_arrays_by_their_sharding_axes() -> None:
     words = read(plans.sliced()).words
     for said in (
         "Cut over fsdp and tp 128 pieces, each on 2 devices; ",
@@ -258,14 +258,14 @@ def test_arrays_are_grouped_by_the_axes_that_cut_them() -> None:
     )
 
 
-def test_weights_are_cut_over_the_axis_of_tokens_too() -> None:
+def test_page_shows_weights_sharded_over_the_cp_axis() -> None:
     reader = read(replace(plans.flagship(), axes={"fsdp": 1, "cp": 4, "tp": 1}))
     said = [text for row in reader.figures["slice-0"]["data"][0]["customdata"] for text in row]
     assert said[3] == "device 3: fsdp 0, cp 3, host 0"
     assert "Cut over cp 4 pieces, each on 1 device; " in reader.words
 
 
-def test_a_step_without_kernels_is_drawn_without_their_time() -> None:
+def test_page_of_a_step_without_kernels_omits_kernel_time() -> None:
     assert "custom kernels" in read(plans.flagship()).words
     without = replace(plans.ESTIMATE, kernels=(), timeline=replace(plans.TIMELINE, kernels=0.0))
     reader = read(replace(plans.flagship(), estimate=without))
@@ -286,7 +286,7 @@ def test_the_roofline_has_the_step_and_its_kernels_at_their_intensity() -> None:
     assert drawn["y"] == pytest.approx([459 / 2] * 3, rel=0.02)
 
 
-def test_the_searchs_front_is_drawn_with_a_mark_for_each_point() -> None:
+def test_search_front_figure_has_a_mark_for_each_point() -> None:
     reader = read(plans.flagship(), plans.search())
     behind, front, stands = reader.figures["front"]["data"]
     assert sorted(front["text"]) == list("1234567") and len(behind["x"]) == 3 and len(stands["x"]) == 1
@@ -322,11 +322,11 @@ def test_the_searchs_front_is_drawn_with_a_mark_for_each_point() -> None:
         (moved(2.1e6), "2.1 MB"),
     ],
 )
-def test_numbers_are_written_as_people_read_them(written: str, wanted: str) -> None:
+def test_numbers_are_written_with_readable_units(written: str, wanted: str) -> None:
     assert written.replace("\N{NO-BREAK SPACE}", " ") == wanted
 
 
-def test_colors_can_be_told_from_what_they_lie_on() -> None:
+def test_page_colors_meet_wcag_contrast() -> None:
     """Require WCAG 2's contrast: 4.5 to 1 for text and 3 to 1 for drawings, in both color schemes."""
     (style,) = read(plans.flagship()).within["style"]
     for scheme in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]:

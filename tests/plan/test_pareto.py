@@ -13,7 +13,7 @@ from recipec.compiler.plan.search import received
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_front_is_what_brute_force_finds(seed: int) -> None:
+def test_pareto_front_matches_brute_force(seed: int) -> None:
     source = random.Random(seed)
     points = [tuple(float(source.randrange(6)) for _ in range(3)) for _ in range(40)]
     expected = set()
@@ -28,7 +28,7 @@ def test_the_front_is_what_brute_force_finds(seed: int) -> None:
     assert [points[i] for i in found] == sorted(points[i] for i in found)
 
 
-def test_a_point_dominates_one_that_is_worse_in_something_and_better_in_nothing() -> None:
+def test_point_dominates_only_if_better_somewhere_and_worse_nowhere() -> None:
     assert search.dominates((1, 2, 3), (1, 2, 4))
     assert not search.dominates((1, 2, 3), (1, 2, 3))
     assert not any(search.dominates(a, b) for a, b in itertools.permutations([(1.0, 2.0), (2.0, 1.0)]))
@@ -45,7 +45,7 @@ def test_a_point_dominates_one_that_is_worse_in_something_and_better_in_nothing(
         ("all-gather", (), 87.5),
     ],
 )
-def test_a_collectives_bytes_are_those_that_a_device_receives(
+def test_received_bytes_depend_on_collective_kind_and_axes(
     kind: str, axes: tuple[str, ...], expected: float
 ) -> None:
     """Receive bytes on 4 x 2 devices, where each device ends with 100 bytes."""

@@ -43,7 +43,7 @@ def test_results_come_in_the_order_of_the_jobs(program: Program) -> None:
     assert [result.layers for result in results if isinstance(result, Compiled)] == [6, 18, 12]
 
 
-def test_a_second_time_nothing_is_compiled(program: Program, fake: Path) -> None:
+def test_repeated_job_comes_from_the_cache(program: Program, fake: Path) -> None:
     first = pool.compile_jobs([(program, job("compiled"))])
     seen: list[bool] = []
     again = pool.compile_jobs(
@@ -52,7 +52,7 @@ def test_a_second_time_nothing_is_compiled(program: Program, fake: Path) -> None
     assert again == first and seen == [True] and starts(fake) == 1
 
 
-def test_a_damaged_entry_is_compiled_again(program: Program, fake: Path) -> None:
+def test_damaged_cache_entry_is_compiled_again(program: Program, fake: Path) -> None:
     pool.compile_jobs([(program, job("compiled"))])
     entry = store.folder() / (name := identity.name(program, job("compiled")))[:2] / f"{name}.json"
     entry.write_text(entry.read_text()[:-9])
@@ -61,7 +61,7 @@ def test_a_damaged_entry_is_compiled_again(program: Program, fake: Path) -> None
     assert pool.cached(name) == results[0]
 
 
-def test_failures_are_told_and_not_kept(program: Program, fake: Path) -> None:
+def test_failed_jobs_are_reported_and_not_cached(program: Program, fake: Path) -> None:
     results = pool.compile_jobs([(program, job("failed")), (program, job("silent", 12))])
     assert results == [
         Failed("it is not to be", help="do else"),
@@ -71,7 +71,7 @@ def test_failures_are_told_and_not_kept(program: Program, fake: Path) -> None:
     assert starts(fake) == 3
 
 
-def test_a_killed_compile_is_tried_once_more_and_then_told(program: Program, fake: Path) -> None:
+def test_killed_compile_is_retried_once_and_then_reported(program: Program, fake: Path) -> None:
     (once,) = pool.compile_jobs([(program, job("killed once"))])
     assert isinstance(once, Compiled) and starts(fake) == 2
     (result,) = pool.compile_jobs([(program, job("killed", 12))])
@@ -79,7 +79,7 @@ def test_a_killed_compile_is_tried_once_more_and_then_told(program: Program, fak
     assert result.message == "the compile was killed, most likely because this machine's memory ran out"
 
 
-def test_ctrl_c_ends_the_processes_and_keeps_what_is_done(
+def test_ctrl_c_ends_the_workers_and_caches_finished_results(
     program: Program, fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "available_memory", lambda: 1e12)
@@ -97,7 +97,9 @@ def test_ctrl_c_ends_the_processes_and_keeps_what_is_done(
     assert pool.cached(identity.name(program, job("compiled"))) is not None
 
 
-def test_a_start_waits_for_memory(program: Program, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_worker_waits_while_memory_is_low(
+    program: Program, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "available_memory", lambda: 0.0)
     running: list[int] = []
     monkeypatch.setattr(pool._Pool, "_report", lambda self, total: running.append(len(self._running)))
@@ -105,7 +107,7 @@ def test_a_start_waits_for_memory(program: Program, fake: Path, monkeypatch: pyt
     assert len(results) == 2 and max(running) == 1
 
 
-def test_progress_goes_up_and_names_the_work(program: Program) -> None:
+def test_pool_progress_never_falls_and_names_the_job(program: Program) -> None:
     seen: list[tuple[float, str]] = []
     pool.compile_jobs(
         [(program, job("late", layers)) for layers in (6, 12)],
@@ -116,7 +118,7 @@ def test_progress_goes_up_and_names_the_work(program: Program) -> None:
     assert any(what.startswith("compiling 12") for _, what in seen)
 
 
-def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libtpu_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(pool, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError) as caught:
@@ -154,7 +156,7 @@ def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
         ("serve.max_num_seqs=7", False),
     ],
 )
-def test_a_kept_result_is_used_again_only_for_what_compiles_alike(
+def test_step_identity_changes_only_with_settings_that_affect_the_compile(
     root: Path, program: Program, change: str, other: bool
 ) -> None:
     sets = ("train.global_batch_size=8", change)
@@ -164,7 +166,7 @@ def test_a_kept_result_is_used_again_only_for_what_compiles_alike(
     assert (identity.step(base) != identity.step(changed)) is other
 
 
-def test_versions_sources_and_depth_are_part_of_a_name(
+def test_cache_key_depends_on_versions_sources_and_depth(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job("compiled")
@@ -176,7 +178,7 @@ def test_versions_sources_and_depth_are_part_of_a_name(
     assert len(names) == 4
 
 
-def test_libtpus_flags_of_the_environment_are_part_of_a_name(
+def test_cache_key_depends_on_libtpu_flags_of_the_environment(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that a changed flag gives another name, and that a removed flag gives the first name again."""
@@ -192,7 +194,7 @@ def test_libtpus_flags_of_the_environment_are_part_of_a_name(
     assert identity.name(program, one) == names[0]
 
 
-def test_nothing_is_kept_where_nothing_can_be_written(
+def test_unwritable_cache_stores_nothing_and_raises_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -201,7 +203,7 @@ def test_nothing_is_kept_where_nothing_can_be_written(
     assert store.get("ab") is None
 
 
-def test_a_value_that_libtpu_refuses_is_said_with_its_key() -> None:
+def test_refused_libtpu_flag_error_names_its_recipe_key() -> None:
     said = ["noise", "ERROR: Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", "trace"]
     found = pool.read_result(1, "", said)
     assert isinstance(found, Failed)

@@ -29,11 +29,13 @@ FOUND = prices([(PRODUCT, 3.0), (Operation("a2", "a-alike", "p", 1.0), 5.0), (CO
         (Operation("x", "x", "", 2.0), 2.5, False),
     ],
 )
-def test_an_operation_takes_what_the_nearest_took(operation: Operation, seconds: float, known: bool) -> None:
+def test_operation_takes_the_price_of_its_closest_match(
+    operation: Operation, seconds: float, known: bool
+) -> None:
     assert FOUND.of(operation) == (pytest.approx(seconds), known)
 
 
-def test_a_schedule_is_priced_where_its_operations_stand() -> None:
+def test_pricing_adds_each_operation_at_its_step_and_in_its_loop() -> None:
     turn = Loop(4, (Work(kernels=1.0, operations=((0, 2),)), Exposed(0)))
     steps = (Work(operations=((1, 3),)) + Work(memory=1.0, operations=((2, 1), (1, 1))), turn)
     found = priced(Schedule(steps, operations=(PRODUCT, COPY, BARE)), FOUND)
@@ -42,7 +44,7 @@ def test_a_schedule_is_priced_where_its_operations_stand() -> None:
     assert found.costed == pytest.approx((24 + 10) / (24 + 10.5))
 
 
-def test_what_is_not_priced_takes_the_longer_of_its_flops_and_its_bytes() -> None:
+def test_operations_without_prices_take_their_seconds_at_full_rates() -> None:
     found = priced(Schedule((Work(operations=((0, 2),)),), operations=(COPY,)), Prices())
     assert found.steps == (Work(memory=4.0),) and found.costed == 0
 
@@ -69,7 +71,7 @@ def identities(*found: tuple[str, str]) -> list[tuple[str, str, str]]:
     return [fingerprints.of(i, read.entry) for i in read.computations[read.entry] if i.opcode == "fusion"]
 
 
-def test_operations_are_the_same_whatever_their_layer_and_differ_in_what_they_do() -> None:
+def test_fingerprints_ignore_layers_but_not_memory_shape_or_operation() -> None:
     one, other, memory, wider, added = identities(
         fused("a", 1, 128, ""),
         fused("b", 2, 128, ""),
@@ -83,7 +85,7 @@ def test_operations_are_the_same_whatever_their_layer_and_differ_in_what_they_do
     assert not set(wider) & set(one)
 
 
-def test_memory_is_what_xla_assigned_in_hbm() -> None:
+def test_buffer_assignment_counts_only_hbm_allocations() -> None:
     found = assignment(
         "BufferAssignment:\n"
         "allocation 0: size 512, thread-local:\n"
@@ -98,7 +100,7 @@ def test_memory_is_what_xla_assigned_in_hbm() -> None:
     assert (found.arguments, found.temporaries, found.rest) == (4096, 65536, 512 + 16 + 8)
 
 
-def test_arguments_that_jax_hands_over_as_a_tuple_have_their_names_again(tmp_path: Path) -> None:
+def test_tuple_argument_is_split_into_named_parameters(tmp_path: Path) -> None:
     whole = "(f32[8,128]{1,0:T(8,128)}, f32[128,64]{1,0:T(8,128)})"
     read = module(
         f"""%p = {whole} parameter(0)
@@ -119,7 +121,7 @@ def test_arguments_that_jax_hands_over_as_a_tuple_have_their_names_again(tmp_pat
     assert named["c"][0] == "get-tuple-element"
 
 
-def test_a_schedule_is_there_once_what_follows_it_is(tmp_path: Path) -> None:
+def test_schedule_dump_is_ignored_until_the_next_dump_file_exists(tmp_path: Path) -> None:
     left = tmp_path / "module_0000.jit.after_optimizations"
     Path(f"{left}.txt").write_text(
         "HloModule jit\n\n%f (p: f32[]) -> f32[] {\n  ROOT %p.1 = f32[] parameter(0)\n}\n\n"
@@ -128,7 +130,7 @@ def test_a_schedule_is_there_once_what_follows_it_is(tmp_path: Path) -> None:
     )
     Path(f"{left}-buffer-assignment.txt").write_text("allocation 0: size 64, preallocated-temp:\n")
     assert scheduled(tmp_path) is None
-    Path(f"{left}-buffer-assignment-values.txt").touch()
+    Path(f"{left}-live-range.txt").touch()
     found = scheduled(tmp_path)
     assert found is not None and found[0].startswith("HloModule")
     assert (found[1].temporaries, found[1].instructions) == (64, 3)

@@ -12,7 +12,7 @@ from scripts import published_runs
 TABLE = json.loads(published_runs.TABLE.read_text())
 
 
-def test_rows_of_one_model_count_the_same_flops_a_token() -> None:
+def test_published_runs_of_one_model_imply_equal_flops_per_token() -> None:
     counted = defaultdict(set)
     for name, run in TABLE["runs"].items():
         chip, _, model = name.split("-", 2)
@@ -25,7 +25,7 @@ def test_rows_of_one_model_count_the_same_flops_a_token() -> None:
     assert max(llama2) == pytest.approx(max(llama3), rel=0.1)  # equal sizes, apart from the vocabulary
 
 
-def test_refused_flags_are_dropped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_libtpu_flags_are_dropped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published_runs.metadata, "version", {"libtpu": "0.0.52"}.__getitem__)
     flags, dropped = published_runs.taken(TABLE, "v6e-16-llama3.1-8b")
     gather = "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true"

@@ -14,19 +14,19 @@ from recipec.compiler.plan.kernels import KernelSeconds, attention
 MACHINES = {"v4": "v4-8", "v5e": "v5e-8", "v5p": "v5p-8", "v6e": "v6e-8", "tpu7x": "tpu7x-8"}
 
 
-def test_every_generation_is_tried_here() -> None:
+def test_machines_cover_every_generation() -> None:
     assert set(MACHINES) == set(generations())
 
 
 @pytest.mark.parametrize("generation", MACHINES)
-def test_shares_that_devices_reach_are_shares(generation: str) -> None:
+def test_reached_shares_are_above_0_and_at_most_2(generation: str) -> None:
     """Allow a little more than 1: a device may exceed its links' rate and libtpu's cycles."""
     assert all(0 < share <= 2 for share in asdict(rates.reached(generation)).values())
 
 
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize("generation", MACHINES)
-def test_an_interval_has_two_ends_and_says_what_it_rests_on(generation: str, lora: bool) -> None:
+def test_interval_is_positive_and_ordered_and_has_a_basis(generation: str, lora: bool) -> None:
     found = rates.interval(generation, lora)
     low, high = found.of(2.0)
     assert 0 < low <= high and (low, high) == (2 * found.low, 2 * found.high)
@@ -34,7 +34,7 @@ def test_an_interval_has_two_ends_and_says_what_it_rests_on(generation: str, lor
     assert rates.interval(generation, True) == rates.interval("v5p", True)
 
 
-def test_the_files_name_nothing_that_is_not_read() -> None:
+def test_rate_files_have_only_known_keys() -> None:
     found, known = json.loads(rates.DATA.read_text(encoding="utf-8")), {*generations()}
     assert set(found) == {"reached", "intervals"} and set(found["reached"]) <= known
     assert {"all", "lora"} <= set(found["intervals"]) <= {*known, "all", "lora"}
@@ -43,7 +43,7 @@ def test_the_files_name_nothing_that_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("generation", MACHINES)
-def test_published_rates_are_those_of_one_device(generation: str) -> None:
+def test_published_rates_are_per_device(generation: str) -> None:
     accelerator = from_name(MACHINES[generation])
     found = rates.published(accelerator, KernelSeconds(accelerator))
     data, devices = generations()[generation], accelerator.devices_per_chip

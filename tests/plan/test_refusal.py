@@ -69,14 +69,14 @@ Program hbm requirement 38.02G:
 """The message of other libtpu versions, for a program with a memory layout."""
 
 
-def test_the_memory_is_read_from_a_refusal_that_gives_the_sum_alone() -> None:
+def test_refusal_with_only_the_sum_gives_used_and_limit() -> None:
     refused = parse_refusal(SUM)
     assert refused is not None
     assert (refused.used, refused.limit) == (19.09 * GIB, 15.75 * GIB)
     assert refused.largest == ()
 
 
-def test_the_largest_arrays_are_read_from_a_refusal() -> None:
+def test_refusal_with_a_listing_gives_the_largest_arrays() -> None:
     refused = parse_refusal(LISTED)
     assert refused is not None
     assert (refused.used, refused.limit) == (40.10 * GIB, 31.25 * GIB)
@@ -102,13 +102,13 @@ ENTRY %main.1_spmd (p.0: bf16[1024,512]) -> f32[] {
 """
 
 
-def test_a_refusal_in_the_compilers_early_form_is_read() -> None:
+def test_early_abort_refusal_gives_used_and_limit() -> None:
     refused = parse_refusal(EARLY)
     assert refused is not None
     assert (refused.used, refused.limit) == (38.62 * GIB, 15.75 * GIB)
 
 
-def test_the_largest_arrays_are_those_of_the_program_that_was_refused(tmp_path: Path) -> None:
+def test_largest_arrays_are_read_from_the_dumped_program(tmp_path: Path) -> None:
     (tmp_path / "module_0000.jit__train.cl_1.oom_intermediate_module.txt").write_text(DUMPED)
     (tmp_path / "module_0000.jit__train.cl_1.before_optimizations.txt").write_text("HloModule jit__train")
     refused = parse_refusal(SUM, tmp_path)
@@ -116,12 +116,12 @@ def test_the_largest_arrays_are_those_of_the_program_that_was_refused(tmp_path: 
     assert refused.largest == (Temporary("head.w / all-gather", "bf16[4096,512]", 1, 4 * MIB),)
 
 
-def test_no_arrays_where_the_compiler_left_no_program(tmp_path: Path) -> None:
+def test_refusal_without_a_dumped_program_has_no_arrays(tmp_path: Path) -> None:
     refused = parse_refusal(SUM, tmp_path)
     assert refused is not None and refused.largest == ()
 
 
-def test_a_refusal_in_smaller_units_is_read() -> None:
+def test_refusal_sizes_in_megabytes_and_kilobytes_are_parsed() -> None:
     refused = parse_refusal(SUM.replace("19.09G", "768.00M").replace("15.75G", "1536K"))
     assert refused is not None
     assert (refused.used, refused.limit) == (768 * MIB, 1.5 * MIB)
@@ -130,10 +130,10 @@ def test_a_refusal_in_smaller_units_is_read() -> None:
 @pytest.mark.parametrize(
     "message", [KERNEL, WINDOW, "INVALID_ARGUMENT: unknown topology", "", "RESOURCE_EXHAUSTED: Out of memory"]
 )
-def test_other_errors_are_not_taken_for_refusals(message: str) -> None:
+def test_other_errors_are_not_parsed_as_hbm_refusals(message: str) -> None:
     assert parse_refusal(message) is None
 
 
-def test_a_kernel_that_exhausts_vmem_is_named_with_its_sizes() -> None:
+def test_vmem_overflow_message_gives_kernel_size_and_limit() -> None:
     assert parse_vmem(KERNEL) == ("shard_map.13", "64.00M", "16.00M")
     assert parse_vmem(SUM) is parse_vmem(WINDOW) is None

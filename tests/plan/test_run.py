@@ -126,7 +126,9 @@ EPOCHS = ("train.steps=null", "train.epochs=2")
     ],
     ids=["steps", "epochs", "padded", "accumulated", "odd batch", "weights", "held out"],
 )
-def test_steps_are_those_of_train_py(quickstart: Path, model: Path, sets: tuple[str, ...]) -> None:
+def test_planned_steps_equal_the_steps_of_train_py(
+    quickstart: Path, model: Path, sets: tuple[str, ...]
+) -> None:
     program = lowered(quickstart, *sets)
     counted = statistics(program, model, store=Kept())
     assert isinstance(counted, Statistics)
@@ -140,7 +142,7 @@ def test_steps_are_those_of_train_py(quickstart: Path, model: Path, sets: tuple[
     assert found.source == "data" and 0 < found.tokens_per_row <= 128
 
 
-def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_path: Path) -> None:
+def test_preference_pair_counts_as_two_rows_of_tokens(quickstart: Path, model: Path, tmp_path: Path) -> None:
     row = {"prompt": "Why?", "chosen": "So.", "rejected": "No, not at all so."}
     (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(row)}\n" * 21 + "nonsense\n")
     program = lowered(
@@ -158,7 +160,7 @@ def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_p
     assert "21 pairs, 1 row left out; 21 rows of two answers an epoch" in found.note
 
 
-def test_the_papers_run_comes_to_its_steps_hours_and_rate(
+def test_paper_run_has_the_published_steps_hours_and_rate(
     root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan 9,952 samples of 922 tokens at 1.21 s a step: 1,244 steps, 3.34 hours, 763 tokens/s."""
@@ -187,9 +189,7 @@ def test_the_papers_run_comes_to_its_steps_hours_and_rate(
     )
 
 
-def test_data_and_tokenizers_that_are_not_at_hand_are_named(
-    recipe_file: Path, model: Path, tmp_path: Path
-) -> None:
+def test_missing_data_and_tokenizers_are_named(recipe_file: Path, model: Path, tmp_path: Path) -> None:
     program = lowered(recipe_file)
     assert statistics(program, model) == Unavailable("there is no train.jsonl next to the recipe")
     conversations(tmp_path / "train.jsonl", 30)
@@ -203,7 +203,7 @@ def test_data_and_tokenizers_that_are_not_at_hand_are_named(
     assert isinstance(missing, Unavailable) and "the tokenizer of owner/name" in missing.reason
 
 
-def test_the_hubs_cache_is_looked_into(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+def test_tokenizer_is_found_in_the_hub_cache(recipe_file: Path, model: Path, tmp_path: Path) -> None:
     conversations(tmp_path / "train.jsonl", 30)
     for name in ("google--gemma-4-31B-it", "owner--name"):
         repository = tmp_path / "hub" / f"models--{name}"
@@ -217,7 +217,7 @@ def test_the_hubs_cache_is_looked_into(recipe_file: Path, model: Path, tmp_path:
     assert statistics(lowered(recipe_file, "model.tokenizer=owner/name"), store=Kept()) == given
 
 
-def test_what_the_user_named_and_is_not_there_is_an_error(
+def test_missing_folder_or_data_named_by_the_user_is_an_error(
     recipe_file: Path, model: Path, tmp_path: Path
 ) -> None:
     program = lowered(recipe_file)
@@ -240,7 +240,7 @@ def test_data_that_train_py_refuses_is_an_error(recipe_file: Path, model: Path, 
     assert error.value.help and not kept
 
 
-def test_the_numbers_are_kept_by_content(
+def test_data_statistics_are_cached_by_data_content(
     recipe_file: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversations(tmp_path / "train.jsonl", 30)
@@ -265,7 +265,7 @@ def test_the_numbers_are_kept_by_content(
     assert isinstance(again, Statistics) and again.samples == 31 and len(calls) == 3
 
 
-def test_without_the_data_the_steps_are_the_recipes(recipe_file: Path) -> None:
+def test_run_length_without_data_uses_the_recipe_steps(recipe_file: Path) -> None:
     program = lowered(recipe_file, "train.epochs=null", "train.steps=90", "train.global_batch_size=16")
     found = planned_length(program, ESTIMATE, Unavailable("there is no train.jsonl next to the recipe"))
     assert (found.source, found.steps, found.micro_batches, found.tokens_per_row) == ("steps", 90, 4, 128)
@@ -288,7 +288,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_a_check_counts_is_what_training_makes(
+def test_quick_statistics_give_the_same_steps_as_training(
     recipe_file: Path, tmp_path: Path, model: Path, format: str
 ) -> None:
     """Count without transformers: the planned steps equal those that training takes."""
@@ -305,7 +305,7 @@ def test_what_a_check_counts_is_what_training_makes(
     assert length.data.tokens[0] == length.data.tokens[1] == quick.tokens / quick.samples / quick.answers
 
 
-def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: Path) -> None:
+def test_run_length_without_a_tokenizer_is_an_upper_bound(recipe_file: Path, tmp_path: Path) -> None:
     assert planned_length(lowered(recipe_file), ESTIMATE).source == "unknown"
     conversations(tmp_path / "train.jsonl", 30)
     found = planned_length(
@@ -319,7 +319,7 @@ def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: 
     assert "the data was not read" in planned_length(lowered(recipe_file), ESTIMATE).note
 
 
-def test_a_runs_price_is_the_recipes_or_the_catalogs(recipe_file: Path) -> None:
+def test_run_price_comes_from_the_recipe_or_is_unknown(recipe_file: Path) -> None:
     steps = ("train.epochs=null", "train.steps=100")
     own = planned_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
     assert own.usd_per_hour == 10 and own.usd == pytest.approx(10 * 100 * ESTIMATE.seconds / 3600)
@@ -331,7 +331,7 @@ def test_a_runs_price_is_the_recipes_or_the_catalogs(recipe_file: Path) -> None:
     assert without.hours == pytest.approx(100 * ESTIMATE.seconds / 3600)
 
 
-def test_a_step_that_was_refused_has_no_hours(recipe_file: Path) -> None:
+def test_refused_step_has_no_hours_and_no_cost(recipe_file: Path) -> None:
     refused = replace(ESTIMATE, seconds=0.0)
     found = planned_length(lowered(recipe_file, "train.epochs=null", "train.steps=100"), refused)
     assert (found.steps, found.hours, found.usd, found.tokens_per_second) == (100, None, None, 0)

@@ -210,14 +210,14 @@ def best_of_all(machine: Machine, found: Search) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pruning_never_drops_a_point_of_the_front(seed: int) -> None:
+def test_pruning_keeps_every_point_of_the_pareto_front(seed: int) -> None:
     machine = Machine(seed)
     found = search(program(), SearchOptions(most=1000), tools=machine.tools())
     assert named(found) == best_of_all(machine, found)
     assert len(found.points) == len({point.sets for point in found.points})
 
 
-def test_pruning_spares_compiles() -> None:
+def test_pruned_configurations_are_not_compiled() -> None:
     """Compile no recomputing policies if nothing exceeds its bound.
 
     They are slower, and the fast policies are no larger.
@@ -231,14 +231,14 @@ def test_pruning_spares_compiles() -> None:
     assert all(point.reason.startswith("even its bound is behind ") for point in pruned)
 
 
-def test_front_is_sorted_and_the_baseline_is_the_recipe() -> None:
+def test_front_is_sorted_by_time_and_baseline_is_the_recipe() -> None:
     found = search(program(), SearchOptions(most=1000), tools=Machine(3).tools())
     times = [found.points[i].seconds_per_token for i in found.front]
     assert times == sorted(times)  # type: ignore[type-var]
     assert found.baseline is not None and found.points[found.baseline].sets == ()
 
 
-def test_the_recipe_is_compiled_first_then_the_lowest_bounds() -> None:
+def test_search_compiles_the_recipe_first_then_the_lowest_bounds() -> None:
     machine = Machine()
     found = search(program(), SearchOptions(most=6), tools=machine.tools())
     order = list(dict.fromkeys(job.sets for job in machine.compiled))
@@ -253,7 +253,7 @@ def test_the_recipe_is_compiled_first_then_the_lowest_bounds() -> None:
     )
 
 
-def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
+def test_compile_jobs_put_the_given_set_arguments_first() -> None:
     machine = Machine()
     search(
         settled("data.max_length=3072"),
@@ -266,7 +266,7 @@ def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
     assert machine.compiled[2].sets[0] == "data.max_length=3072" and len(machine.compiled[2].sets) > 1
 
 
-def test_refused_by_the_checks() -> None:
+def test_search_marks_meshes_with_indivisible_rows_as_refused() -> None:
     base = settled("mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2")
     sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
     found = search(base, SearchOptions(sets, most=1), tools=Machine().tools())
@@ -275,7 +275,7 @@ def test_refused_by_the_checks() -> None:
     assert refused[0].reason == "E0501: no multiple of 4 rows"
 
 
-def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_configuration_quotes_the_diagnostic_of_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the real checks on one configuration that passes and one that fails."""
     every = variants(BASE)
     wrong = replace(every[1], sets=("train.micro_batch_size=3",))
@@ -293,13 +293,13 @@ def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_free_batch_takes_them() -> None:
+def test_free_batch_search_refuses_no_configuration() -> None:
     sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
     found = search(settled(*sets), SearchOptions(sets, most=1, free_batch=True), tools=Machine().tools())
     assert not any(point.status == "refused" for point in found.points)
 
 
-def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
+def test_search_never_changes_fixed_keys() -> None:
     def changed(fixed: tuple[str, ...]) -> set[str]:
         found = search(
             settled(), SearchOptions(most=1, free_batch=True, fixed=fixed), tools=Machine().tools()
@@ -311,7 +311,7 @@ def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
     assert changed(("model.attention",)) == every - {"model.attention"}
 
 
-def test_other_blocks_of_attention_are_tried_where_they_divide_the_rows() -> None:
+def test_attention_block_variants_divide_the_row_length() -> None:
     def blocks(*sets: str) -> list[tuple[str, ...]]:
         every = variants(settled(*sets))
         return [one.sets for one in every if any("attention_block" in argument for argument in one.sets)]
@@ -322,7 +322,7 @@ def test_other_blocks_of_attention_are_tried_where_they_divide_the_rows() -> Non
     assert blocks("model.attention=dot") == []
 
 
-def test_a_failed_compile_is_kept_with_its_reason() -> None:
+def test_search_records_a_failed_compile_with_its_reason() -> None:
     machine = Machine()
     machine.fails[()] = Failed("the compile was killed", True)
     found = search(program(), SearchOptions(most=5), tools=machine.tools())
@@ -332,7 +332,7 @@ def test_a_failed_compile_is_kept_with_its_reason() -> None:
     assert sum(point.status == "compiled" for point in found.points) == 4
 
 
-def test_too_large_by_the_bound_is_not_compiled() -> None:
+def test_search_does_not_compile_if_the_memory_bound_is_too_large() -> None:
     """Refuse a step without compiling it, because two rows' attention probabilities are too large."""
     machine = Machine()
     sets = ["model.attention=dot", "train.global_batch_size=8", "remat.policy=none"]
@@ -343,7 +343,7 @@ def test_too_large_by_the_bound_is_not_compiled() -> None:
     assert not {job.sets[3:] for job in machine.compiled} & {point.sets for point in large}
 
 
-def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
+def test_search_skips_larger_micro_batches_after_one_row_does_not_fit() -> None:
     machine = Machine()
     sets = ["mesh.axes={fsdp: 1, tp: 4}"]
     machine.times[("mesh.axes={fsdp: 1, tp: 4}",)] = (1.0, 5.0)
@@ -357,7 +357,7 @@ def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
     }
 
 
-def test_what_the_compiler_refuses_is_too_large() -> None:
+def test_out_of_memory_refusal_is_reported_as_too_large() -> None:
     machine = Machine()
     machine.refuses.add(())
     found = search(program(), SearchOptions(most=3), tools=machine.tools())
@@ -365,7 +365,7 @@ def test_what_the_compiler_refuses_is_too_large() -> None:
     assert found.baseline is None
 
 
-def test_interrupted_it_keeps_what_it_has_and_goes_on() -> None:
+def test_interrupted_search_returns_partial_results_and_resumes() -> None:
     """Press Ctrl-C in the third batch.
 
     The second search compiles nothing again, and finds what an uninterrupted search finds.
@@ -397,7 +397,7 @@ def test_a_second_search_compiles_nothing() -> None:
     assert len(machine.compiled) == first == 16
 
 
-def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
+def test_point_rate_and_cost_count_only_real_tokens() -> None:
     """Compute with 4 rows of 900 real tokens, and 4 chips at US$ 4.20 an hour."""
     found = search(
         program(), SearchOptions(tokens_per_row=900, most=1), tools=Machine(fixed={(): (1.2, 1.1)}).tools()
@@ -413,7 +413,7 @@ def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
     assert point.exposed_seconds == pytest.approx(seconds / 4)
 
 
-def test_progress_goes_from_nothing_to_all() -> None:
+def test_search_progress_rises_from_0_to_1() -> None:
     said: list[tuple[float, str]] = []
     search(
         program(), SearchOptions(most=8), progress=lambda *what: said.append(what), tools=Machine().tools()
@@ -424,7 +424,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     assert said[-1][1] == "4 of at most 8 configurations, compiling"
 
 
-def test_a_cpu_is_refused() -> None:
+def test_search_refuses_a_cpu_recipe() -> None:
     quickstart = lower(load(RECIPE.parent / "quickstart.yaml")).program
     assert quickstart is not None
     with pytest.raises(ArtifactError, match="is not a TPU"):

@@ -38,7 +38,7 @@ def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | Non
     )
 
 
-def test_a_search_is_printed_with_its_front_and_the_lines_to_take() -> None:
+def test_search_text_shows_the_front_and_the_fastest_recipe_lines() -> None:
     points = (
         a_point(token=1.115e-4, gib=72.5),
         a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", token=1.083e-4, gib=58.1),
@@ -80,7 +80,7 @@ The fastest, as lines of the recipe:
 """
 
 
-def test_a_search_that_raised_the_batch_is_printed_without_a_price() -> None:
+def test_search_text_without_a_price_shows_raised_batch_and_device_seconds() -> None:
     tight = a_point(
         "train.global_batch_size=8", "train.micro_batch_size=2", token=1.05e-4, gib=93.0, usd=None
     )
@@ -112,7 +112,7 @@ data.
 """
 
 
-def test_a_search_whose_recipe_is_the_fastest_says_so_and_offers_no_lines() -> None:
+def test_search_text_offers_no_lines_if_the_recipe_is_the_fastest() -> None:
     said = text(program(), Search((a_point(),), (0,), 0, 1.0))
     assert (
         "The recipe as it stands is the fastest of them.\n\n1 configuration in 1.0 s: 1 compiled.\n" in said
@@ -120,7 +120,7 @@ def test_a_search_whose_recipe_is_the_fastest_says_so_and_offers_no_lines() -> N
     assert "as lines of the recipe" not in said
 
 
-def test_a_search_in_which_nothing_fits_says_so() -> None:
+def test_search_text_says_when_no_configuration_fits() -> None:
     large = Point((), "too large", "it needs 131.0 GiB of 95.0 GiB", 11_919, 1.0e-4)
     assert text(program(), Search((large,), (), None, 3.0)) == NOTHING
 
@@ -136,7 +136,7 @@ The recipe as it stands has no estimate: it needs 131.0 GiB of 95.0 GiB.
 """
 
 
-def test_lines_are_yaml_that_says_the_same() -> None:
+def test_printed_recipe_lines_parse_to_the_settings_of_the_best_point() -> None:
     best = a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none")
     said = text(program(), Search((best,), (0,), None, 1.0))
     lines = said.split("as lines of the recipe:\n")[1].split("\n\n")[0]

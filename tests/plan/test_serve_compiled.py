@@ -18,7 +18,7 @@ from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
 from tests.plan.serve_answers import GLOBAL, LOCAL, RECIPE, answered, lowered, planned_texts
 
 
-def test_figures_are_extrapolated_linearly(example: Program) -> None:
+def test_serving_figures_are_extrapolated_linearly_to_all_layers(example: Program) -> None:
     weights, page, programs = extrapolated(answered(job(example, (6, 12))), 60)
     assert weights == pytest.approx(0.3523e9 + 7.324e9)
     assert page == 10 * 114688
@@ -28,7 +28,7 @@ def test_figures_are_extrapolated_linearly(example: Program) -> None:
     assert {c.kind: c.count for c in programs[0].collectives} == {"all-gather": 30, "all-reduce": 131}
 
 
-def test_a_refusal_at_any_depth_is_one_of_the_whole(example: Program) -> None:
+def test_refusal_at_one_depth_refuses_the_extrapolated_program(example: Program) -> None:
     done = answered(job(example, (6, 12)))
     refused = replace(done.depths[1].programs[0], refusal="Ran out of memory in memory space hbm.")
     last = replace(done.depths[1], programs=(refused, done.depths[1].programs[1]))
@@ -36,7 +36,7 @@ def test_a_refusal_at_any_depth_is_one_of_the_whole(example: Program) -> None:
     assert programs[0].refusal and not programs[1].refusal
 
 
-def test_the_reference_run(example: Program) -> None:
+def test_reference_server_plan_fits_and_cites_published_times(example: Program) -> None:
     planned = serving(example, say=lambda line: None, run=answered)
     assert planned.weights == pytest.approx(7.75e9, rel=0.02)
     assert planned.fits and planned.used < planned.available
@@ -51,19 +51,19 @@ def test_the_reference_run(example: Program) -> None:
     assert fast.saturated and fast.tpot > slow.tpot > planned.decode_alone
 
 
-def test_another_run_is_not_held_against_the_published_one(tmp_path: Path) -> None:
+def test_changed_serving_recipe_is_not_compared_with_published_times(tmp_path: Path) -> None:
     program = lowered(tmp_path, RECIPE, "serve.kv_cache_dtype=auto")
     assert serving(program, say=lambda line: None, run=answered).published == ()
 
 
-def test_a_compiled_plan_is_printed_and_written_as_json(example: Program) -> None:
+def test_compiled_serving_plan_is_printed_and_written_as_json(example: Program) -> None:
     text, written = planned_texts(example, say=lambda line: None, run=answered)
     assert "estimates" in text and "7.68 GB" in text and "extrapolated from 6 and 12 layers" in text
     assert "(-1.0%)" in text  # of the published weights
     assert COMPILED_SERVING.validate_python(written).tensor_parallel == 8
 
 
-def test_a_cache_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
+def test_serving_plan_with_too_large_cache_does_not_fit(tmp_path: Path) -> None:
     program = lowered(tmp_path, RECIPE, "serve.extra_args={num_gpu_blocks_override: 40000}")
     text, written = planned_texts(program, say=lambda line: None, run=answered)
     assert "does not fit" in text and "help: a larger tensor_parallel_size" in text
@@ -71,7 +71,7 @@ def test_a_cache_that_is_too_large_does_not_fit(tmp_path: Path) -> None:
     assert not planned.fits and planned.points == ()
 
 
-def test_the_compilers_refusal_is_told(example: Program) -> None:
+def test_serving_plan_prints_first_line_of_the_compilers_refusal(example: Program) -> None:
     def refused(made: ServeJob, say: Any) -> ServeAnswer:
         done = answered(made)
         said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 40.1G of 31.24G hbm.\nmore"
@@ -82,7 +82,7 @@ def test_the_compilers_refusal_is_told(example: Program) -> None:
     assert "Used 40.1G of 31.24G hbm." in text and "more" not in text
 
 
-def test_a_search_tries_what_can_work(example: Program) -> None:
+def test_serving_search_refuses_too_small_tp_and_picks_small_blocks(example: Program) -> None:
     def run(made: ServeJob, say: Any) -> ServeAnswer:
         done = answered(made)
         blocks = dict(made.environment).get("RPA_V3_DECODE_BLOCK_SIZES")
@@ -113,7 +113,7 @@ def test_a_search_tries_what_can_work(example: Program) -> None:
     assert "untested on hardware" in text and f"tensor_parallel_size: {best.tensor_parallel}" in text
 
 
-def test_block_sizes_that_the_kernel_did_not_take_are_told(example: Program) -> None:
+def test_serving_search_fails_block_sizes_that_the_kernel_does_not_use(example: Program) -> None:
     found = SERVING_SEARCH.validate_python(
         plan_serve(example, search=True, say=lambda line: None, run=answered).data
     )

@@ -32,7 +32,7 @@ def installing(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | None = 
     monkeypatch.setattr(environment, "_run", run)
 
 
-def test_the_environment_is_made_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_environment_is_installed_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installing(monkeypatch)
     said: list[str] = []
     assert environment.find() is None
@@ -43,7 +43,7 @@ def test_the_environment_is_made_once(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), ArtifactError("pip failed")])
-def test_an_installation_that_ends_early_leaves_nothing(
+def test_interrupted_or_failed_installation_leaves_no_files(
     place: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
 ) -> None:
     installing(monkeypatch, fault)
@@ -52,7 +52,7 @@ def test_an_installation_that_ends_early_leaves_nothing(
     assert not place.exists() and not list(place.parent.glob(".serve.*"))
 
 
-def test_what_a_killed_installation_left_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_installation_are_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = place.parent / ".serve.abc"
     left.mkdir()
     installing(monkeypatch)
@@ -69,7 +69,7 @@ def test_an_environment_of_another_version_is_replaced(place: Path, monkeypatch:
     assert environment.find()
 
 
-def test_a_folder_of_something_else_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_refuses_to_replace_an_unrelated_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.mkdir()
     (place / "notes.txt").touch()
     installing(monkeypatch)
@@ -78,14 +78,16 @@ def test_a_folder_of_something_else_stays(place: Path, monkeypatch: pytest.Monke
     assert (place / "notes.txt").exists()
 
 
-def test_too_little_disk_is_said_before(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_is_refused_with_too_little_disk_space(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installing(monkeypatch)
     monkeypatch.setattr(environment, "DISK_BYTES", 1e18)
     with pytest.raises(ArtifactError, match="GB left"):
         environment.make()
 
 
-def test_a_machine_without_the_python_is_told_how_to_get_it(
+def test_missing_python_error_says_how_to_install_python_3_12(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -95,7 +97,7 @@ def test_a_machine_without_the_python_is_told_how_to_get_it(
     assert caught.value.help and "uv python install 3.12" in caught.value.help
 
 
-def test_pips_error_is_told(tmp_path: Path) -> None:
+def test_failed_installation_step_error_quotes_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('ERROR: no matching distribution'); raise SystemExit(1)"]
     with pytest.raises(ArtifactError, match="no matching distribution"):
         environment._run(command, tmp_path)

@@ -14,7 +14,7 @@ from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 
 
 @pytest.mark.usefixtures("full_speed")
-def test_the_text_of_a_program_is_read() -> None:
+def test_read_extracts_times_collectives_and_kernels_from_hlo() -> None:
     found = read(HLO, "v6e:2x4", 8)
     # The cycles of two fusions at 1.75 GHz. The kernel's time depends on the cache.
     assert found.timeline.products + found.timeline.memory == pytest.approx(4300 / 1.75e9)
@@ -30,14 +30,14 @@ def test_the_text_of_a_program_is_read() -> None:
         read("HloModule nothing", "v6e:2x4", 8)
 
 
-def test_a_kernels_name_tells_its_blocks() -> None:
+def test_attention_kernel_name_gives_block_size_and_window() -> None:
     assert attention_kernel(LOCAL) == AttentionKernel(True, 16384, 1024)
     assert attention_kernel(GLOBAL) == AttentionKernel(True, 8192, None)
     assert attention_kernel("RPAm-p_16-bq_32_64-bkv_1024_512") == AttentionKernel(False, 1024, None)
     assert attention_kernel("quantized_matmul") is None
 
 
-def test_a_window_saves_reads_only_where_blocks_are_small() -> None:
+def test_window_saves_cache_reads_only_with_small_blocks() -> None:
     sizes = {"sliding_attention": 1024.0, "full_attention": 2048.0}
     default = ServeProgram("decode", 64, kernels=((LOCAL, 50.0), (GLOBAL, 10.0)))
     small = replace(

@@ -13,7 +13,7 @@ from recipec.compiler.plan.serve.program import config_of, depths, job, padded, 
 from tests.plan.serve_answers import RECIPE, lowered
 
 
-def test_a_job_says_what_the_recipe_says(example: Program) -> None:
+def test_serve_job_has_the_topology_and_buckets_of_the_recipe(example: Program) -> None:
     made = job(example, (6, 12))
     assert (made.topology, made.tensor_parallel, made.model_layers) == ("v6e:2x4", 8, 60)
     assert made.buckets == (Bucket("decode", 64), Bucket("prefill", 1024))
@@ -21,7 +21,7 @@ def test_a_job_says_what_the_recipe_says(example: Program) -> None:
     assert JOB.validate_json(JOB.dump_json(made)) == made
 
 
-def test_the_catalogs_model_is_compiled_without_a_vision_tower(example: Program) -> None:
+def test_config_of_a_catalog_gemma_4_is_the_text_model(example: Program) -> None:
     config = config_of(example)
     assert config["architectures"] == ["Gemma4ForCausalLM"]
     assert len(config["text_config"]["layer_types"]) == 60
@@ -36,7 +36,7 @@ def test_flags_and_environment_reach_the_job(tmp_path: Path) -> None:
     assert made.buckets[1].tokens == 512
 
 
-def test_decode_blocks_reach_the_job_by_either_way(tmp_path: Path) -> None:
+def test_decode_block_sizes_reach_the_job_by_key_or_environment(tmp_path: Path) -> None:
     sizes = ("RPA_V3_DECODE_BLOCK_SIZES", "1,1024,1,1024")
     key = lowered(tmp_path, RECIPE, "serve.decode_block_sizes=[1, 1024, 1, 1024]", "serve.env={A: b}")
     assert job(key, (6,)).environment == (("A", "b"), sizes)
@@ -52,11 +52,11 @@ def test_depths_are_whole_repeats_of_the_layer_pattern(example: Program, tmp_pat
 
 
 @pytest.mark.parametrize(("tokens", "bucket"), [(1, 16), (64, 64), (65, 128), (1000, 1024)])
-def test_steps_are_padded_as_the_server_pads_them(tokens: int, bucket: int) -> None:
+def test_step_tokens_are_padded_to_a_server_bucket(tokens: int, bucket: int) -> None:
     assert padded(tokens) == bucket
 
 
-def test_a_replica_has_the_smallest_topology() -> None:
+def test_replica_gets_the_smallest_topology_with_enough_chips() -> None:
     assert [replica_topology("v6e", n) for n in (1, 2, 4, 8)] == ["v6e:2x2", "v6e:2x2", "v6e:2x2", "v6e:2x4"]
     assert replica_topology("tpu7x", 16) == "tpu7x:2x2x2"
 
@@ -73,6 +73,8 @@ def test_a_replica_has_the_smallest_topology() -> None:
         (("serve.env={MODEL_IMPL_TYPE: vllm}",), "vLLM's PyTorch model"),
     ],
 )
-def test_what_is_not_compiled_is_refused(tmp_path: Path, sets: tuple[str, ...], why: str) -> None:
+def test_serving_recipes_that_cannot_be_compiled_are_refused(
+    tmp_path: Path, sets: tuple[str, ...], why: str
+) -> None:
     with pytest.raises(ArtifactError, match=why):
         job(lowered(tmp_path, RECIPE, *sets), (6,))

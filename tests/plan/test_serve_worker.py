@@ -38,7 +38,7 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
     return Path(sys.executable)
 
 
-def test_a_worker_gets_its_job_and_its_answer_is_read(
+def test_worker_reads_its_job_from_stdin_and_its_answer_is_parsed(
     example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = {
@@ -61,7 +61,7 @@ def test_a_worker_gets_its_job_and_its_answer_is_read(
         parse("nothing", tmp_path, made)
 
 
-def test_a_worker_that_fails_is_reported_by_its_last_line(
+def test_failed_worker_error_quotes_its_last_line(
     example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = worker(tmp_path, monkeypatch, "raise ValueError('no such head size')")
@@ -69,7 +69,7 @@ def test_a_worker_that_fails_is_reported_by_its_last_line(
         run_worker(python, job(example, (6,)), tmp_path, lambda line: None)
 
 
-def test_a_worker_that_takes_too_long_is_ended(
+def test_worker_that_exceeds_the_timeout_is_ended(
     example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "pid"
@@ -80,7 +80,7 @@ def test_a_worker_that_takes_too_long_is_ended(
     assert gone(int(marker.read_text()))
 
 
-def test_a_killed_worker_makes_the_depth_smaller(
+def test_killed_worker_is_retried_with_fewer_layers(
     example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = worker(tmp_path, monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
@@ -102,7 +102,9 @@ def test_a_killed_worker_makes_the_depth_smaller(
         compile_program(example, False, said.append, always)
 
 
-def test_answers_are_kept(example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_answers_are_cached_by_job(
+    example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("recipec.compiler.plan.serve.environment.make", lambda say: Path(sys.executable))
     ran: list[ServeJob] = []
@@ -124,7 +126,9 @@ def test_answers_are_kept(example: Program, tmp_path: Path, monkeypatch: pytest.
     assert len(ran) == 3
 
 
-def test_the_environment_of_a_worker_is_its_own(example: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_environment_has_job_variables_and_no_pythonpath(
+    example: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     made = replace(job(example, (6,)), environment=(("RPA_V3_DECODE_BLOCK_SIZES", "1,1024,1,1024"),))
     environment = worker_environment(made)
@@ -132,7 +136,7 @@ def test_the_environment_of_a_worker_is_its_own(example: Program, monkeypatch: p
     assert environment["RPA_V3_DECODE_BLOCK_SIZES"] == "1,1024,1,1024"
 
 
-def test_the_worker_calls_what_the_model_has(root: Path) -> None:
+def test_worker_calls_only_functions_that_model_py_defines(root: Path) -> None:
     """Check the worker's calls into model.py.
 
     Both run where this project is not installed, and mypy does not relate the two files.

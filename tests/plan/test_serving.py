@@ -75,7 +75,7 @@ def weights_of(plan: ServingPlan) -> dict[tuple[str, str], float]:
     return {(line.name, line.placed): line.bytes for line in plan.weights}
 
 
-def test_weights_and_cache_of_a_small_dense_model_are_those_counted_by_hand(planned: Plan) -> None:
+def test_small_dense_model_weights_and_cache_match_hand_counts(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
     split = "split over 2"
     assert weights_of(plan) == {
@@ -95,7 +95,7 @@ def test_weights_and_cache_of_a_small_dense_model_are_those_counted_by_hand(plan
     assert plan.sequences_fit == int(plan.cache_bytes // (1024 * 16384))
 
 
-def test_a_decode_step_of_the_small_model_reads_what_is_counted_by_hand(planned: Plan) -> None:
+def test_decode_step_bytes_flops_and_times_match_hand_counts(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
     step = next(step for step in plan.decode if step.sequences == 64 and step.tokens == 4096)
     read = plan.weight_bytes - 501 * 256 * 2  # the embedding is only a lookup
@@ -114,7 +114,7 @@ def test_a_decode_step_of_the_small_model_reads_what_is_counted_by_hand(planned:
     assert step.estimate_seconds == pytest.approx(step.memory_seconds + step.all_reduce_seconds)
 
 
-def test_a_prompt_of_the_small_model_is_handled_in_steps(planned: Plan) -> None:
+def test_prefill_reads_the_weights_once_per_step_of_a_long_prompt(planned: Plan) -> None:
     plan = planned(
         "serve.tensor_parallel_size=1",
         "serve.data_parallel_size=8",
@@ -130,7 +130,7 @@ def test_a_prompt_of_the_small_model_is_handled_in_steps(planned: Plan) -> None:
     assert step.all_reduce_bytes == 0 and step.bound_seconds == max(step.memory_seconds, step.compute_seconds)
 
 
-def test_gated_delta_nets_have_a_state_by_sequence_and_no_keys(planned: Plan) -> None:
+def test_gated_delta_nets_store_a_state_per_sequence_and_no_keys(planned: Plan) -> None:
     """Plan three delta-net layers of four.
 
     They have 6 value heads of 16 x 32 in float32, and keep three tokens before a convolution.
@@ -150,7 +150,7 @@ def test_gated_delta_nets_have_a_state_by_sequence_and_no_keys(planned: Plan) ->
     assert f"the states of linear layers: {3 * of_each / 1e6:.1f} MB a sequence" in text(plan)
 
 
-def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> None:
+def test_latent_attention_cache_is_whole_on_each_device(planned: Plan) -> None:
     """Plan two layers, one with experts.
 
     160 compressed features are padded to 256, and 16 rotary features to 128.
@@ -178,7 +178,7 @@ def test_compressed_keys_and_values_are_whole_on_each_device(planned: Plan) -> N
     assert two.flops == pytest.approx(linear + attended / 8)
 
 
-def test_every_array_beside_gated_delta_nets_and_experts_is_counted_once(planned: Plan) -> None:
+def test_qwen3_next_weight_bytes_match_hand_counts(planned: Plan) -> None:
     """Plan Qwen 3 Next: three delta-net layers, the second without experts, and one attention layer."""
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
     mixed = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
@@ -200,7 +200,7 @@ def test_every_array_beside_gated_delta_nets_and_experts_is_counted_once(planned
     }
 
 
-def test_the_reference_server_has_the_published_weights_and_cache(planned: Plan) -> None:
+def test_reference_server_has_the_published_weights_and_cache(planned: Plan) -> None:
     plan = planned()
     vision = weights_of(plan)["vision tower", "split over 8, positions whole"]
     assert abs(plan.weight_bytes - 7.75e9) < 0.02 * 7.75e9
@@ -224,7 +224,7 @@ def test_the_reference_server_has_the_published_weights_and_cache(planned: Plan)
     "sets",
     ["serve.decode_block_sizes=[1, 1024, 1, 1024]", "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}"],
 )
-def test_blocks_of_the_decode_kernel_save_reads(planned: Plan, sets: str) -> None:
+def test_small_decode_blocks_reduce_cache_reads(planned: Plan, sets: str) -> None:
     def full(*changes: str) -> Step:
         return next(step for step in planned(*changes).decode if (step.sequences, step.tokens) == (64, 4096))
 
@@ -236,7 +236,7 @@ def test_blocks_of_the_decode_kernel_save_reads(planned: Plan, sets: str) -> Non
     assert odd.whole_cache_bytes == whole.whole_cache_bytes - local * 2048
 
 
-def test_what_was_published_is_above_every_bound(planned: Plan) -> None:
+def test_published_times_exceed_their_bounds_and_estimates(planned: Plan) -> None:
     times = [one for one in planned().comparisons if one.unit == "ms"]
     assert [one.published for one in times] == [61, 45, 13.5, 24]
     for one in times:
@@ -249,7 +249,7 @@ def test_what_was_published_is_above_every_bound(planned: Plan) -> None:
         assert planned(another).comparisons == ()
 
 
-def test_fp8_saves_nothing_where_a_device_has_one_head(planned: Plan) -> None:
+def test_fp8_cache_saves_nothing_if_a_device_has_one_head(planned: Plan) -> None:
     fp8, bf16 = (planned(f"serve.kv_cache_dtype={kind}").caches for kind in ("fp8", "bfloat16"))
     assert bf16[0].bytes_per_token == 2 * fp8[0].bytes_per_token
     assert bf16[1].bytes_per_token == fp8[1].bytes_per_token
@@ -258,7 +258,7 @@ def test_fp8_saves_nothing_where_a_device_has_one_head(planned: Plan) -> None:
     assert apart.unpadded_bytes_per_token * 2 == apart.bytes_per_token
 
 
-def test_shared_layers_store_nothing_and_are_read(planned: Plan) -> None:
+def test_layers_with_a_shared_cache_store_nothing_and_are_read(planned: Plan) -> None:
     plan = planned(
         "model.id=google/gemma-4-E2B-it",
         "serve.accelerator=v6e-1",
@@ -281,7 +281,7 @@ def test_shared_layers_store_nothing_and_are_read(planned: Plan) -> None:
     assert any("audio tower" in note for note in plan.notes)
 
 
-def test_heads_are_repeated_where_there_are_more_devices(planned: Plan) -> None:
+def test_key_value_heads_are_repeated_if_devices_outnumber_them(planned: Plan) -> None:
     plan = planned(config=DENSE)
     weights = weights_of(plan)
     assert weights["keys and values", "4 heads repeated over 8"] == 2 * 2 * 256 * 1 * 128 * 2
@@ -292,14 +292,14 @@ def test_heads_are_repeated_where_there_are_more_devices(planned: Plan) -> None:
     assert cache.unpadded_bytes_per_token == 2 * 2 * 4 * 128 / 8
 
 
-def test_heads_of_64_have_key_and_value_in_one_slot(planned: Plan) -> None:
+def test_heads_of_size_64_store_key_and_value_in_one_slot(planned: Plan) -> None:
     config = {**DENSE, "head_dim": 64}
     assert planned("serve.kv_cache_dtype=auto", config=config).cache_bytes_per_token == 2 * 2 * 128 * 2
     one = ("serve.tensor_parallel_size=2", "serve.data_parallel_size=4")
     assert planned(*one, "serve.kv_cache_dtype=auto", config=config).cache_bytes_per_token == 2 * 2 * 128 * 2
 
 
-def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+def test_key_value_heads_that_tp_cannot_split_or_copy_are_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "config.json").write_text(json.dumps(_with_heads(12, 6)))
     sets = ["model.id=.", "serve.tensor_parallel_size=4", "serve.data_parallel_size=2"]
@@ -313,7 +313,7 @@ def _with_heads(heads: int, kv_heads: int) -> dict[str, object]:
     return {**DENSE, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
 
 
-def test_quantized_weights_take_half_and_embeddings_do_not(planned: Plan) -> None:
+def test_fp8_halves_all_weights_except_embeddings_norms_and_vision(planned: Plan) -> None:
     plain, merged = planned(), planned("merge.quantization=fp8")
     served = planned("serve.quantization=fp8")
     for quantized in (merged, served):
@@ -322,7 +322,7 @@ def test_quantized_weights_take_half_and_embeddings_do_not(planned: Plan) -> Non
             assert weights_of(quantized)[key] == (size if whole else size / 2)
 
 
-def test_experts_are_quantized_by_the_server_alone_and_read_as_they_are_used(planned: Plan) -> None:
+def test_experts_halve_only_if_served_in_fp8_and_are_read_by_use(planned: Plan) -> None:
     model = "model.id=google/gemma-4-26B-A4B-it"
     plain, merged, served = (
         planned(model),
@@ -340,7 +340,7 @@ def test_experts_are_quantized_by_the_server_alone_and_read_as_they_are_used(pla
     )
 
 
-def test_windows_bound_the_cache_where_vllms_own_model_runs(planned: Plan) -> None:
+def test_windows_limit_the_cache_of_gemma_3_unless_hybrid_cache_is_off(planned: Plan) -> None:
     model = "model.id=google/gemma-3-27b-it"
     plan = planned(model)
     assert plan.windows_bound
@@ -355,7 +355,7 @@ def test_windows_bound_the_cache_where_vllms_own_model_runs(planned: Plan) -> No
     assert not planned("serve.env={MODEL_IMPL_TYPE: vllm}").windows_bound
 
 
-def test_the_benchmarks_points_are_limited_by_their_rate_or_by_the_sequences(planned: Plan) -> None:
+def test_benchmark_points_are_limited_by_rate_or_max_num_seqs(planned: Plan) -> None:
     plan = planned(
         "benchmark.input_lengths=[512]", "benchmark.request_rates=[1, 4, inf]", "benchmark.prompts=1000"
     )
@@ -375,7 +375,7 @@ def test_the_benchmarks_points_are_limited_by_their_rate_or_by_the_sequences(pla
     assert all_at_once.usd_per_million_tokens == pytest.approx(usd)
 
 
-def test_what_limits_how_many_requests_are_under_way(planned: Plan) -> None:
+def test_concurrency_is_limited_by_prompts_cache_or_replica_count(planned: Plan) -> None:
     inf, few = "benchmark.request_rates=[inf]", "benchmark.prompts=10"
     assert planned(inf, few).loads[0].limited_by == "prompts"
     many = ("serve.max_num_seqs=1024", "benchmark.prompts=2000", inf)
@@ -386,13 +386,13 @@ def test_what_limits_how_many_requests_are_under_way(planned: Plan) -> None:
     assert two.loads[0].concurrency == 128
 
 
-def test_a_point_that_vllm_refuses_is_left_out(planned: Plan) -> None:
+def test_benchmark_point_above_max_model_len_is_left_out(planned: Plan) -> None:
     plan = planned("serve.max_model_len=4096")
     assert {point.input_length for point in plan.loads} == {512}
     assert any("4,096 tokens in and 512 out are more than max_model_len" in note for note in plan.notes)
 
 
-def test_the_cache_holds_less_than_is_promised(planned: Plan) -> None:
+def test_N1006_reports_a_cache_that_holds_fewer_than_max_num_seqs(planned: Plan) -> None:
     plan = planned()
     found = promise(plan)
     assert found is not None and (found.code, found.path) == ("N1006", "serve.max_num_seqs")
@@ -400,7 +400,7 @@ def test_the_cache_holds_less_than_is_promised(planned: Plan) -> None:
     assert promise(planned("serve.max_num_seqs=19")) is None
 
 
-def test_a_cache_without_room_for_one_sequence_is_told_to_be_no_server(planned: Plan) -> None:
+def test_server_without_cache_for_one_sequence_does_not_start(planned: Plan) -> None:
     plan = planned("serve.extra_args={gpu_memory_utilization: 0.25}")
     found = promise(plan)
     assert plan.sequences_fit == 0 and found is not None and "does not start" in found.message
@@ -411,7 +411,7 @@ def test_a_cache_without_room_for_one_sequence_is_told_to_be_no_server(planned: 
     assert "0 tokens" in text(none)
 
 
-def test_devices_of_tpu7x_are_half_chips_without_a_price(planned: Plan) -> None:
+def test_tpu7x_device_is_half_a_chip_and_has_no_list_price(planned: Plan) -> None:
     plan = planned("serve.accelerator=tpu7x-8")
     assert plan.hbm_bytes == 96 * 2**30 and plan.devices_per_chip == 2
     step = plan.decode[0]
@@ -423,7 +423,7 @@ def test_devices_of_tpu7x_are_half_chips_without_a_price(planned: Plan) -> None:
     assert (own.usd_per_hour, own.price_source) == (40, "the recipe")
 
 
-def test_a_recipe_without_a_server_and_a_share_that_is_none_are_refused(planned: Plan) -> None:
+def test_missing_serve_section_and_invalid_memory_share_are_refused(planned: Plan) -> None:
     with pytest.raises(ArtifactError, match="no section `serve`") as caught:
         planned("serve=null")
     assert caught.value.help
@@ -433,13 +433,13 @@ def test_a_recipe_without_a_server_and_a_share_that_is_none_are_refused(planned:
     assert memory_share({"device-memory-utilization": 0.5}) == 0.5
 
 
-def test_idle_devices_are_paid_for(planned: Plan) -> None:
+def test_hourly_price_includes_idle_devices(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=4")
     assert any("4 devices are idle" in note for note in plan.notes)
     assert plan.usd_per_hour == 21.52
 
 
-def test_a_serving_plan_comes_back_from_json_as_it_was(planned: Plan) -> None:
+def test_serving_plan_round_trips_through_json(planned: Plan) -> None:
     plan = planned()
     assert SERVING_PLAN.validate_json(SERVING_PLAN.dump_json(plan)) == plan
 
@@ -459,7 +459,7 @@ def test_a_serving_plan_comes_back_from_json_as_it_was(planned: Plan) -> None:
         ),
     ],
 )
-def test_a_serving_plan_is_printed_as_it_was(
+def test_printed_serving_plan_matches_the_golden_file(
     planned: Plan, update: bool, name: str, sets: tuple[str, ...]
 ) -> None:
     path, printed = GOLDEN / f"{name}.txt", text(planned(*sets))

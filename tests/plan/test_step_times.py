@@ -8,6 +8,6 @@ from scripts.step_times import BEGIN, END, PAGE, table
 
 
 @pytest.mark.e2e
-def test_the_page_has_the_table_that_the_model_gives() -> None:
+def test_planning_page_table_equals_the_time_model_table() -> None:
     said = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     assert said == f"{table()}\n", "python -m scripts.step_times write"

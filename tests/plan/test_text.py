@@ -77,7 +77,7 @@ note: Every layer's keys and values of the ten global layers are one array.
 """
 
 
-def test_the_flagships_plan_is_printed_as_it_was() -> None:
+def test_flagship_plan_text_matches_the_expected_text() -> None:
     assert text(plans.flagship()) == FLAGSHIP
 
 
@@ -88,13 +88,13 @@ ALL = [
 
 
 @pytest.mark.parametrize("plan", ALL, ids=range(len(ALL)))
-def test_it_fits_a_terminal(plan: plans.Plan) -> None:
+def test_plan_text_fits_66_lines_of_100_columns(plan: plans.Plan) -> None:
     lines = text(plan).splitlines()
     assert len(lines) <= 66 and max(map(len, lines)) <= 100
     assert lines == [line.rstrip() for line in lines]
 
 
-def test_a_step_that_does_not_fit_is_printed_with_what_is_missing() -> None:
+def test_text_of_a_too_large_step_shows_the_missing_memory() -> None:
     shown = text(plans.too_large())
     assert "  in all                       128.69  135.5 %\n" in shown
     assert "  MISSING                       33.69   35.5 %  of the 95.00 that it has\n" in shown
@@ -109,14 +109,14 @@ def test_a_refused_step_is_printed_without_a_time() -> None:
         assert absent not in shown
 
 
-def test_hours_and_price_of_a_bound_are_printed_as_the_most() -> None:
+def test_text_of_a_run_with_bounded_length_says_at_most() -> None:
     flagship = plans.flagship()
     shown = text(replace(flagship, run=replace(flagship.run, source="bound")))
     assert "The whole run, at most" in shown
     assert "The whole run, at most" not in text(flagship)
 
 
-def test_a_run_of_unknown_length_is_printed_with_a_steps_time_alone() -> None:
+def test_text_of_a_run_of_unknown_length_gives_only_step_figures() -> None:
     shown = text(plans.unknown_length())
     assert "  = the step                         1,294.1 ms    at most 9,210 tokens/s  MFU" in shown
     assert "  steps of 1 micro-batch           unknown\n" in shown
@@ -130,7 +130,7 @@ def test_a_machine_without_a_price_is_printed_without_a_cost() -> None:
     assert "a million" not in shown
 
 
-def test_several_slices_are_printed_with_their_links() -> None:
+def test_text_of_two_slices_shows_hosts_and_dcn_collectives() -> None:
     shown = text(plans.sliced())
     assert (
         "mesh dcn 2 x fsdp 32 x tp 4 = 256 devices on 64 hosts of 2 slices; a micro-batch is 64 rows" in shown
@@ -139,7 +139,7 @@ def test_several_slices_are_printed_with_their_links() -> None:
     assert "  collective-permute  other groups   12 x  200.0 MB\n" in shown
 
 
-def test_a_plan_of_all_layers_and_one_from_the_cache_say_that_they_are() -> None:
+def test_text_says_if_all_layers_were_compiled_and_if_cached() -> None:
     exact = replace(ESTIMATE, compiled_layers=(60,), timeline=Timeline(products=1.2941), kernels=())
     shown = text(replace(plans.flagship(), estimate=exact, cached=True, seconds=1.26))
     assert "All 60 layers were compiled for v5p:2x2x1; nothing was measured on a TPU.\n" in shown
@@ -148,12 +148,12 @@ def test_a_plan_of_all_layers_and_one_from_the_cache_say_that_they_are() -> None
         assert absent not in shown
 
 
-def test_accumulated_micro_batches_are_counted_in_a_step() -> None:
+def test_text_shows_the_micro_batches_of_an_optimizer_step() -> None:
     plan = replace(plans.flagship(), run=replace(plans.RUN, steps=1244, micro_batches=8))
     assert "  steps of 8 micro-batches      1,244\n" in text(plan)
 
 
-def test_many_rows_are_cut_and_long_names_too() -> None:
+def test_text_truncates_long_tables_and_long_names() -> None:
     waits = (Moved("all-gather", f"weight{i}", ("fsdp",), False, 1, 1e9, 0.05, 0.02) for i in range(8))
     estimate = replace(
         ESTIMATE,
@@ -169,7 +169,7 @@ def test_many_rows_are_cut_and_long_names_too() -> None:
     assert len(cut) == 100 and cut.endswith("...")
 
 
-def test_figures_are_printed_in_units_that_can_be_read() -> None:
+def test_figures_are_printed_in_readable_units() -> None:
     assert [flops(n) for n in (372.4e12, 1.2e15, 4.1e9, 12)] == [
         *("372.4 TFLOP", "1,200 TFLOP", "4.1 GFLOP", "12 FLOP")
     ]

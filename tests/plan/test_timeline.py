@@ -42,7 +42,7 @@ GATHER = transfer("w", 3.0, "0")
 
 
 @pytest.mark.parametrize(("work", "wait"), [(0.0, 3.0), (1.0, 2.0), (3.0, 0.0), (5.0, 0.0)])
-def test_a_wait_is_what_is_left_of_the_transfer(work: float, wait: float) -> None:
+def test_wait_is_the_transfer_time_that_work_does_not_hide(work: float, wait: float) -> None:
     found = run(Start(0, 1), Work(products=work), Wait(1), transfers=(GATHER,))
     assert found.exposed == pytest.approx(wait) and found.seconds == pytest.approx(max(work, 3.0))
     assert found.transfers == (Moved("all-gather", "w", ("fsdp",), False, 1, 1000.0, 3.0, wait),)
@@ -68,7 +68,7 @@ def test_an_overlapped_gather_costs_less_than_an_exposed_one() -> None:
         (("host", "hbm"), 2.0),
     ],
 )
-def test_transfers_queue_for_what_both_occupy(along: tuple[str, str], wait: float) -> None:
+def test_transfers_on_the_same_link_or_memory_queue(along: tuple[str, str], wait: float) -> None:
     """Queue two transfers of 3 s next to 1 s of work: 5 s of waiting in sequence, 2 s in parallel."""
     both = [("0", "1") if name == "01" else (name,) for name in along]
     transfers = tuple(transfer(f"t{i}", 3.0, *names) for i, names in enumerate(both))
@@ -77,12 +77,12 @@ def test_transfers_queue_for_what_both_occupy(along: tuple[str, str], wait: floa
     assert found.seconds == pytest.approx(1.0 + wait)
 
 
-def test_what_stays_on_the_chip_occupies_nothing() -> None:
+def test_transfer_without_links_takes_no_time_and_has_no_span() -> None:
     found = run(Exposed(0), Exposed(0), transfers=(transfer("w", 0.0),))
     assert found.seconds == 0.0 and found.spans == () and found.transfers[0].count == 2
 
 
-def test_waits_are_added_up_by_weight_the_longest_first() -> None:
+def test_waits_are_summed_by_weight_and_sorted_longest_first() -> None:
     transfers = (
         GATHER,
         transfer("v", 4.0, "0"),
@@ -99,7 +99,7 @@ def test_waits_are_added_up_by_weight_the_longest_first() -> None:
     assert (found.exposed_in(True), found.exposed_in(False)) == (11.0, 1.0)
 
 
-def test_devices_reach_a_part_of_the_published_rates() -> None:
+def test_reached_rates_scale_work_and_transfer_times() -> None:
     transfers = (GATHER, transfer("c", 1.0, "hbm", kind="copy"), transfer("h", 1.0, "host", kind="host"))
     steps = (Work(1.0, 1.0, 1.0), Exposed(0), Exposed(1), Exposed(2))
     found = run(*steps, transfers=transfers, reached=Reached(0.5, 0.25, 0.2, 0.1, 0.125))
@@ -108,7 +108,7 @@ def test_devices_reach_a_part_of_the_published_rates() -> None:
     assert found.seconds == pytest.approx(2 + 4 + 5 + 30 + 4 + 8)
 
 
-def test_a_loops_turns_are_all_counted() -> None:
+def test_loop_counts_work_and_transfers_of_every_iteration() -> None:
     """Start and await a transfer in each iteration."""
     turn = (Start(0, 1), Work(products=1.0, memory=0.5), Wait(1), Work(kernels=2.0))
     found = run(Work(products=7.0), Loop(30, turn), transfers=(GATHER,))
@@ -119,7 +119,7 @@ def test_a_loops_turns_are_all_counted() -> None:
     assert found.seconds == pytest.approx(7 + 30 * 5)
 
 
-def test_loops_within_loops_multiply() -> None:
+def test_nested_loops_multiply_their_iterations() -> None:
     inner = Loop(5, (Exposed(0), Work(memory=1.0)))
     found = run(Loop(4, (inner, Work(products=2.0))), transfers=(GATHER,))
     assert (found.products, found.memory, found.exposed) == pytest.approx((8.0, 20.0, 60.0))
@@ -128,12 +128,12 @@ def test_loops_within_loops_multiply() -> None:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
-def test_loops_of_few_turns_are_run_as_often(times: int) -> None:
+def test_loop_of_zero_to_two_iterations_takes_proportional_time(times: int) -> None:
     found = run(Loop(times, (Exposed(0), Work(memory=1.0))), transfers=(GATHER,))
     assert found.seconds == pytest.approx(4.0 * times)
 
 
-def test_what_a_loop_receives_in_one_turn_it_waits_for_in_the_next() -> None:
+def test_transfer_started_in_one_iteration_is_awaited_in_the_next() -> None:
     """Receive in one iteration and wait in the next: the first iteration waits for nothing."""
     turn = (Wait(1), Start(0, 1), Work(products=2.0))
     found = run(Loop(50, turn), Wait(1), transfers=(transfer("g", 3.0, "dcn"),))
@@ -141,7 +141,7 @@ def test_what_a_loop_receives_in_one_turn_it_waits_for_in_the_next() -> None:
     assert found.exposed == pytest.approx(50 * 1.0)
 
 
-def test_what_was_begun_before_a_loop_is_hidden_behind_all_its_turns() -> None:
+def test_transfer_started_before_a_loop_is_hidden_by_all_iterations() -> None:
     steps = (Start(0, 1), Loop(100, (Work(products=1.0),)), Wait(1))
     assert run(*steps, transfers=(transfer("w", 60.0, "0"),)).exposed == 0.0
     assert run(*steps, transfers=(transfer("w", 110.0, "0"),)).exposed == pytest.approx(10.0)
@@ -152,7 +152,7 @@ def test_what_was_begun_before_a_loop_is_hidden_behind_all_its_turns() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_loop_is_its_turns_one_after_the_other(seed: int) -> None:
+def test_loop_gives_the_same_times_as_its_unrolled_steps(seed: int) -> None:
     """Compare a loop with the same steps unrolled, each transfer awaited in its iteration."""
     chance = random.Random(seed)
     places = ("0", "1", "dcn", "hbm", "host")
@@ -185,7 +185,7 @@ def test_a_loop_is_its_turns_one_after_the_other(seed: int) -> None:
     ]
 
 
-def test_what_is_drawn_is_what_happens() -> None:
+def test_spans_match_the_simulated_start_and_duration() -> None:
     transfers = (GATHER, transfer("h", 1.0, "host", kind="host"), transfer("c", 1.0, "hbm", kind="copy"))
     steps = (Work(products=1.0), Start(0, 1), Start(1, 2), Start(2, 3), Work(0.0, 1.0, 0.5), Wait(1))
     found = run(*steps, transfers=transfers)
@@ -202,7 +202,7 @@ def test_what_is_drawn_is_what_happens() -> None:
     assert last.start + last.seconds == pytest.approx(found.seconds)
 
 
-def test_long_timelines_are_drawn_with_few_stretches() -> None:
+def test_long_timeline_has_a_limited_number_of_spans() -> None:
     steps = [step for i in range(3000) for step in (Exposed(0), Work(products=1.0 + i % 3))]
     found = run(*steps, transfers=(GATHER,))
     assert len(found.spans) <= SPANS
@@ -210,7 +210,7 @@ def test_long_timelines_are_drawn_with_few_stretches() -> None:
     assert max(span.start + span.seconds for span in found.spans) == pytest.approx(found.seconds)
 
 
-def test_a_schedule_survives_its_file() -> None:
+def test_schedule_round_trips_through_json() -> None:
     steps = (Loop(3, (Start(0, 1), Work(1.0, 2.0, 3.0), Wait(1))), Exposed(0))
     kept = Schedule(steps, (GATHER,), uncounted_loops=1, costed=0.5)
     assert SCHEDULE.validate_json(SCHEDULE.dump_json(kept)) == kept

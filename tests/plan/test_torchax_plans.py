@@ -72,7 +72,7 @@ def asked(log: Path) -> set[str]:
     return {start.read_text(encoding="utf-8") for start in log.iterdir()}
 
 
-def test_each_backends_step_is_compiled_and_kept_for_itself(file: Path, fake: Path) -> None:
+def test_each_backends_step_is_compiled_and_cached_separately(file: Path, fake: Path) -> None:
     first = planned(file)["plan"]
     assert first["backend"] == "tunix" and asked(fake) == {"tunix"}
     second = planned(file, *TORCHAX)["plan"]
@@ -86,13 +86,13 @@ def test_each_backends_step_is_compiled_and_kept_for_itself(file: Path, fake: Pa
     assert set(second["versions"]) - set(first["versions"]) == {"torch", "torchax", "transformers", "peft"}
 
 
-def test_the_backend_is_part_of_a_results_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_depends_on_the_backend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "versions", lambda backend: {})
     jobs = [Job(file, (), (0, 1), backend=backend) for backend in (Backend.TUNIX, Backend.TORCHAX)]
     assert len({identity.name(program(file), job) for job in jobs}) == 2
 
 
-def test_text_and_page_say_whose_step_it_is(file: Path, tmp_path: Path) -> None:
+def test_text_and_page_name_train_torchax_only_for_its_backend(file: Path, tmp_path: Path) -> None:
     pages = [tmp_path / "tunix.html", tmp_path / "torchax.html"]
     texts = [run("plan", file, "--html", pages[0]), run("plan", file, *TORCHAX, "--html", pages[1])]
     assert all(done.exit_code == 0 for done in texts)
@@ -100,7 +100,7 @@ def test_text_and_page_say_whose_step_it_is(file: Path, tmp_path: Path) -> None:
         assert ["train_torchax.py" in text for text in shown] == [False, True]
 
 
-def test_exact_cost_and_budget_are_the_backends(file: Path, fake: Path) -> None:
+def test_exact_plan_cost_and_budget_compile_the_torchax_step(file: Path, fake: Path) -> None:
     exact = planned(file, *TORCHAX, "--exact")["plan"]
     assert exact["estimate"]["compiled_layers"] == [26]
     done = run("cost", file, *TORCHAX)
@@ -110,7 +110,7 @@ def test_exact_cost_and_budget_are_the_backends(file: Path, fake: Path) -> None:
     assert asked(fake) == {"torchax"}
 
 
-def test_a_search_compiles_the_backends_steps(file: Path) -> None:
+def test_search_compiles_jobs_of_the_chosen_backend(file: Path) -> None:
     lowered = lower(load(file), planning=True)
     assert lowered.program is not None
     jobs: list[Job] = []
@@ -123,7 +123,9 @@ def test_a_search_compiles_the_backends_steps(file: Path) -> None:
     assert {job.backend for job in jobs} == {Backend.TORCHAX}
 
 
-def test_no_way_out_is_tried_that_the_backend_refuses(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_does_not_try_changes_that_the_backend_refuses(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
         quantized = program.lora is not None and program.lora.quantize is not None
         return [Diagnostic("E0922", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
@@ -137,27 +139,29 @@ def test_no_way_out_is_tried_that_the_backend_refuses(file: Path, monkeypatch: p
     assert tried[Backend.TUNIX] - tried[Backend.TORCHAX] == {"lora.quantize=nf4"}
 
 
-def test_what_the_backend_cannot_train_is_not_compiled(file: Path, fake: Path) -> None:
+def test_recipe_that_torchax_cannot_train_fails_before_compiling(file: Path, fake: Path) -> None:
     for command in ("plan", "cost"):
         done = run(command, file, *TORCHAX, "--set", "lora.kv=shared")
         assert done.exit_code == 1 and "error[E0922]" in done.stderr and "--> --set" in done.stderr
     assert not list(fake.iterdir())
 
 
-def test_what_the_backend_does_otherwise_is_told(file: Path) -> None:
+def test_torchax_plan_reports_N0934_for_remat_policy_block(file: Path) -> None:
     found = planned(file, *TORCHAX, "--set", "remat.policy=block")["diagnostics"]
     assert [item["code"] for item in found] == ["N0934"]
     assert planned(file, "--set", "remat.policy=block")["diagnostics"] == []
 
 
-def test_trl_has_nothing_to_compile(file: Path, fake: Path) -> None:
+def test_plan_refuses_the_trl_backend(file: Path, fake: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
         run("plan", file, "--backend", "trl")
     assert "runs in torch on GPUs" in str(caught.value) and "--backend torchax" in (caught.value.help or "")
     assert not list(fake.iterdir())
 
 
-def test_packages_that_are_missing_are_named(file: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchax_error_names_the_install_command(
+    file: Path, fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(pool, "find_spec", lambda name: None if name == "torchax" else find(name))
     with pytest.raises(ArtifactError, match="needs torchax, which cannot be imported") as caught:
@@ -166,7 +170,7 @@ def test_packages_that_are_missing_are_named(file: Path, fake: Path, monkeypatch
     assert not list(fake.iterdir()) and run("plan", file).exit_code == 0
 
 
-def test_placements_are_those_of_transformers_tensors(file: Path) -> None:
+def test_torchax_placements_match_the_tensors_of_transformers(file: Path) -> None:
     one = program(file)
     found = {placement.pattern: placement for placement in placements(one, Backend.TORCHAX)}
     query = found["layers.{}.self_attn.q_proj.weight"]

@@ -38,7 +38,7 @@ def program(tmp_path: Path) -> Program:
     return found
 
 
-def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Program) -> None:
+def test_abstract_torchax_step_has_the_bytes_of_one_device(program: Program) -> None:
     import jax
 
     from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
@@ -60,7 +60,7 @@ def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Progr
     assert made.sizes.batch == 512 * (3 * 4 + 1) + 8
 
 
-def test_the_reference_of_all_weights_is_a_copy_of_them(program: Program, tmp_path: Path) -> None:
+def test_full_dpo_step_counts_the_weights_twice_for_the_reference(program: Program, tmp_path: Path) -> None:
     import jax
 
     from recipec.compiler.plan.abstract_torchax import abstract_torchax_step

@@ -73,7 +73,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("on_chip", [1, 2])
 @pytest.mark.parametrize(("sizes", "closed"), SHAPES)
-def test_collectives_of_all_devices_keep_the_busiest_links_busy(
+def test_collective_times_match_an_exhaustive_search(
     sizes: Chip, closed: tuple[bool, ...], on_chip: int
 ) -> None:
     of = torus(sizes, closed, on_chip)
@@ -95,7 +95,7 @@ def test_collectives_of_all_devices_keep_the_busiest_links_busy(
         assert taken("all-to-all") == taken("ragged-all-to-all") == pytest.approx(exchange, rel=1e-4)
 
 
-def test_a_ring_is_twice_as_fast_as_a_line_and_two_dimensions_as_one() -> None:
+def test_all_gather_is_faster_on_a_ring_and_over_two_dimensions() -> None:
     line, ring = torus((8,)), torus((8,), (True,))
     assert line.seconds("all-gather", SIZE, range(8))[0] == pytest.approx(7 / 8 * SIZE / LINK, rel=1e-4)
     assert ring.seconds("all-gather", SIZE, range(8))[0] == pytest.approx(7 / 16 * SIZE / LINK, rel=1e-4)
@@ -108,7 +108,7 @@ def test_a_ring_is_twice_as_fast_as_a_line_and_two_dimensions_as_one() -> None:
     assert square.seconds("all-gather", SIZE, (0, 2)) == (pytest.approx(SIZE / 2 / LINK, rel=1e-4), (0,))
 
 
-def test_groups_that_lie_between_each_other_share_the_links() -> None:
+def test_interleaved_groups_share_links_and_take_twice_as_long() -> None:
     """Share the middle link of a row of four between the groups (0, 2) and (1, 3)."""
     row = torus((4,))
     near, far = (row.seconds("all-gather", SIZE, group)[0] for group in ((0, 1), (0, 2)))
@@ -118,7 +118,7 @@ def test_groups_that_lie_between_each_other_share_the_links() -> None:
     assert mesh.seconds("all-gather", SIZE, (0, 4))[0] == pytest.approx(near, rel=1e-4)
 
 
-def test_the_devices_of_a_chip_share_its_links_and_need_none_between_them() -> None:
+def test_devices_of_one_chip_share_its_links_and_exchange_for_free() -> None:
     of = torus((2,), on_chip=2)
     assert of.seconds("all-gather", SIZE, (0, 1)) == (0.0, ())
     assert of.permutation(SIZE, ((0, 1), (1, 0), (2, 3), (3, 2))) == (0.0, ())
@@ -136,7 +136,7 @@ def shift(count: int, by: int) -> list[tuple[int, int]]:
     ("closed", "by", "loads"),
     [(True, 1, 1), (True, 7, 1), (True, 2, 2), (False, 1, 1), (False, 2, 2), (False, 3, 3)],
 )
-def test_a_permutation_takes_what_its_busiest_link_carries(closed: bool, by: int, loads: int) -> None:
+def test_permutation_time_is_the_load_of_the_busiest_link(closed: bool, by: int, loads: int) -> None:
     """Shift a row of eight devices.
 
     In a ring, a shift by one loads each link once. In an open row, the last device sends all the way back,
@@ -146,7 +146,7 @@ def test_a_permutation_takes_what_its_busiest_link_carries(closed: bool, by: int
     assert seconds == pytest.approx(loads * SIZE / LINK, rel=1e-4) and along == (0,)
 
 
-def test_a_permutation_of_two_dimensions_uses_both_and_none_takes_nothing() -> None:
+def test_permutation_names_its_dimensions_and_identity_takes_no_time() -> None:
     of = torus((2, 2))
     assert of.permutation(SIZE, [(0, 3), (3, 0)]) == (pytest.approx(SIZE / LINK, rel=1e-4), (0, 1))
     assert of.permutation(SIZE, [(0, 1), (1, 0)])[1] == (1,)
@@ -155,7 +155,7 @@ def test_a_permutation_of_two_dimensions_uses_both_and_none_takes_nothing() -> N
     assert pair.permutation(SIZE, shift(4, 2))[0] == pytest.approx(2 * SIZE / LINK, rel=1e-4)
 
 
-def test_small_collectives_take_their_hops() -> None:
+def test_small_collectives_take_the_latency_of_their_hops() -> None:
     line, ring = torus((8,)), torus((8,), (True,))
     assert line.seconds("all-gather", 8, range(8))[0] == pytest.approx(7 * HOP_SECONDS, rel=0.01)
     assert ring.seconds("all-gather", 8, range(8))[0] == pytest.approx(4 * HOP_SECONDS, rel=0.01)
@@ -174,7 +174,7 @@ def test_small_collectives_take_their_hops() -> None:
         ("tpu7x-8", (2, 2, 1), (False,) * 3),
     ],
 )
-def test_an_accelerators_rows_are_rings_where_they_are_wired_so(
+def test_accelerator_torus_has_its_sizes_wraparound_and_bandwidth(
     name: str, sizes: Chip, closed: tuple[bool, ...]
 ) -> None:
     """Compute with the published bandwidth, which is the total of a chip's links, in and out."""
@@ -188,7 +188,7 @@ def test_an_accelerators_rows_are_rings_where_they_are_wired_so(
     assert set(of.places) == {(*chip, core) for chip in chips(sizes) for core in range(cores)}
 
 
-def test_all_devices_of_a_chip_go_to_other_slices_over_its_one_network() -> None:
+def test_devices_of_one_chip_share_its_dcn_bandwidth() -> None:
     v6e = Torus.of(from_name("v6e-8"), [(0, 0, 0, 0), (0, 1, 0, 0)])
     assert between_slices(v6e, 1e9) == pytest.approx(8e9 / (generations()["v6e"]["dcn_gbit_per_s"] * 1e9))
     tpu7x = Torus.of(from_name("tpu7x-8"), [(0, 0, 0, 0), (0, 0, 0, 1)])

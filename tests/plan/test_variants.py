@@ -27,7 +27,7 @@ def shapes_of(found: Sequence[object]) -> list[tuple[dict[str, int], int, int]]:
     return [one for i, one in enumerate(every) if one not in every[:i]]
 
 
-def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
+def test_flagship_variants_cover_every_allowed_combination() -> None:
     """Limit tp to 4, as ten layers have 4 key/value heads, and keep the recipe's 4 rows."""
     found = variants(program("gemma4-31b-v5p8"))
     assert found[0].sets == ()
@@ -48,7 +48,7 @@ def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
     assert len({v.sets for v in found}) == len(found)
 
 
-def test_sets_give_the_variant() -> None:
+def test_set_arguments_of_a_variant_reproduce_the_variant() -> None:
     """Check that each variant's --set arguments give exactly that configuration."""
     base = program("llama31-8b-v6e8")
     for variant in variants(base)[::17]:
@@ -63,7 +63,7 @@ def test_sets_give_the_variant() -> None:
         assert recipe.model_dump(include=same) == base.recipe.model_dump(include=same)
 
 
-def test_a_mesh_that_the_rows_do_not_divide_is_left_to_the_checks() -> None:
+def test_variants_include_indivisible_meshes_that_the_checks_refuse() -> None:
     base = program("gemma4-31b-v5p8", "mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2")
     refused = next(v for v in variants(base) if dict(v.axes) == {"fsdp": 4, "tp": 1})
     settled = lower(load(RECIPES / "gemma4-31b-v5p8.yaml", ["train.global_batch_size=2", *refused.sets]))
@@ -71,7 +71,7 @@ def test_a_mesh_that_the_rows_do_not_divide_is_left_to_the_checks() -> None:
     assert [d.code for d in settled.diagnostics if d.severity == "error"] == ["E0501"]
 
 
-def test_a_free_batch_has_variants_of_more_rows() -> None:
+def test_free_batch_variants_raise_rows_up_to_four_times() -> None:
     """Use multiples of a micro-batch over all devices, up to four times the recipe's rows."""
     found = variants(program("gemma4-31b-v5p8"), free_batch=True)
     assert shapes_of(found)[:4] == [
@@ -87,25 +87,25 @@ def test_a_free_batch_has_variants_of_more_rows() -> None:
 
 
 @pytest.mark.parametrize("rows, fsdp, expected", [(6, 4, 8), (1, 4, 4)])
-def test_free_batch_uses_every_device(rows: int, fsdp: int, expected: int) -> None:
+def test_smallest_free_batch_is_a_multiple_of_the_fsdp_size(rows: int, fsdp: int, expected: int) -> None:
     base = program("gemma4-31b-v5p8", "mesh.axes={tp: 4}", f"train.global_batch_size={rows}")
     found = [v for v in variants(base, free_batch=True) if dict(v.axes)["fsdp"] == fsdp]
     assert min(v.global_batch for v in found) == expected
 
 
-def test_one_key_value_head_is_no_obstacle_to_tp() -> None:
+def test_single_key_value_head_allows_tensor_parallelism() -> None:
     """Replicate Gemma 3 270M's one key/value head, and split its 4 query heads."""
     base = program("gemma4-31b-v5p8", "model.id=google/gemma-3-270m-it", "serve=null")
     assert {dict(v.axes)["tp"] for v in variants(base)} == {1, 2, 4}
 
 
-def test_a_cpu_has_no_kernel_and_no_other_memory() -> None:
+def test_cpu_variants_have_no_splash_kernel_and_no_offload() -> None:
     found = variants(program("quickstart"))
     assert {v.attention for v in found} == {"dot"}
     assert "offload_dots" not in {v.remat for v in found}
 
 
-def test_the_recipe_has_its_own_mesh_among_them() -> None:
+def test_variants_include_the_recipe_mesh() -> None:
     """Include tp 8, which does not divide all heads, because the recipe replicates these weights."""
     sets = ["mesh.accelerator=v5p-16", "mesh.axes={tp: 8}", "sharding.on_indivisible=replicate"]
     found = variants(program("gemma4-31b-v5p8", *sets))

@@ -38,9 +38,7 @@ def job(tmp_path: Path) -> Job:
     return Job(path, (), (0, 1))
 
 
-def test_a_topology_that_libtpu_does_not_know_is_a_sentence(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_topology_gives_a_one_sentence_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(accelerator: object) -> None:
         raise RuntimeError("NOT_FOUND: no such layout\nmore of it")
 
@@ -51,7 +49,7 @@ def test_a_topology_that_libtpu_does_not_know_is_a_sentence(
     )
 
 
-def test_a_worker_ends_with_the_process_that_started_it() -> None:
+def test_worker_exits_when_its_parent_is_killed() -> None:
     """Let the worker wait for its job on a pipe that nobody writes to."""
     script = f"exec 3<&0; {sys.executable} -m recipec.compiler.plan.worker $$ <&3 & echo $!; wait"
     with subprocess.Popen(
@@ -64,7 +62,7 @@ def test_a_worker_ends_with_the_process_that_started_it() -> None:
         assert gone(worker_pid)
 
 
-def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
+def test_recipe_with_failing_checks_gives_a_one_sentence_failure(job: Job) -> None:
     found = worker.compile_step(Job(job.recipe, ("mesh.axes={fsdp: 3}",), job.layers))
     assert found == Failed("the recipe does not pass its checks", help="recipe check shows the errors")
 
@@ -79,7 +77,9 @@ def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
         ("train.optimizer={name: muon, weight_decay: 0.1}", "lora=null"),
     ],
 )
-def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[str, ...]) -> None:
+def test_planned_optimizer_updates_equal_the_generated_scripts_updates(
+    job: Job, sets: tuple[str, ...]
+) -> None:
     import jax.numpy as jnp
 
     from recipec.compiler.plan.abstract import SCHEDULED_STEPS, scheduled_optimizer
@@ -105,7 +105,7 @@ def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[
         assert jnp.array_equal(*(one[key] for one in found)) and not jnp.array_equal(found[0][key], start)
 
 
-def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
+def test_abstract_step_sizes_are_the_bytes_of_one_device(job: Job) -> None:
     """Compare with the sum over the program's own parameters and adapters."""
     import math
 
@@ -147,7 +147,7 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "d
         ("llama31-8b-v6e8", ("lora=null", "merge.adapter=false", "serve=null", *DPO)),
     ],
 )
-def test_quantized_full_and_preference_steps_are_built(
+def test_quantized_full_and_preference_steps_lower_with_expected_bytes(
     root: Path, recipe: str, sets: tuple[str, ...]
 ) -> None:
     """Lower two layers at their real sizes for virtual devices, without computing anything."""

@@ -21,14 +21,14 @@ RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
 
 
 @pytest.mark.e2e
-def test_the_file_is_what_the_tools_say() -> None:
+def test_chat_templates_json_matches_its_sources() -> None:
     made = chat_templates.text(chat_templates.catalog(wheels.fetch()))
     assert TEMPLATES.read_text(encoding="utf-8") == made, (
         "run: python -m scripts.chat_templates build/dialects"
     )
 
 
-def test_swifts_templates_write_and_learn_what_its_own_code_does() -> None:
+def test_swift_templates_match_recorded_texts_and_loss_spans() -> None:
     assert RECORDED.keys() == templates.named("swift").keys()
     for name, recorded in RECORDED.items():
         made = templates.of("swift", name, None).sets["data.chat_template"]
@@ -44,7 +44,7 @@ def test_swifts_templates_write_and_learn_what_its_own_code_does() -> None:
                 template.render([SYSTEM, *TALK])
 
 
-def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
+def test_template_name_gives_a_tokenizer_a_template_or_a_reason() -> None:
     qwen, llama = (find(name, Path()) for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B"))
     assert templates.unsloth("llama-3.1", llama).sets == {
         "model.tokenizer": "meta-llama/Llama-3.2-1B-Instruct"
@@ -85,7 +85,7 @@ def test_a_template_is_the_models_own_or_written_out_or_told_why_not() -> None:
         ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
     ],
 )
-def test_what_is_learned_of_a_template_that_is_jinja(tool: str, name: str, text: str) -> None:
+def test_jinja_templates_mark_assistant_answers_as_learned(tool: str, name: str, text: str) -> None:
     read = templates.unsloth(name, None) if tool == "unsloth" else templates.of(tool, name, None)
     made = read.sets["data.chat_template"]
     marked = made.replace("{%- generation -%}", "[").replace("{%- endgeneration -%}", "]")
@@ -95,7 +95,7 @@ def test_what_is_learned_of_a_template_that_is_jinja(tool: str, name: str, text:
     assert ChatTemplate(marked, {"bos_token": "<s>", "eos_token": "</s>"}).render(talk) == text
 
 
-def test_a_template_may_write_an_empty_system_message() -> None:
+def test_jamba_template_writes_system_turn_without_system_message() -> None:
     made = templates.of("axolotl", "jamba", None).sets["data.chat_template"]
     template = ChatTemplate(made, {"bos_token": "<s>", "eos_token": "</s>"})
     begins = "<|startoftext|><|bom|><|system|> "
@@ -104,14 +104,14 @@ def test_a_template_may_write_an_empty_system_message() -> None:
     assert template.render([told, asked]) == f"{begins}Short.<|eom|><|bom|><|user|> Hi<|eom|>"
 
 
-def test_what_swift_takes_off_the_answers_of_a_data_set_is_taken_off() -> None:
+def test_conversion_strips_swift_answer_prefix() -> None:
     space: dict[str, Any] = {}
     exec(conversion.by_columns(None, {}, False, prefix="Answer: "), space)
     rows = ({"instruction": "Why?", "input": "", "output": given} for given in ("Answer:  So. ", " So. "))
     assert [space["convert"](row)["messages"][-1]["content"] for row in rows] == ["So.", " So. "]
 
 
-def test_the_page_counts_the_templates(root: Path) -> None:
+def test_porting_tools_page_counts_templates(root: Path) -> None:
     page = (root / "docs" / "porting-tools.md").read_text(encoding="utf-8")
     titles = {
         "llamafactory": "LLaMA-Factory",

@@ -57,7 +57,7 @@ dataset_mixture:
 }
 
 
-def test_a_folder_is_counted_by_dialect_and_reason(
+def test_coverage_script_counts_configs_by_dialect_and_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in FILES.items():

@@ -9,7 +9,7 @@ from scripts import dialects
 from tests.port import wheels
 
 
-def test_the_file_is_what_the_sources_say() -> None:
+def test_dialects_json_matches_its_sources() -> None:
     made = dialects.text(dialects.catalog(wheels.fetch()))
     assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
 
@@ -36,14 +36,14 @@ def test_keys_have_the_types_and_defaults_of_their_tool(
     assert keys_of(tool, section)[key] == entry
 
 
-def test_a_builder_that_is_made_of_another_has_its_keys_and_its_own() -> None:
+def test_qlora_builder_has_lora_keys_and_quantize_base_true() -> None:
     whole = keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
     quantized = keys_of("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
     assert quantized == {**whole, "quantize_base": ["bool", True]}
     assert whole["lora_attn_modules"] == ["List[LORA_ATTN_MODULES]"]
 
 
-def test_axolotls_keys_are_those_of_its_schema() -> None:
+def test_axolotl_key_table_includes_common_keys() -> None:
     keys = keys_of("axolotl", "config")
     assert {"base_model", "sequence_len", "lora_target_linear", "sample_packing", "datasets"} <= set(keys)
     assert "path" in keys_of("axolotl", "SFTDataset")

@@ -160,7 +160,7 @@ def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Led
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("dialect", sorted(BASES))
-def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, turn: int) -> None:
+def test_odd_value_of_any_key_is_reported_without_traceback(dialect: str, turn: int) -> None:
     """Give each key the next odd value in each round."""
     places = [("", key) for key in KEYS[dialect]]
     places += [(section, key) for section, keys in INNER[dialect].items() for key in keys]
@@ -172,14 +172,14 @@ def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, 
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
-def test_no_key_of_ms_swift_passes_unread(value: Any) -> None:
+def test_odd_values_of_all_ms_swift_keys_are_reported(value: Any) -> None:
     known = {key: value for key in keys_of("swift", "sft", "rlhf")}
     ledger = port("swift", {**known, **BASES["swift"]})
     assert ledger.unread(ledger.sources.main) == []
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
-def test_no_value_in_an_adapters_file_ends_in_a_traceback_or_passes_unread(value: Any) -> None:
+def test_odd_values_in_adapter_config_are_reported_without_traceback(value: Any) -> None:
     for key in keys_of("peft", "lora"):
         adapter = {"base_model_name_or_path": "Qwen/Qwen3-8B", key: value}
         ledger = port("trainer", {"train_file": "a.jsonl"}, adapter_config=adapter)
@@ -187,7 +187,7 @@ def test_no_value_in_an_adapters_file_ends_in_a_traceback_or_passes_unread(value
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
-def test_no_value_in_accelerates_file_ends_in_a_traceback_or_passes_unread(value: Any) -> None:
+def test_odd_values_in_accelerate_config_are_reported_without_traceback(value: Any) -> None:
     for key in keys_of("accelerate", "cluster"):
         ledger = port("trl", BASES["trl"], accelerate={"distributed_type": "FSDP", key: value})
         assert key not in ledger.unread(ledger.sources.others["accelerate"])

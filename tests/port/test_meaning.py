@@ -35,7 +35,7 @@ from tests.port.dialects import codes, finding, samples, source, spoken
         ("sawtooth", {}, None, 0.0, True),
     ],
 )
-def test_a_schedule_becomes_the_recipes_or_the_nearest_with_a_note(
+def test_schedule_maps_exactly_or_to_the_nearest_with_a_note(
     name: str, kwargs: dict[str, Any], expected: str | None, final: float, exact: bool
 ) -> None:
     found = training.schedule_of(name, kwargs, 1e-4)
@@ -56,7 +56,7 @@ def test_a_schedule_becomes_the_recipes_or_the_nearest_with_a_note(
         (100, 0.0, {}),
     ],
 )
-def test_warm_up_steps_and_ratios_become_the_recipes(
+def test_warmup_steps_and_ratio_set_recipe_values(
     steps: float | None, ratio: float | None, expected: dict[str, Any]
 ) -> None:
     assert training.warmup(steps, ratio).sets() == expected
@@ -80,7 +80,7 @@ def test_warm_up_steps_and_ratios_become_the_recipes(
         ("lomo", "adamw", None),
     ],
 )
-def test_an_optimizer_becomes_the_recipes_or_is_of_another_rule(
+def test_optimizer_name_maps_exactly_or_is_marked_as_different(
     name: str, expected: str, exact: bool | None
 ) -> None:
     found = training.optimizer_of(name)
@@ -105,19 +105,19 @@ def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> Non
         (8, "nf4", False, "int8", False),
     ],
 )
-def test_quantization_becomes_the_recipes_or_the_nearest_with_a_note(
+def test_quantization_maps_exactly_or_to_the_nearest_with_a_note(
     bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool
 ) -> None:
     found = adapters.quantized(bits, kind, nested)
     assert found.value == expected and (found.note == "") is exact
 
 
-def test_other_bits_are_refused() -> None:
+def test_quantization_to_3_bits_is_refused() -> None:
     with pytest.raises(ValueError, match="3 bits"):
         adapters.quantized(3)
 
 
-def test_a_tensor_parallel_axis_is_not_data_parallel() -> None:
+def test_global_batch_excludes_tensor_parallel_devices() -> None:
     assert training.global_batch(2, 4, 8).rows == 64
     assert training.global_batch(2, 4, 8, shared=4).rows == 16
     assert str(training.global_batch(1, 4, 1)) == "1 row x 4 micro-batches x 1 data-parallel device"
@@ -132,7 +132,7 @@ def ledger_of(folder: Path, content: dict[str, Any]) -> Ledger:
 CLUSTER = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
 
 
-def test_no_key_of_accelerates_file_is_passed_over(tmp_path: Path) -> None:
+def test_report_covers_every_accelerate_config_key(tmp_path: Path) -> None:
     content = {
         **samples(keys_of("accelerate", "cluster")),
         **samples(keys_of("accelerate", "sagemaker")),
@@ -162,7 +162,7 @@ def test_no_key_of_accelerates_file_is_passed_over(tmp_path: Path) -> None:
         ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2, "dp_shard_size": 2}}, 8, 4),
     ],
 )
-def test_the_devices_of_accelerates_file_are_counted(
+def test_accelerate_config_gives_process_and_shared_device_counts(
     tmp_path: Path, keys: dict[str, Any], processes: int | None, shared: int
 ) -> None:
     ledger = ledger_of(tmp_path, {**CLUSTER, **keys})
@@ -172,7 +172,7 @@ def test_the_devices_of_accelerates_file_are_counted(
 
 
 @pytest.mark.parametrize("prefix", ["", "fsdp_"])
-def test_fsdps_keys_are_read_with_their_prefix_and_without(tmp_path: Path, prefix: str) -> None:
+def test_fsdp_keys_are_read_with_and_without_prefix(tmp_path: Path, prefix: str) -> None:
     section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in keys_of("accelerate", "fsdp")}
     ledger = ledger_of(tmp_path, {"fsdp_config": section})
     assert sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config."))
@@ -180,14 +180,14 @@ def test_fsdps_keys_are_read_with_their_prefix_and_without(tmp_path: Path, prefi
     spoken(ledger)
 
 
-def test_no_fsdp_key_of_axolotl_is_passed_over(tmp_path: Path) -> None:
+def test_report_covers_every_axolotl_fsdp_key(tmp_path: Path) -> None:
     keys = keys_of("axolotl", "FSDPConfig")
     ledger = ledger_of(tmp_path, {"fsdp_config": samples(keys)})
     sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config."))
     assert ledger.unread(ledger.sources.main) == []
 
 
-def test_what_deepspeed_sets_is_taken_over(tmp_path: Path) -> None:
+def test_deepspeed_optimizer_scheduler_and_tensor_parallel_are_read(tmp_path: Path) -> None:
     content = {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "gradient_clipping": 1,
@@ -207,7 +207,7 @@ def test_what_deepspeed_sets_is_taken_over(tmp_path: Path) -> None:
     assert codes(ledger) == []
 
 
-def test_what_deepspeed_adds_to_the_data_is_lost(tmp_path: Path) -> None:
+def test_deepspeed_data_efficiency_is_unsupported(tmp_path: Path) -> None:
     ledger = ledger_of(tmp_path, {"data_efficiency": {"enabled": True}})
     sharding.deepspeed(Keys(ledger, ledger.sources.main, "DeepSpeed"), {})
     assert finding(ledger, "data_efficiency.enabled").verdict is Verdict.UNSUPPORTED

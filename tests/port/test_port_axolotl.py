@@ -12,7 +12,7 @@ from tests.port.axolotl_runs import BASE, WITHIN, port
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 
-def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
+def test_plain_axolotl_run_sets_recipe_values(tmp_path: Path) -> None:
     made = port(tmp_path)
     spoken(made)
     assert codes(made) == []
@@ -29,7 +29,7 @@ def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
     assert made.value("data.train") == ["hf://our/chats"]
 
 
-def test_defaults_are_written_out(tmp_path: Path) -> None:
+def test_axolotl_defaults_are_written_into_the_recipe(tmp_path: Path) -> None:
     made = port(tmp_path)
     defaults = {
         "lora.dropout": 0.0,
@@ -55,7 +55,7 @@ def test_defaults_are_written_out(tmp_path: Path) -> None:
     assert set(defaults) <= said
 
 
-def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
+def test_global_batch_size_counts_data_parallel_gpus(tmp_path: Path) -> None:
     assert port(tmp_path, devices=4).value("train.global_batch_size") == 32
     alone = port(tmp_path)
     assert "--devices" in finding(alone, "--devices").note
@@ -70,7 +70,7 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
     assert port(tmp_path, use_ray=False, ray_num_workers=4).value("train.global_batch_size") == 8
 
 
-def test_a_warm_up_of_a_share_of_max_steps_is_rounded_as_axolotl_does(tmp_path: Path) -> None:
+def test_warmup_ratio_of_max_steps_is_rounded_as_in_axolotl(tmp_path: Path) -> None:
     """Round down, but turn one step into two, and use at most 100 by default."""
     for ratio, steps, expected in ((None, 10, 0), (None, 40, 2), (None, 9000, 100), (0.25, 10, 2)):
         made = port(tmp_path, warmup_ratio=ratio, max_steps=steps)
@@ -78,7 +78,7 @@ def test_a_warm_up_of_a_share_of_max_steps_is_rounded_as_axolotl_does(tmp_path: 
     assert verdict(made, "warmup_ratio") is Verdict.APPROXIMATED
 
 
-def test_a_quantized_base_is_taken_over_with_what_differs(tmp_path: Path) -> None:
+def test_qlora_base_is_nf4_and_double_quantization_is_noted(tmp_path: Path) -> None:
     made = port(tmp_path, adapter="qlora", load_in_4bit=True)
     assert made.value("lora.quantize") == "nf4"
     assert "float32" in finding(made, "bnb_config_kwargs").note, "double quantization is Axolotl's default"
@@ -89,7 +89,7 @@ def test_a_quantized_base_is_taken_over_with_what_differs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("linear", [False, True])
-def test_experts_in_linear_layers_are_quantized_there_too(tmp_path: Path, linear: bool) -> None:
+def test_load_in_4bit_note_mentions_experts_unless_linearized(tmp_path: Path, linear: bool) -> None:
     name = "axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16"
     run = {"base_model": name, "adapter": "qlora", "load_in_4bit": True, "llama4_linearized_experts": linear}
     made = port(tmp_path, **run, lora_target_modules=["q_proj"])
@@ -97,7 +97,7 @@ def test_experts_in_linear_layers_are_quantized_there_too(tmp_path: Path, linear
     assert ("experts" in finding(made, "load_in_4bit").note) is not linear
 
 
-def test_evaluations_are_taken_over_in_steps(tmp_path: Path) -> None:
+def test_evaluation_keys_become_steps_or_are_marked_as_lossy(tmp_path: Path) -> None:
     made = port(tmp_path, val_set_size=0.1, eval_steps=0.25, max_steps=80, evals_per_epoch=None)
     assert made.value("train.eval_every") == 20
     assert (
@@ -116,7 +116,7 @@ def test_a_run_without_an_adapter_trains_all_weights(tmp_path: Path) -> None:
     assert "norms" in finding(made, "weight_decay").note, "the Trainer leaves them out"
 
 
-def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
+def test_dpo_and_orpo_settings_and_pairs_are_ported(tmp_path: Path) -> None:
     sets = [{"path": "our/pairs", "type": "chat_template.default", "field_messages": "conversation"}]
     made = port(tmp_path, rl="dpo", rl_beta=0.2, dpo_label_smoothing=0.1, datasets=sets)
     spoken(made)
@@ -126,14 +126,14 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     assert port(tmp_path, rl="orpo", orpo_alpha=0.3, datasets=sets).value("train.beta") == 0.3
 
 
-def test_copies_of_models_are_told_to_be_the_original(tmp_path: Path) -> None:
+def test_model_copy_is_replaced_by_the_original_id(tmp_path: Path) -> None:
     made = port(tmp_path, base_model="NousResearch/Meta-Llama-3.1-8B")
     assert made.value("model.id") == "meta-llama/Llama-3.1-8B"
     assert verdict(made, "base_model") is Verdict.APPROXIMATED
 
 
 @pytest.mark.parametrize("nulls", [True, False])
-def test_every_key_of_axolotls_schema_is_spoken_of(tmp_path: Path, nulls: bool) -> None:
+def test_report_covers_every_axolotl_schema_key(tmp_path: Path, nulls: bool) -> None:
     every = keys_of("axolotl", "config")
     of_plugins = {k: v for k, v in keys_of("axolotl", "plugins").items() if k not in WITHIN}
     assert len(every) > 350 and len(of_plugins) > 60
@@ -146,7 +146,7 @@ def test_every_key_of_axolotls_schema_is_spoken_of(tmp_path: Path, nulls: bool) 
 
 
 @pytest.mark.parametrize("kind", ["chat_template", "completion", "alpaca", "input_output"])
-def test_every_key_of_a_data_set_is_spoken_of(tmp_path: Path, kind: str) -> None:
+def test_report_covers_every_dataset_key(tmp_path: Path, kind: str) -> None:
     every = keys_of("axolotl", "SFTDataset")
     given = {**samples(every), "path": "our/set", "type": kind, "data_files": None, "chat_template": None}
     given |= {

@@ -28,7 +28,7 @@ def one(folder: Path, **keys: Any) -> Any:
     return made
 
 
-def test_conversations_with_names_of_their_own(tmp_path: Path) -> None:
+def test_custom_message_field_names_are_ported(tmp_path: Path) -> None:
     names = {"role": "from", "content": "value"}
     made = one(
         tmp_path, type="chat_template", field_messages="talk", message_property_mappings=names, split="a"
@@ -38,7 +38,7 @@ def test_conversations_with_names_of_their_own(tmp_path: Path) -> None:
     assert made.files == {} and made.value("data.transform") is None
 
 
-def test_a_first_system_message_is_dropped_where_the_data_set_asks_for_it(tmp_path: Path) -> None:
+def test_drop_system_message_is_converted_or_unsupported_with_roles(tmp_path: Path) -> None:
     talk = [{"role": role, "content": "Hi"} for role in ("system", "user", "assistant")]
     made = one(tmp_path, type="chat_template", drop_system_message=True)
     for given in (talk, talk[1:]):
@@ -52,7 +52,7 @@ def test_a_first_system_message_is_dropped_where_the_data_set_asks_for_it(tmp_pa
     assert verdict(made, "datasets[0].drop_system_message") is Verdict.UNSUPPORTED
 
 
-def test_roles_that_no_one_knows_are_converted(tmp_path: Path) -> None:
+def test_unknown_role_names_are_converted(tmp_path: Path) -> None:
     roles = {"user": ["customer"], "assistant": ["agent"]}
     made = one(tmp_path, type="chat_template", roles=roles, message_property_mappings={"content": "said"})
     row = {"messages": [{"role": "customer", "said": "Hi"}, {"role": "agent", "said": "Hello"}]}
@@ -63,7 +63,7 @@ def test_roles_that_no_one_knows_are_converted(tmp_path: Path) -> None:
     assert usual.files == {}
 
 
-def test_alpaca_is_plain_text(tmp_path: Path) -> None:
+def test_alpaca_type_becomes_prompt_completion_text(tmp_path: Path) -> None:
     made = one(tmp_path, type="alpaca")
     assert values(made, "data.format", "data.loss_on") == ["prompt_completion", "completion"]
     bare = convert(made.files["convert.py"], {"instruction": "Count {x}.", "input": "", "output": "1"})
@@ -76,7 +76,7 @@ def test_alpaca_is_plain_text(tmp_path: Path) -> None:
     assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
 
 
-def test_a_type_of_the_files_own_becomes_a_transform(tmp_path: Path) -> None:
+def test_custom_dataset_type_becomes_a_transform(tmp_path: Path) -> None:
     kind = {
         "field_instruction": "question",
         "field_output": "answer",
@@ -104,7 +104,7 @@ def test_segments_become_a_prompt_and_a_completion(tmp_path: Path) -> None:
     assert convert(text, row(True, False)) is None and convert(text, row(False)) is None
 
 
-def test_completions_become_text_that_is_learned_whole(tmp_path: Path) -> None:
+def test_completion_type_becomes_text_with_loss_on_all(tmp_path: Path) -> None:
     made = one(tmp_path, type="completion", field="body")
     assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
 
@@ -120,13 +120,13 @@ def test_completions_become_text_that_is_learned_whole(tmp_path: Path) -> None:
         ({"roles_to_train": ["narrator"]}, "assistant", "approximated"),
     ],
 )
-def test_which_turns_are_learned(tmp_path: Path, keys: dict[str, Any], loss: Any, how: str) -> None:
+def test_roles_to_train_determines_loss_on(tmp_path: Path, keys: dict[str, Any], loss: Any, how: str) -> None:
     made = one(tmp_path, type="chat_template", **keys)
     assert made.value("data.loss_on") == loss
     assert verdict(made, "datasets[0].roles_to_train").value == how
 
 
-def test_losses_on_other_turns_and_their_ends_are_told(tmp_path: Path) -> None:
+def test_train_on_eos_and_train_on_inputs_are_exact_or_approximated(tmp_path: Path) -> None:
     made = one(tmp_path, type="chat_template", train_on_eos="last")
     assert verdict(made, "datasets[0].train_on_eos") is Verdict.APPROXIMATED
     whole = port(tmp_path, train_on_inputs=True)
@@ -135,7 +135,7 @@ def test_losses_on_other_turns_and_their_ends_are_told(tmp_path: Path) -> None:
     assert plain.value("data.loss_on") == "all" and verdict(plain, "train_on_inputs") is Verdict.EXACT
 
 
-def test_chat_templates_by_name_are_the_models_or_written_out(tmp_path: Path) -> None:
+def test_chat_template_name_selects_tokenizer_or_template_text(tmp_path: Path) -> None:
     base = port(tmp_path, base_model="google/gemma-4-31B", chat_template="gemma4", eot_tokens=["<turn|>"])
     assert base.value("model.tokenizer") == "google/gemma-4-31B-it"
     unified = port(tmp_path, base_model="google/gemma-4-12B", chat_template="gemma4_unified")
@@ -152,7 +152,7 @@ def test_chat_templates_by_name_are_the_models_or_written_out(tmp_path: Path) ->
     assert fallback.value("data.chat_template") is None
 
 
-def test_another_token_that_ends_a_turn_is_told(tmp_path: Path) -> None:
+def test_end_of_turn_token_other_than_eos_is_reported(tmp_path: Path) -> None:
     assert not [f for f in port(tmp_path).findings if f.key == "eot_tokens"], (
         "Qwen's eos_token is the end of a turn"
     )
@@ -164,19 +164,19 @@ def test_another_token_that_ends_a_turn_is_told(tmp_path: Path) -> None:
     assert verdict(other, "eot_tokens") is Verdict.APPROXIMATED
 
 
-def test_evaluation_sets_are_taken_over(tmp_path: Path) -> None:
+def test_test_datasets_key_becomes_eval_sources(tmp_path: Path) -> None:
     made = port(tmp_path, test_datasets=[{"path": "our/test", "type": "chat_template", "split": "test"}])
     spoken(made)
     assert made.value("data.eval") == [{"path": "hf://our/test", "split": "test"}]
 
 
-def test_messages_are_marked_one_by_one(tmp_path: Path) -> None:
+def test_message_field_training_becomes_message_weight(tmp_path: Path) -> None:
     made = one(tmp_path, type="chat_template", message_field_training="train", field_messages="talk")
     assert made.value("data.fields") == {"messages": "talk", "weight": "train"}
     assert verdict(made, "datasets[0].message_field_training") is Verdict.APPROXIMATED
 
 
-def test_data_sets_of_several_forms_have_each_its_own(tmp_path: Path) -> None:
+def test_mixed_dataset_types_get_separate_settings(tmp_path: Path) -> None:
     sets = [
         {"path": "a/b", "type": "chat_template", "field_messages": "talk"},
         {"path": "c/d", "type": "alpaca", "split": "x"},
@@ -206,7 +206,7 @@ def test_data_sets_of_several_forms_have_each_its_own(tmp_path: Path) -> None:
     assert values(texts, "data.format", "data.loss_on") == ["text", None]
 
 
-def test_data_sets_of_one_form_share_it(tmp_path: Path) -> None:
+def test_datasets_of_same_type_share_settings(tmp_path: Path) -> None:
     alike = port(
         tmp_path, datasets=[{"path": "a/b", "type": "alpaca"}, {"path": "./c.jsonl", "type": "alpaca"}]
     )
@@ -230,17 +230,17 @@ def test_data_sets_of_one_form_share_it(tmp_path: Path) -> None:
         ("a b", None, None),
     ],
 )
-def test_places_of_data_are_taken_over_or_told_with_a_note(given: str, files: Any, path: str | None) -> None:
+def test_dataset_path_is_converted_or_noted(given: str, files: Any, path: str | None) -> None:
     found = datasets.place(given, files)
     assert found.path == path and bool(found.note) is (path is None)
 
 
-def test_a_share_for_evaluation_is_held_out_and_a_count_of_rows_is_not() -> None:
+def test_evaluation_share_becomes_eval_fraction_but_row_count_does_not() -> None:
     assert datasets.evaluation(0.2) == {"data.eval_fraction": 0.2}
     assert datasets.evaluation(0) == datasets.evaluation(200) == {}
 
 
-def test_templates_of_several_data_sets_are_their_sources_own(tmp_path: Path) -> None:
+def test_datasets_with_different_chat_templates_keep_them_per_source(tmp_path: Path) -> None:
     def sets(*names: str | None) -> list[dict[str, Any]]:
         made = [{"path": f"our/{n}", "type": "chat_template"} for n in range(len(names))]
         return [

@@ -173,7 +173,7 @@ RECIPES = [
 
 
 @pytest.mark.parametrize(("name", "tool"), every(RECIPES))
-def test_a_recipe_of_the_repository_comes_back(name: str, tool: str) -> None:
+def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: str) -> None:
     if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
         shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
@@ -191,7 +191,7 @@ def test_a_recipe_of_the_repository_comes_back(name: str, tool: str) -> None:
 
 
 @pytest.mark.parametrize(("variant", "tool"), every([*VARIANTS]))
-def test_a_variant_comes_back(variant: str, tool: str) -> None:
+def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + ("" if variant == "full" else LORA))
     for path, value in VARIANTS[variant].items():
         *sections, last = path.split(".")
@@ -235,7 +235,7 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
         ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, "axolotl", ""),
     ],
 )
-def test_a_loss_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
+def test_loss_settings_survive_round_trip_or_are_refused(train: dict[str, Any], tool: str, lost: str) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
     data["data"]["format"] = OBJECTIVES[train.get("objective", "sft")].format or "chat"
     data["train"] |= {"micro_batch_size": 2, **train}
@@ -249,7 +249,7 @@ def test_a_loss_comes_back(train: dict[str, Any], tool: str, lost: str) -> None:
     assert {key: again[key] for key in train} == train
 
 
-def test_layers_of_another_name_come_back() -> None:
+def test_falcon_layer_targets_survive_round_trip() -> None:
     """Use Falcon, whose layers are `transformer.h`."""
     data = yaml.safe_load(WHOLE.replace("MODEL", "tiiuae/falcon-7b") + LORA)
     wanted = ["query_key_value", r"h\.(3|5)\.mlp\.dense_h_to_4h"]
@@ -262,7 +262,7 @@ def test_layers_of_another_name_come_back() -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_experts_keep_their_adapters(tool: str) -> None:
+def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
     Path("recipe.yaml").write_text(
         WHOLE.replace("MODEL", "Qwen/Qwen3-30B-A3B")
         + "  router_aux_loss_coef: 0.01\n"
@@ -282,7 +282,7 @@ def test_experts_keep_their_adapters(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["trl", "axolotl"])
-def test_prompts_and_the_first_rows_of_a_file_come_back(tool: str) -> None:
+def test_prompt_completion_data_and_row_limit_survive_round_trip(tool: str) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
     data["data"] |= {"train": [{"path": "data/rows.jsonl", "limit": 100}], "format": "prompt_completion"}
     if tool == "axolotl":
@@ -310,7 +310,7 @@ def test_prompts_and_the_first_rows_of_a_file_come_back(tool: str) -> None:
         ),
     ],
 )
-def test_instructions_are_read_by_llama_factory_as_the_report_says(
+def test_llama_factory_instruction_columns_and_tokens_match_report(
     fields: dict[str, str], columns: dict[str, str], unread: str
 ) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
@@ -361,7 +361,7 @@ MIXED = [
 ]
 
 
-def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
+def test_mixed_format_sources_round_trip_only_through_axolotl() -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
     data["data"]["train"] = MIXED
     Path("recipe.yaml").write_text(yaml.safe_dump(data))
@@ -376,7 +376,7 @@ def test_sources_of_several_formats_go_to_axolotl_and_back() -> None:
     ("key", "value"),
     [("data.reasoning", "keep"), ("data.temperature", 2.0), ("data.loss_on", ["assistant", "user"])],
 )
-def test_what_no_tool_but_axolotl_says_of_turns_and_sources_is_told(key: str, value: Any) -> None:
+def test_data_settings_that_a_tool_lacks_are_refused(key: str, value: Any) -> None:
     data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
     data["data"] |= {key.removeprefix("data."): value, "train": ["hf://some/rows", "hf://other/rows"]}
     Path("recipe.yaml").write_text(yaml.safe_dump(data))
@@ -389,7 +389,7 @@ def test_what_no_tool_but_axolotl_says_of_turns_and_sources_is_told(key: str, va
 
 
 @pytest.mark.parametrize("tool", ["llama-factory"])
-def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
+def test_devices_option_divides_global_batch_size(tool: str) -> None:
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
     held("recipe.yaml", tool, "--devices", "4")
     data = yaml.safe_load(Path("config.yaml").read_text())
@@ -400,7 +400,7 @@ def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
     assert status == 1 and "error[E1199]" in errors and "help: --devices 2" in errors
 
 
-def test_wrong_use_of_to() -> None:
+def test_wrong_use_of_to_option_is_refused() -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "recipe.yaml")
     assert run("recipe.yaml", "--to", "nothing")[0] == 2
     assert run("recipe.yaml", "--to", "trl", "--script", "sft")[0] == 2
@@ -419,7 +419,7 @@ def test_wrong_use_of_to() -> None:
     assert run("missing.yaml", "--to", "trl")[0] == 1
 
 
-def test_a_partial_config_says_so() -> None:
+def test_partial_config_is_marked_as_partial() -> None:
     shutil.copy(ROOT / "recipes" / "qwen3-14b-qlora-v5e8.yaml", "recipe.yaml")
     status, _, errors = run("recipe.yaml", "--to", "trl", "--set", "lora.init=qwix")
     assert status == 1 and errors.count("error[E1198]") == 2, "the format, with what follows from it, and A"
@@ -428,7 +428,7 @@ def test_a_partial_config_says_so() -> None:
     assert Path("config.yaml").read_text().startswith("# PARTIAL: this config is not the run of its recipe.")
 
 
-def test_a_value_of_an_extended_recipe_stands_at_its_line_there(folder: Path) -> None:
+def test_extended_recipe_values_are_reported_at_their_own_file_and_line(folder: Path) -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "base.yaml")
     Path("recipe.yaml").write_text("extends: base.yaml\nlora: {rank: 2}\n")
     assert "extends" in {row["key"] for row in ported("recipe.yaml", "axolotl")["keys"]}
@@ -444,7 +444,7 @@ def test_a_value_of_an_extended_recipe_stands_at_its_line_there(folder: Path) ->
     assert status == 1 and "config cannot express `data.train`" in errors and "recipe.yaml:2" in errors
 
 
-def test_paths_are_those_of_the_config_s_folder(folder: Path) -> None:
+def test_dataset_paths_are_relative_to_config_folder(folder: Path) -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "recipe.yaml")
     (folder / "gpu").mkdir()
     assert run("recipe.yaml", "--to", "axolotl", "-o", "gpu/config.yaml")[0] == 0
@@ -455,7 +455,7 @@ def test_paths_are_those_of_the_config_s_folder(folder: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_trl_and_peft_read_what_is_written() -> None:
+def test_written_trl_config_parses_with_trl_and_peft() -> None:
     from peft import LoraConfig
     from trl import DPOConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
     from trl.scripts.utils import DatasetMixtureConfig
@@ -474,7 +474,7 @@ def test_trl_and_peft_read_what_is_written() -> None:
         )
 
 
-def test_a_template_that_llama_factory_has_is_named_there() -> None:
+def test_llama_factory_template_survives_round_trip() -> None:
     example = ROOT / "tests/port/examples/llamafactory-qwen3-lora/expected/recipe.yaml"
     shutil.copy(example, "recipe.yaml")
     ported("recipe.yaml", "llama-factory")
@@ -483,7 +483,7 @@ def test_a_template_that_llama_factory_has_is_named_there() -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_an_adapter_to_start_from_comes_back(tool: str) -> None:
+def test_start_from_adapter_survives_round_trip_or_is_refused(tool: str) -> None:
     begun = LORA.replace("{", "{start_from: adapters/first, ")
     Path("recipe.yaml").write_text(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + begun)
     if tool == "trl":  # its scripts begin with fresh ones
@@ -494,7 +494,7 @@ def test_an_adapter_to_start_from_comes_back(tool: str) -> None:
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["start_from"] == "adapters/first"
 
 
-def test_axolotl_takes_templates_of_sources_back() -> None:
+def test_source_chat_templates_round_trip_only_through_axolotl() -> None:
     recipe = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
     written = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     recipe["data"] = {

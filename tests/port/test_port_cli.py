@@ -57,7 +57,7 @@ def test_the_recipe_goes_to_a_file_and_passes_recipe_check(folder: Path) -> None
     assert (folder / "out.yaml").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
-def test_a_file_that_is_there_is_kept(folder: Path) -> None:
+def test_existing_output_file_is_kept_without_force(folder: Path) -> None:
     (folder / "out.yaml").write_text("mine")
     status, printed, errors = run(CONFIG, "-o", "out.yaml")
     assert status == 1 and "error[E1112]" in errors and "--force" in errors and printed == ""
@@ -69,14 +69,14 @@ def test_a_file_that_is_there_is_kept(folder: Path) -> None:
     assert (folder / "config.yaml").read_text() == CONFIG
 
 
-def test_strict_writes_nothing(folder: Path) -> None:
+def test_strict_refuses_lossy_port_and_writes_nothing(folder: Path) -> None:
     status, printed, errors = run(LOSSY, "--strict", "-o", "out.yaml", "--partial")
     assert status == 1 and "error[E1113]" in errors and "`noise`" in errors and "noise" in printed
     assert not (folder / "out.yaml").exists()
     assert run(CONFIG, "--strict", "-o", "out.yaml")[0] == 0
 
 
-def test_a_recipe_with_errors_is_written_with_partial_alone(folder: Path) -> None:
+def test_recipe_with_errors_is_written_only_with_partial(folder: Path) -> None:
     status, printed, errors = run(BROKEN, "-o", "out.yaml")
     assert (
         status == 1
@@ -120,9 +120,7 @@ def test_wrong_use_exits_with_2() -> None:
     assert CliRunner().invoke(app, ["port"]).exit_code == 2
 
 
-def test_files_are_written_only_beside_a_recipe_that_is_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convert_file_is_written_only_with_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = fake.port
 
     def port(ledger: object) -> None:
@@ -144,7 +142,9 @@ def test_files_are_written_only_beside_a_recipe_that_is_written(
     assert (folder / "convert.py").read_text().startswith("def row")
 
 
-def test_plan_chooses_among_what_keeps_the_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_keeps_source_values_and_takes_fastest_configuration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from recipec.compiler.plan import search as searching
     from recipec.compiler.plan.results import Search
 
@@ -185,7 +185,7 @@ def _umask() -> int:
     return mask
 
 
-def test_a_port_that_is_terminated_while_it_plans_leaves_nothing(tmp_path: Path) -> None:
+def test_port_terminated_during_plan_leaves_no_files(tmp_path: Path) -> None:
     """Search, which reads a temporary recipe next to the final one."""
     shutil.copytree(EXAMPLES / "trl-llama32-fsdp", tmp_path / "run")
     program = (

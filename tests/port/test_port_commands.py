@@ -49,25 +49,25 @@ def value(made: Ported, path: str) -> object:
         ("run \\\n# no comment ends a continued line\n", ["run"]),
     ],
 )
-def test_a_command_has_the_words_that_the_shell_gives_it(script: str, command: list[str]) -> None:
+def test_shell_parser_expands_command_words(script: str, command: list[str]) -> None:
     statements = Shell(script).read().statements
     found = [[shown(word.text) for word in each.words] for each in statements]
     assert command in found
 
 
 @pytest.mark.parametrize("text", ["run 'a", 'run "a', "run $(a", "run ${a", "x=(a", "cat <<E\na\n", "run `a"])
-def test_what_is_not_closed_is_told_at_its_place(text: str) -> None:
+def test_unclosed_shell_syntax_is_refused_at_its_position(text: str) -> None:
     with pytest.raises(Unreadable) as error:
         Shell(f"first line\n{text}").read()
     assert error.value.at >= len("first line\n")
 
 
-def test_variables_that_double_each_other_end() -> None:
+def test_exponential_variable_expansion_is_refused() -> None:
     with pytest.raises(Unreadable, match="expand"):
         Shell("x=ab\n" + "x=$x$x\n" * 60 + "run $x").read()
 
 
-def test_flags_lie_over_the_config_each_at_its_place(here: Path) -> None:
+def test_command_flags_override_config_and_keep_positions(here: Path) -> None:
     (here / "sft.yaml").write_text("learning_rate: 1.0e-4\nlora_r: 8\nuse_peft: true\n")
     text = f"R=16\naccelerate launch --num_processes 4 trl/scripts/sft.py \\\n {MODEL} --config sft.yaml"
     made = ported(here, f"{text} \\\n --lora_r=$R --lora_target_modules q_proj k_proj --no_packing\n")
@@ -79,7 +79,7 @@ def test_flags_lie_over_the_config_each_at_its_place(here: Path) -> None:
     assert made.whole and set(made.files) == {"sft.yaml", "train.sh"}
 
 
-def test_a_heredoc_is_the_config_of_a_later_command(here: Path) -> None:
+def test_heredoc_is_read_as_config_of_later_command(here: Path) -> None:
     lines = [
         "M=Qwen/Qwen3-8B",
         "cat > c.yaml <<EOF",
@@ -102,13 +102,13 @@ def test_a_heredoc_is_the_config_of_a_later_command(here: Path) -> None:
         ('srun --nodes 2 bash -c "accelerate launch --multi_gpu --num_processes 4 scripts/run_sft.py', 32),
     ],
 )
-def test_the_launcher_says_how_many_gpus(here: Path, launch: str, rows: int) -> None:
+def test_launcher_options_determine_gpu_count(here: Path, launch: str, rows: int) -> None:
     made = ported(here, f"{launch} {MODEL}" + '"' * launch.count('"'))
     assert value(made, "train.global_batch_size") == rows
     assert made.whole, made.diagnostics
 
 
-def test_commands_of_the_other_tools(here: Path) -> None:
+def test_litgpt_torchtune_and_llamafactory_commands_are_ported(here: Path) -> None:
     made = ported(
         here, "litgpt finetune_lora meta-llama/Llama-3.2-1B --data JSON --data.json_path a.json --lora_r 4"
     )
@@ -124,7 +124,7 @@ def test_commands_of_the_other_tools(here: Path) -> None:
     assert made.title == "LLaMA-Factory" and value(made, "lora.rank") == 4
 
 
-def test_a_script_is_not_run_and_opens_nothing_elsewhere(here: Path) -> None:
+def test_shell_script_is_not_run_and_outside_config_is_refused(here: Path) -> None:
     inside = here / "inside"
     inside.mkdir()
     (here / "sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\n")
@@ -153,12 +153,12 @@ def test_a_pasted_command_is_read_from_stdin(here: Path) -> None:
     assert result.exit_code == 0 and "id: Qwen/Qwen3-8B" in result.stdout
 
 
-def test_what_is_no_name_of_a_flag_is_no_key(here: Path) -> None:
+def test_malformed_flag_names_are_reported_as_unknown_keys(here: Path) -> None:
     made = ported(here, f"trl sft {MODEL} --a[b 1 --$x 2 --[ 3")
     assert [d.path for d in made.diagnostics if d.code == "W1114"] == ["a[b", "${x}", "["]
 
 
-def test_one_of_several_commands_is_chosen(here: Path) -> None:
+def test_command_option_selects_one_of_several_commands(here: Path) -> None:
     text = f"trl sft {MODEL} --seed 1\ntrl sft {MODEL} --seed 2\n"
     assert [d.code for d in ported(here, text).diagnostics] == ["E1181"]
     assert value(ported(here, text, command=2), "train.seed") == 2
@@ -178,11 +178,11 @@ def test_one_of_several_commands_is_chosen(here: Path) -> None:
         '"$(' * 9000,
     ],
 )
-def test_what_is_no_script_ends_in_one_diagnostic(here: Path, text: str) -> None:
+def test_malformed_shell_script_gives_one_diagnostic(here: Path, text: str) -> None:
     assert [d.code[:4] for d in ported(here, text).diagnostics] == ["E118"]
 
 
-def test_a_folder_becomes_a_folder_of_recipes_and_one_table(here: Path) -> None:
+def test_folder_port_writes_recipes_and_prints_a_table(here: Path) -> None:
     source = here / "runs"
     (source / "sub").mkdir(parents=True)
     examples = Path(__file__).parent / "examples"
@@ -242,7 +242,7 @@ SWIFT = "--use_hf true --model Qwen/Qwen3-8B --dataset a/b c/d --tuner_type lora
         (f"{TUNIX} base_config.yaml override_config_file=lora.yaml", "Tunix", "train.optimizer.b2", 0.95),
     ],
 )
-def test_flags_of_every_tool_lie_over_its_config(
+def test_command_flags_of_each_tool_override_its_config(
     here: Path, command: str, title: str, path: str, expected: object
 ) -> None:
     examples = Path(__file__).parent / "examples"
@@ -257,7 +257,7 @@ def test_flags_of_every_tool_lie_over_its_config(
     assert made.title == title and value(made, path) == expected
 
 
-def test_tunix_base_under_a_file_that_overrides_it_is_not_passed_over_in_silence(here: Path) -> None:
+def test_tunix_base_config_with_override_file_is_warned_about_or_refused(here: Path) -> None:
     shutil.copy(Path(__file__).parent / "examples" / "tunix-qwen3-lora" / "lora.yaml", here)
     (here / "base_config.yaml").write_text("batch_size: 64\n")
     (here / "other.yaml").write_text("batch_size: 64\n")
@@ -277,6 +277,6 @@ def test_tunix_base_under_a_file_that_overrides_it_is_not_passed_over_in_silence
         "python -m tunix.cli.grpo_main base_config.yaml",
     ],
 )
-def test_other_commands_of_a_tool_that_is_read_are_refused_by_name(here: Path, command: str) -> None:
+def test_unsupported_commands_of_supported_tools_are_refused(here: Path, command: str) -> None:
     (found,) = ported(here, command).diagnostics
     assert found.code == "E1193" and found.span is not None and found.span.line == 1

@@ -50,7 +50,7 @@ def keys(data: Any, path: str = "") -> list[str]:
     return [path]
 
 
-def test_a_port_is_a_recipe_that_passes_the_checks(ported: Port, tmp_path: Path) -> None:
+def test_ported_recipe_passes_checks_and_is_deterministic(ported: Port, tmp_path: Path) -> None:
     made = ported()
     assert made.whole and made.program is not None and codes(made) == []
     (tmp_path / "recipe.yaml").write_text(made.text)
@@ -78,7 +78,7 @@ def test_every_key_is_in_the_report_once(ported: Port) -> None:
     assert all(row.line and row.column for row in made.rows if row.file)
 
 
-def test_unknown_keys_are_told_with_the_nearest_spelling(ported: Port) -> None:
+def test_unknown_keys_are_warned_about_with_nearest_spelling(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16", "fake_rnk: 16") + "zzz: 1\n")
     assert codes(made) == ["W1114", "W1114"] and made.whole
     first, second, *_ = made.diagnostics
@@ -124,7 +124,7 @@ def test_references_are_resolved_or_refused(ported: Port) -> None:
         ("{}\n", "E1101"),
     ],
 )
-def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Port) -> None:
+def test_unrecognized_or_multiple_configs_give_one_diagnostic(text: str, expected: str, ported: Port) -> None:
     assert codes(ported(text)) == [expected]
 
 
@@ -144,7 +144,7 @@ UNREAD_FILES = {
 
 
 @pytest.mark.parametrize("tool", UNREAD)
-def test_a_file_of_a_tool_that_is_not_read_is_named(tool: str, tmp_path: Path) -> None:
+def test_file_of_unsupported_tool_is_refused_by_name(tool: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(UNREAD_FILES[tool])
     file, _ = read(tmp_path / "config.yaml")
     assert file is not None
@@ -155,7 +155,7 @@ def test_a_file_of_a_tool_that_is_not_read_is_named(tool: str, tmp_path: Path) -
     assert isinstance(forced, Recognized) and forced.dialect.NAME == "trl"
 
 
-def test_no_tool_that_is_read_has_a_key_by_which_another_is_told() -> None:
+def test_marker_keys_of_unsupported_tools_are_in_no_supported_tool() -> None:
     own = {
         key for tool in tools().values() for section in tool["sections"].values() for key in section
     }.union(*(dialect.MARKS for dialect in every()))
@@ -163,7 +163,7 @@ def test_no_tool_that_is_read_has_a_key_by_which_another_is_told() -> None:
         assert not marks & own, tool
 
 
-def test_files_that_do_not_go_together_are_refused(ported: Port) -> None:
+def test_incompatible_input_files_are_refused(ported: Port) -> None:
     assert codes(ported(files={"second.yaml": CONFIG})) == ["E1110"]
     assert codes(ported(files={"a.yaml": ACCELERATE, "b.yaml": ACCELERATE})) == ["E1110"]
     peft = json.dumps({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]})
@@ -171,7 +171,7 @@ def test_files_that_do_not_go_together_are_refused(ported: Port) -> None:
     assert codes(ported(files={"./config.yaml": CONFIG})) == ["E1117"]
 
 
-def test_the_mesh_keeps_the_rows_of_a_step(ported: Port) -> None:
+def test_mesh_keeps_global_batch_size(ported: Port) -> None:
     def arranged(
         rows: int, micro: int = 1, machine: str = "v5p-8", model: str = "Qwen/Qwen3-8B"
     ) -> tuple[int, ...]:
@@ -193,7 +193,7 @@ def test_the_mesh_keeps_the_rows_of_a_step(ported: Port) -> None:
     assert arranged(8, machine="cpu-1") == (1, 1, 8, 1)
 
 
-def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
+def test_global_batch_size_without_fitting_mesh_is_rounded_up(ported: Port) -> None:
     # Its 2 key/value heads stand against tp 4 and 8, and 3 rows against any fsdp but 1.
     made = ported(
         CONFIG.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-0.5B").replace("rows: 8", "rows: 3"), machine="v6e-8"
@@ -203,19 +203,19 @@ def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
     assert "the source has 3" in made.text and made.whole
 
 
-def test_a_model_that_fits_no_mesh_is_a_partial_port(ported: Port) -> None:
+def test_model_that_fits_no_mesh_gives_partial_recipe(ported: Port) -> None:
     made = ported(CONFIG.replace("Qwen/Qwen3-8B", "google/gemma-4-31B-it"), machine="v5e-1")
     assert "E1111" in codes(made) and not made.whole and made.text.startswith(f"{HEAD}\n# PARTIAL")
 
 
-def test_findings_of_the_checks_stand_at_the_source(ported: Port) -> None:
+def test_recipe_check_errors_point_at_the_source_config(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16", "fake_rank: 0"))
     found = next(d for d in made.diagnostics if d.code == "E0105")
     assert found.span is not None and (found.span.file, found.span.line) == ("config.yaml", 2)
     assert not made.whole and made.missing
 
 
-def test_a_recipe_for_several_hosts_needs_a_bucket_for_its_checkpoints(ported: Port) -> None:
+def test_multi_host_port_requires_checkpoint_bucket(ported: Port) -> None:
     made = ported(machine="v5p-16")
     assert codes(made) == ["E1301"] and not made.whole
     assert made.diagnostics[0].span.file == "config.yaml"
@@ -225,7 +225,7 @@ def test_a_recipe_for_several_hosts_needs_a_bucket_for_its_checkpoints(ported: P
     assert value(made, "checkpoint.directory") == "gs://ours/run"
 
 
-def test_keys_of_the_config_can_be_set(ported: Port) -> None:
+def test_set_option_overrides_config_keys(ported: Port) -> None:
     made = ported(sets=("fake_rank=32", "sets[0].path=hf://other/set"))
     assert value(made, "lora.rank") == 32 and value(made, "data.train") == [{"path": "hf://other/set"}]
     assert made.rows[1].file == "config.yaml" and made.whole
@@ -233,7 +233,7 @@ def test_keys_of_the_config_can_be_set(ported: Port) -> None:
     assert codes(ported(sets=("fake_rank.x=1",))) == ["E0031"]
 
 
-def test_the_text_is_in_the_language_s_order_with_comments_beside_or_above() -> None:
+def test_recipe_text_has_schema_order_and_inline_or_preceding_comments() -> None:
     long = "so much is to be said of this that it does not fit beside the value, and stands above it, wrapped"
     lines = {
         "train.optimizer.weight_decay": Line(0.0, "the tool's default"),
@@ -260,12 +260,12 @@ def test_the_text_is_in_the_language_s_order_with_comments_beside_or_above() -> 
     )
 
 
-def test_a_section_set_whole_and_in_parts_is_a_fault() -> None:
+def test_section_set_both_whole_and_in_parts_raises() -> None:
     with pytest.raises(ValueError, match="lora"):
         recipe_text({"lora": Line(None), "lora.rank": Line(8)}, [])
 
 
-def test_a_port_is_named_after_its_file_or_folder() -> None:
+def test_recipe_name_comes_from_file_or_folder() -> None:
     assert name_of(Path("My Config_v2.yaml")) == "my-config-v2"
     assert name_of(Path("qwen3/config.yaml")) == "qwen3"
     assert name_of(Path("31b.yml")) == "port-31b"
@@ -305,7 +305,7 @@ TOKENS = ("hf_abcdefghijklmnopqrstuvwx", "sk-abcdefghijklmnopqrstuvwx", "ghp_abc
         (CONFIG + "TOKEN: 1\nTOKEN: 1\n", ("TOKEN=1",), ""),
     ],
 )
-def test_what_looks_like_a_token_is_never_shown_nor_written(
+def test_token_like_values_are_never_shown_or_written(
     config: str, sets: tuple[str, ...], refused: str, token: str, ported: Port
 ) -> None:
     given = tuple(each.replace("TOKEN", token) for each in sets)
@@ -315,7 +315,7 @@ def test_what_looks_like_a_token_is_never_shown_nor_written(
         assert [d.path for d in made.diagnostics if d.code == "E0702"] == [refused] * bool(refused)
 
 
-def test_what_cannot_be_read_and_bears_on_nothing_is_a_note(ported: Port) -> None:
+def test_unresolvable_reference_is_an_error_only_if_it_has_effect(ported: Port) -> None:
     made = ported(CONFIG + "optim: {rate: $RATE}\nnote: ${oc.env:HOME}\n")
     assert codes(made) == ["E1107", "W1114"] and made.diagnostics[0].path == "optim.rate"
     assert set(verdicts(made)) >= {"fake_model", "optim.rate", "note"}, "every key has its line all the same"
@@ -324,7 +324,7 @@ def test_what_cannot_be_read_and_bears_on_nothing_is_a_note(ported: Port) -> Non
     assert made.whole and row.verdict is Verdict.EXACT and "`$GPUS` from the environment" in row.note
 
 
-def test_data_that_lies_elsewhere_has_a_place_beside_the_recipe(ported: Port, tmp_path: Path) -> None:
+def test_data_outside_of_recipe_folder_gets_a_path_inside_it(ported: Port, tmp_path: Path) -> None:
     given = ["/data/chats.json", "~/chats.json", "../more.jsonl", f"{tmp_path}/here.jsonl", "there.jsonl"]
     made = ported(CONFIG.replace("  - path: hf://some/set\n", "".join(f"  - path: {at}\n" for at in given)))
     placed = ["data/chats.json", "data/chats-2.json", "data/more.jsonl", "here.jsonl", "there.jsonl"]
@@ -349,7 +349,7 @@ def test_data_that_lies_elsewhere_has_a_place_beside_the_recipe(ported: Port, tm
         "é\nö\n",
     ],
 )
-def test_texts_of_several_lines_are_read_as_they_were(text: str, tmp_path: Path) -> None:
+def test_multi_line_texts_survive_writing_and_loading(text: str, tmp_path: Path) -> None:
     lines = {
         "name": Line("x"),
         "data.chat_template": Line(text, "of the tool"),

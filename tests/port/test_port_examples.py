@@ -83,7 +83,7 @@ def _count(folder: Path, told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["trl-llama32-fsdp", "torchtune-llama31-lora"], indirect=True)
-def test_strict_refuses_a_port_that_loses_something(folder: Path) -> None:
+def test_strict_refuses_lossy_example(folder: Path) -> None:
     told = json.loads(port(folder.name, "-o", "recipe.yaml", "--format", "json")[1])
     lossy = told["counts"]["approximated"] + told["counts"]["unsupported"]
     assert port(folder.name, "-o", "strict.yaml", "--strict", "--force")[0] == (1 if lossy else 0)

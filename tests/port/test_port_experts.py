@@ -90,7 +90,7 @@ def by_peft(model: Any, spec: Any, parameters: Sequence[str], layers: Any) -> di
         ),
     ],
 )
-def test_what_is_adapted_is_pefts(
+def test_qwen3_moe_adapted_modules_and_ranks_match_peft(
     spec: Any, parameters: list[str], layers: Any, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     model, theirs = small("Qwen/Qwen3-30B-A3B", tmp_path)
@@ -133,7 +133,7 @@ DENSE = ["q_proj", "gate_proj", "up_proj", "down_proj"]
         ("ibm-granite/granite-3.1-1b-a400m-base", ["o_proj"], ["block_sparse_moe.output_linear.weight"]),
     ],
 )
-def test_other_families_experts_are_adapted_where_they_are_by_peft(
+def test_moe_adapted_modules_match_peft_for_each_family(
     name: str, spec: Any, parameters: list[str], tmp_path: Path
 ) -> None:
     model, theirs = small(name, tmp_path)
@@ -144,7 +144,7 @@ def test_other_families_experts_are_adapted_where_they_are_by_peft(
     assert found.beyond == (("shared_expert_gate",) if beyond else ())
 
 
-def test_one_of_two_modules_that_are_one_parameter_is_refused(tmp_path: Path) -> None:
+def test_up_proj_without_its_fused_gate_proj_is_refused(tmp_path: Path) -> None:
     model, theirs = small("Qwen/Qwen3-30B-A3B", tmp_path)
     with pytest.raises(ValueError, match="without also targeting"):
         by_peft(theirs, ["q_proj", "up_proj"], [], None)
@@ -152,7 +152,7 @@ def test_one_of_two_modules_that_are_one_parameter_is_refused(tmp_path: Path) ->
         adapters.choose(model, ["q_proj", "up_proj"])
 
 
-def test_the_table_of_experts_is_pefts_and_transformers() -> None:
+def test_expert_table_matches_peft_and_transformers() -> None:
     import transformers
     from peft.utils import transformers_weight_conversion as peft
 

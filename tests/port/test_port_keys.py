@@ -41,7 +41,9 @@ def changed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
         for number, case in enumerate(cases)
     ],
 )
-def test_keys_become_what_their_tables_say(tmp_path: Path, dialect: str, case: dict[str, Any]) -> None:
+def test_key_table_case_gives_expected_values_and_diagnostics(
+    tmp_path: Path, dialect: str, case: dict[str, Any]
+) -> None:
     table = TABLES[dialect]
     given = changed(table["base"], case.get("given", {}))
     beside = {**{role: {} for role in case.get("beside", {})}, **table.get("beside", {})}

@@ -114,7 +114,7 @@ TRL: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-0.6B", "dataset_name": 
         {"max_steps": 30, "fp16": True, "bf16": False, "lora_target_modules": ["all-linear"]},
     ],
 )
-def test_trl_parses_the_same_values(tmp_path: Path, objective: str, keys: dict[str, Any]) -> None:
+def test_ported_values_match_trl_parser(tmp_path: Path, objective: str, keys: dict[str, Any]) -> None:
     from trl import get_peft_config
     from trl.scripts import dpo, sft
 
@@ -172,7 +172,7 @@ def test_trl_parses_the_same_values(tmp_path: Path, objective: str, keys: dict[s
         {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 1e-5}},
     ],
 )
-def test_the_rates_are_transformers_own(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_learning_rates_match_transformers(tmp_path: Path, keys: dict[str, Any]) -> None:
     from transformers import TrainingArguments, get_scheduler
 
     steps = 40
@@ -195,7 +195,7 @@ def test_the_rates_are_transformers_own(tmp_path: Path, keys: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "steps, ratio", [(10, None), (0.25, None), (0, 0.1), (5, 0.1), (0, 1.0), (2.5, None)]
 )
-def test_the_warm_up_is_transformers_own(tmp_path: Path, steps: float, ratio: float | None) -> None:
+def test_warmup_steps_match_transformers(tmp_path: Path, steps: float, ratio: float | None) -> None:
     from transformers import TrainingArguments
 
     given = {} if ratio is None else {"warmup_ratio": ratio}
@@ -207,7 +207,7 @@ def test_the_warm_up_is_transformers_own(tmp_path: Path, steps: float, ratio: fl
 
 
 @pytest.mark.parametrize("model", [name for name in entries() if "config" in entries()[name]])
-def test_the_default_targets_are_pefts(model: str) -> None:
+def test_default_lora_targets_match_peft(model: str) -> None:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as mapping
 
     wanted = mapping.get(entries()[model]["config"]["model_type"])
@@ -215,7 +215,7 @@ def test_the_default_targets_are_pefts(model: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adafactor"])
-def test_the_defaults_are_torchs(name: str) -> None:
+def test_optimizer_defaults_match_torch(name: str) -> None:
     import torch
 
     defaults = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
@@ -225,7 +225,7 @@ def test_the_defaults_are_torchs(name: str) -> None:
 
 
 @pytest.mark.nightly
-def test_dpo_switches_an_adapters_dropout_off() -> None:
+def test_trl_dpo_disables_adapter_dropout() -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from trl.trainer.dpo_trainer import disable_dropout_in_model
@@ -239,7 +239,7 @@ def test_dpo_switches_an_adapters_dropout_off() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("key", ["fsdp2", "multi_gpu", "single_gpu", "zero2", "zero3"])
-def test_accelerate_reads_the_same_processes(tmp_path: Path, key: str) -> None:
+def test_process_count_and_launch_settings_match_accelerate(tmp_path: Path, key: str) -> None:
     import trl
     from accelerate.commands.config.config_args import load_config_from_file
 
@@ -275,7 +275,7 @@ TORCHTUNE: dict[str, Any] = {
 }
 
 
-def test_the_rates_are_torchtunes_own(tmp_path: Path) -> None:
+def test_learning_rates_match_torchtune(tmp_path: Path) -> None:
     import torch
     from torch.optim.lr_scheduler import LambdaLR
 
@@ -288,7 +288,7 @@ def test_the_rates_are_torchtunes_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(rates(ledger, 40), theirs, rtol=1e-5, atol=1e-9)
 
 
-def test_the_rates_are_litgpts_own(tmp_path: Path) -> None:
+def test_learning_rates_match_litgpt(tmp_path: Path) -> None:
     import torch
 
     made = from_wheel("litgpt", "litgpt/finetune/lora.py", "get_lr_scheduler", torch=torch)
@@ -312,7 +312,7 @@ LION = {"opt_type": "lion", "schedule_type": "cosine_decay_schedule", "init_valu
         LION | {"alpha": 0.1},
     ],
 )
-def test_the_rates_and_the_optimizer_are_tunix_own(
+def test_learning_rates_and_optimizer_match_tunix(
     tmp_path: Path, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunix.cli.config import HyperParameters
@@ -341,7 +341,7 @@ def test_the_rates_and_the_optimizer_are_tunix_own(
 
 
 @pytest.mark.parametrize("given", ["", "1 2"])
-def test_torchtunes_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) -> None:
+def test_alpaca_prompt_matches_torchtune(tmp_path: Path, given: str) -> None:
     made = from_wheel(
         "torchtune",
         "torchtune/data/_messages.py",
@@ -357,7 +357,7 @@ def test_torchtunes_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) ->
 
 
 @pytest.mark.parametrize("given", ["", "1 2"])
-def test_litgpts_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) -> None:
+def test_alpaca_prompt_matches_litgpt(tmp_path: Path, given: str) -> None:
     made = from_wheel("litgpt", "litgpt/prompts.py", "Alpaca", PromptStyle=object)
     row = {"instruction": "Add {these}.", "input": given, "output": "3"}
     theirs = made["Alpaca"]().apply(row["instruction"], **row)
@@ -370,7 +370,9 @@ def test_litgpts_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) -> No
 @pytest.mark.parametrize(
     "rows, micro, devices, nodes", [(16, 2, 1, 1), (9, 2, 1, 1), (64, 4, 3, 1), (32, 2, 4, 2)]
 )
-def test_litgpts_batch_is_its_own(tmp_path: Path, rows: int, micro: int, devices: int, nodes: int) -> None:
+def test_global_batch_size_matches_litgpt(
+    tmp_path: Path, rows: int, micro: int, devices: int, nodes: int
+) -> None:
     import dataclasses
     import warnings
 
@@ -447,7 +449,7 @@ def tokenized(name: str, turns: Any) -> str:
     "name",
     ["gemma_tokenizer", "llama2_tokenizer", "mistral_tokenizer", "phi3_mini_tokenizer", "phi4_tokenizer"],
 )
-def test_torchtunes_tokenizers_write_the_same_marks(name: str) -> None:
+def test_chat_templates_match_torchtune_tokenizers(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     # Mistral's takes no system message, and Llama 2's writes it before each question: the port says so.

@@ -16,7 +16,7 @@ LORA: dict[str, Any] = {"checkpoint_dir": "checkpoints/Qwen/Qwen3-8B", "lora_r":
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_no_key_is_passed_over(tmp_path: Path, method: str) -> None:
+def test_report_covers_every_litgpt_key(tmp_path: Path, method: str) -> None:
     content = {
         **samples(SECTIONS[method]),
         **{section: samples(SECTIONS[section]) for section in ("train", "eval", "log")},
@@ -30,13 +30,13 @@ def test_no_key_is_passed_over(tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["JSON", "Alpaca", "Alpaca2k", "AlpacaGPT4"])
-def test_no_key_of_a_data_module_is_passed_over(tmp_path: Path, name: str) -> None:
+def test_report_covers_every_data_module_key(tmp_path: Path, name: str) -> None:
     arguments = samples(SECTIONS[f"litgpt.data.{name}"])
     ledger = ported("litgpt", tmp_path, {**LORA, "data": {"class_path": name, "init_args": arguments}})
     assert ledger.unread(ledger.sources.main) == []
 
 
-def test_the_defaults_are_litgpts_own(tmp_path: Path) -> None:
+def test_missing_keys_get_litgpt_defaults(tmp_path: Path) -> None:
     ledger = ported("litgpt", tmp_path, {"checkpoint_dir": LORA["checkpoint_dir"]}, name="lora.yaml")
     assert values(ledger, "lora.rank", "lora.alpha", "lora.dropout") == [8, 16, 0.05]
     assert values(ledger, "lora.targets", "model.dtype") == [["q_proj", "v_proj"], "bfloat16"]
@@ -58,14 +58,16 @@ def test_the_defaults_are_litgpts_own(tmp_path: Path) -> None:
         ("run.yaml", {}, False),
     ],
 )
-def test_the_method_is_told(tmp_path: Path, name: str, keys: dict[str, Any], lora: bool) -> None:
+def test_file_name_or_lora_key_selects_lora_or_full(
+    tmp_path: Path, name: str, keys: dict[str, Any], lora: bool
+) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"], **keys}
     ledger = ported("litgpt", tmp_path, content, name=name)
     assert ("lora" not in ledger.lines) is lora
     assert (ledger.value("lora.rank") is not None) is lora
 
 
-def test_a_row_becomes_alpacas_prompt(tmp_path: Path) -> None:
+def test_default_transform_writes_alpaca_prompt(tmp_path: Path) -> None:
     ledger = ported("litgpt", tmp_path, LORA)
     made: dict[str, Any] = {}
     exec(ledger.files["convert.py"], made)
@@ -75,7 +77,7 @@ def test_a_row_becomes_alpacas_prompt(tmp_path: Path) -> None:
     assert row["completion"] == "3"
 
 
-def test_rows_that_litgpt_holds_out_are_held_out(tmp_path: Path) -> None:
+def test_held_out_rows_become_eval_fraction_or_eval_file(tmp_path: Path) -> None:
     def data(path: str) -> dict[str, Any]:
         return {"data": {"class_path": "litgpt.data.JSON", "init_args": {"json_path": path}}}
 
@@ -91,12 +93,12 @@ def test_full_fine_tuning_of_a_quantized_base_is_refused(tmp_path: Path) -> None
     assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1146", "quantize")]
 
 
-def test_adapter_methods_are_refused(tmp_path: Path) -> None:
+def test_adapter_v2_method_is_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"]}
     assert codes(ported("litgpt", tmp_path, content, name="adapter_v2.yaml")) == [("E1149", "checkpoint_dir")]
 
 
-def test_a_head_and_a_clock_are_lost(tmp_path: Path) -> None:
+def test_lora_head_is_approximated_and_max_time_unsupported(tmp_path: Path) -> None:
     ledger = ported(
         "litgpt", tmp_path, {**LORA, "lora_head": True, "train": {"max_time": 60.0, "max_steps": 7}}
     )
@@ -109,9 +111,7 @@ def test_a_head_and_a_clock_are_lost(tmp_path: Path) -> None:
     ("style", "begins"),
     [("alpaca", "Below is"), ("llama3", "<|start_header_id|>system"), ("gemma", "<start")],
 )
-def test_a_style_is_written_for_a_tokenizer_that_begins_texts_itself(
-    tmp_path: Path, style: str, begins: str
-) -> None:
+def test_prompt_style_omits_bos_that_the_tokenizer_adds(tmp_path: Path, style: str, begins: str) -> None:
     data = {"class_path": "litgpt.data.JSON", "init_args": {"json_path": "a.jsonl", "prompt_style": style}}
     made = ported(
         "litgpt", tmp_path, {"checkpoint_dir": "meta-llama/Llama-3.1-8B", "lora_r": 4, "data": data}

@@ -53,7 +53,7 @@ def port(
     return ported("llamafactory", folder, content, devices=devices, dataset_info=info)
 
 
-def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
+def test_plain_llamafactory_run_sets_recipe_values(tmp_path: Path) -> None:
     made = port(tmp_path)
     spoken(made)
     assert codes(made) == []
@@ -66,11 +66,11 @@ def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
     assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
 
 
-def test_packing_takes_one_token_off(tmp_path: Path) -> None:
+def test_packing_reduces_max_length_by_one(tmp_path: Path) -> None:
     assert port(tmp_path, neat_packing=True, cutoff_len=512).value("data.max_length") == 511
 
 
-def test_the_launchers_processes_multiply_the_rows(tmp_path: Path) -> None:
+def test_process_count_multiplies_global_batch_size(tmp_path: Path) -> None:
     config = {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16"}
     made = ported("llamafactory", tmp_path, BASE, accelerate=config, dataset_info=INFO)
     spoken(made)
@@ -79,7 +79,7 @@ def test_the_launchers_processes_multiply_the_rows(tmp_path: Path) -> None:
     assert port(tmp_path, ray_num_workers=4).value("train.global_batch_size") == 32
 
 
-def test_data_sets_are_found_by_their_names_in_dataset_info(tmp_path: Path) -> None:
+def test_dataset_names_are_looked_up_in_dataset_info(tmp_path: Path) -> None:
     made = port(tmp_path, dataset="talks", dataset_dir="sets")
     spoken(made)
     assert made.value("data.train") == ["sets/talks.json"]
@@ -92,7 +92,7 @@ def test_data_sets_are_found_by_their_names_in_dataset_info(tmp_path: Path) -> N
     assert online.value("data.train") == ["hf://our/set"]
 
 
-def test_data_sets_that_the_config_does_not_name_count_for_nothing(tmp_path: Path) -> None:
+def test_unnamed_datasets_of_dataset_info_are_reported_unused(tmp_path: Path) -> None:
     made = port(tmp_path)
     assert verdict(made, "letters.hf_hub_url") is Verdict.EXACT
     assert {verdict(made, name) for name in INFO if name != "letters"} == {Verdict.UNUSED}
@@ -106,7 +106,7 @@ def test_data_sets_that_the_config_does_not_name_count_for_nothing(tmp_path: Pat
     assert verdict(inline, "dataset_dir.talks") is Verdict.UNUSED
 
 
-def test_instructions_are_joined_as_llamafactory_joins_them(tmp_path: Path) -> None:
+def test_instruction_and_input_are_joined_into_one_user_message(tmp_path: Path) -> None:
     made = port(tmp_path)
     assert values(made, "data.format", "data.transform") == ["chat", "convert.py:convert"]
     namespace: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def test_instructions_are_joined_as_llamafactory_joins_them(tmp_path: Path) -> N
     }
 
 
-def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
+def test_dpo_and_orpo_settings_and_pairs_are_ported(tmp_path: Path) -> None:
     made = port(tmp_path, stage="dpo", dataset="ranked", pref_beta=0.3)
     spoken(made)
     assert values(made, "train.objective", "train.beta", "data.format") == ["dpo", 0.3, "preference"]
@@ -134,14 +134,14 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     assert port(tmp_path, stage="dpo", dataset="ranked", pref_loss="orpo").value("train.objective") == "orpo"
 
 
-def test_a_missing_dataset_info_is_told_with_the_command(tmp_path: Path) -> None:
+def test_missing_dataset_info_error_gives_the_command(tmp_path: Path) -> None:
     made = port(tmp_path, None)
     (diagnostic,) = made.diagnostics
     assert diagnostic.code == "E1151" and diagnostic.help == "recipe port config.yaml data/dataset_info.json"
     assert "did you mean `letters`" in str(port(tmp_path, dataset="letter").diagnostics[0].help)
 
 
-def test_a_file_alone_has_the_data_sets_that_llamafactory_ships(tmp_path: Path) -> None:
+def test_shipped_datasets_are_known_without_dataset_info(tmp_path: Path) -> None:
     made = port(tmp_path, None, dataset="identity,alpaca_en", max_samples=7)
     assert codes(made) == []
     paths = ["data/identity.json", "hf://llamafactory/alpaca_en"]
@@ -159,7 +159,7 @@ def test_a_file_alone_has_the_data_sets_that_llamafactory_ships(tmp_path: Path) 
     assert codes(port(tmp_path, dataset="identity")) == [("E1151", "dataset")]  # its own file lacks it
 
 
-def test_every_data_set_that_llamafactory_ships_is_read_or_refused_for_what_it_is(tmp_path: Path) -> None:
+def test_every_shipped_dataset_is_ported_or_refused_with_known_code(tmp_path: Path) -> None:
     refused: dict[str, list[str]] = {}
     for name, (_, entry) in keys_of("llamafactory", "datasets").items():
         columns = entry.get("columns", {})
@@ -173,7 +173,7 @@ def test_every_data_set_that_llamafactory_ships_is_read_or_refused_for_what_it_i
     assert refused["E1143"] == ["deepctrl"]  # which is on ModelScope alone
 
 
-def test_a_file_alone_of_v1_has_the_data_that_llamafactory_ships(tmp_path: Path) -> None:
+def test_v1_config_knows_shipped_demo_datasets(tmp_path: Path) -> None:
     content = {"model": "Qwen/Qwen3-8B", "train_dataset": "data/v1_sft_demo.yaml"}
     made = ported("llamafactory_v1", tmp_path, content)
     assert codes(made) == []
@@ -185,7 +185,7 @@ def test_a_file_alone_of_v1_has_the_data_that_llamafactory_ships(tmp_path: Path)
     assert "a line break between instruction and input" in note and "data/identity.json is" in note
 
 
-def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
+def test_full_fine_tuning_keeps_master_weights_unless_pure_bf16(tmp_path: Path) -> None:
     made = port(tmp_path, finetuning_type="full")
     spoken(made)
     assert made.lines["lora"].value is None
@@ -197,9 +197,7 @@ def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["letters,talks", "talks,letters"])
-def test_instructions_and_conversations_are_read_together_as_each_is_alone(
-    tmp_path: Path, names: str
-) -> None:
+def test_mixed_instruction_and_conversation_rows_parse_as_when_separate(tmp_path: Path, names: str) -> None:
     asked = {"instruction": "Translate.", "input": "Haus", "output": "house"}
     talk = {"turns": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
     both = port(tmp_path, dataset=names)
@@ -223,7 +221,7 @@ def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
     return parser_of(made.value("data.format"))("row 1", row, fields)
 
 
-def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:
+def test_pt_stage_packs_without_reducing_max_length(tmp_path: Path) -> None:
     made = port(tmp_path, stage="pt", cutoff_len=2048)
     assert values(made, "data.packing", "data.max_length") == [True, 2048]
     assert port(tmp_path, stage="pt", cutoff_len=2048, packing=True).value("data.max_length") == 2047
@@ -244,7 +242,9 @@ def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:
         ("google/gemma-3-4b-it", ["all"], 7 * 34, ()),
     ],
 )
-def test_all_means_the_language_models_layers(name: str, given: Any, adapted: int, beyond: Any) -> None:
+def test_lora_targets_adapt_only_language_model_projections(
+    name: str, given: Any, adapted: int, beyond: Any
+) -> None:
     model = resolve(name, Path()).model
     assert model is not None
     found = adapters.choose(model, target_modules(model, given))
@@ -253,7 +253,7 @@ def test_all_means_the_language_models_layers(name: str, given: Any, adapted: in
 
 
 @pytest.mark.parametrize("nulls", [True, False])
-def test_every_key_of_llamafactorys_arguments_is_spoken_of(tmp_path: Path, nulls: bool) -> None:
+def test_report_covers_every_llamafactory_argument(tmp_path: Path, nulls: bool) -> None:
     every = keys_of("llamafactory", "train")
     assert len(every) > 300
     given = {**samples(every), **BASE, "dataset_dir": "data", "eval_dataset": None, "lora_target": "all"}
@@ -264,7 +264,7 @@ def test_every_key_of_llamafactorys_arguments_is_spoken_of(tmp_path: Path, nulls
     spoken(made)
 
 
-def test_every_key_of_a_data_set_is_spoken_of(tmp_path: Path) -> None:
+def test_report_covers_every_dataset_info_key(tmp_path: Path) -> None:
     every = keys_of("llamafactory", "dataset_attributes")
     columns = {"prompt", "query", "response", "history", "messages", "system", "tools", "chosen", "rejected"}
     tags = {key for key in every if key.endswith("_tag") and key != "kto_tag"}

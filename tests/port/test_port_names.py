@@ -47,11 +47,11 @@ def rendered(template: str, messages: list[dict[str, str]] = MESSAGES) -> str:
         ("smol.smollm2_1_7b", "HuggingFaceTB/SmolLM2-1.7B"),
     ],
 )
-def test_builders_of_torchtune_are_of_checkpoints(builder: str, id: str) -> None:
+def test_torchtune_builder_names_map_to_model_ids(builder: str, id: str) -> None:
     assert known("torchtune", "builders")[builder][0] == id
 
 
-def test_names_of_models_are_ids() -> None:
+def test_litgpt_names_map_to_well_formed_model_ids() -> None:
     names = known("litgpt", "names")
     assert names["Llama-3.1-8B"] == "meta-llama/Meta-Llama-3.1-8B"
     assert names["tiny-llama-1.1b-chat"] == "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
@@ -100,19 +100,19 @@ def test_names_of_models_are_ids() -> None:
         ("olmo", "</s>Be brief.<|user|>\nHi<|assistant|>\nYes.</s><|user|>\nSo?<|assistant|>\nNo.</s>"),
     ],
 )
-def test_llamafactorys_templates_write_their_text(name: str, text: str) -> None:
+def test_llamafactory_templates_render_expected_text(name: str, text: str) -> None:
     made = templates.llamafactory(name, None)
     assert rendered(made.sets["data.chat_template"]) == text
     assert made.last is (name in ("glm4", "glm4_moe", "gpt_oss"))
 
 
-def test_a_tokenizer_is_told_by_family_and_vocabulary() -> None:
+def test_tokenizer_is_found_by_model_family_and_vocabulary() -> None:
     assert tokenizer_of(find("meta-llama/Llama-3.2-1B", Path())) == "llama3"
     assert tokenizer_of(find("Qwen/Qwen2.5-7B", Path())) == "qwen2"
     assert tokenizer_of(find("Qwen/Qwen3-30B-A3B", Path())) == "qwen3"
 
 
-def test_the_table_names_what_there_is() -> None:
+def test_name_tables_refer_to_existing_entries() -> None:
     rows = written_by("llamafactory")
     assert all(row["like"] in rows for row in known("torchtune", "tokenizers").values() if "like" in row)
     assert {*known("unsloth", "own").values()} <= known("axolotl", "own").keys()
@@ -122,7 +122,7 @@ def test_the_table_names_what_there_is() -> None:
             assert chat_sibling(find(model, Path())) in (None, *entries())
 
 
-def test_projections_within_one_are_named_by_it(tmp_path: Path) -> None:
+def test_targets_in_fused_projections_become_the_fused_projection(tmp_path: Path) -> None:
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 200064}
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", **sizes, **heads}))

@@ -70,11 +70,11 @@ def texts(data: Any) -> Any:
     return 2e-4 if data == "2e-4" else data
 
 
-def test_values_are_pyyaml_s(tmp_path: Path) -> None:
+def test_yaml_values_match_pyyaml(tmp_path: Path) -> None:
     assert source(tmp_path, YAML).data == texts(yaml.safe_load(YAML))
 
 
-def test_every_key_and_value_knows_its_place(tmp_path: Path) -> None:
+def test_yaml_keys_and_values_have_line_and_column(tmp_path: Path) -> None:
     made = source(tmp_path, YAML)
     lines = YAML.splitlines()
     for key in made.leaves():
@@ -89,7 +89,7 @@ def test_every_key_and_value_knows_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.json"])
-def test_numbers_that_no_float_holds_are_texts_and_no_numbers(name: str, tmp_path: Path) -> None:
+def test_numbers_too_large_for_float_become_text_and_are_refused(name: str, tmp_path: Path) -> None:
     large = "1" + "0" * 400
     made = source(tmp_path, f'{{"rank": {large}, "rate": {10**300}, "list": [-{large}]}}', name)
     assert made.data == {"rank": large, "rate": 10**300, "list": [f"-{large}"]}
@@ -100,7 +100,7 @@ def test_numbers_that_no_float_holds_are_texts_and_no_numbers(name: str, tmp_pat
     assert "must be a number below 1e30 in Faketune, not `1000" in ledger.diagnostics[0].message
 
 
-def test_json_values_are_json_s_and_have_places(tmp_path: Path) -> None:
+def test_json_values_match_json_module_and_have_positions(tmp_path: Path) -> None:
     text = '{"a": [1, -2.5e3, true, null, "\\u00e9\\ud83d\\ude00/"],\n\t"b": {"c": {}, "d": []},\n "e": "x"}'
     made = source(tmp_path, text, "config.json")
     assert made.data == json.loads(text)
@@ -109,7 +109,7 @@ def test_json_values_are_json_s_and_have_places(tmp_path: Path) -> None:
     assert made.keys["b.d"].line == 2
 
 
-def test_a_key_given_twice_is_told_and_the_last_counts(tmp_path: Path) -> None:
+def test_duplicate_key_is_warned_about_and_last_value_is_used(tmp_path: Path) -> None:
     for name, text in (
         ("a.yaml", "a: {x: 1}\nb: 2\na: 3\n"),
         ("a.json", '{"a": {"x": 1},\n"b": 2,\n"a": 3}'),
@@ -143,13 +143,11 @@ def test_a_key_given_twice_is_told_and_the_last_counts(tmp_path: Path) -> None:
         ("a: &a {x: 1}\nb: &b {x: 2}\nc: {<<: [*a, *b]}\n", "E1120"),
     ],
 )
-def test_yaml_that_cannot_be_read_is_a_diagnostic_at_its_place(
-    text: str, expected: str, tmp_path: Path
-) -> None:
+def test_unreadable_yaml_gives_expected_error_code(text: str, expected: str, tmp_path: Path) -> None:
     assert code(tmp_path, text) == expected
 
 
-def test_aliases_of_aliases_are_bounded(tmp_path: Path) -> None:
+def test_exponential_yaml_aliases_are_refused(tmp_path: Path) -> None:
     lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     assert code(tmp_path, "\n".join(lists)) == "E1109"
@@ -173,7 +171,7 @@ def test_aliases_of_aliases_are_bounded(tmp_path: Path) -> None:
         ('{"a": ' + "9" * 5000 + "}", 1, 7),
     ],
 )
-def test_json_that_cannot_be_read_is_a_diagnostic_at_its_place(
+def test_unreadable_json_gives_error_at_its_position(
     text: str, line: int, column: int, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError):
@@ -188,11 +186,11 @@ def test_json_that_cannot_be_read_is_a_diagnostic_at_its_place(
     )
 
 
-def test_deep_json_is_bounded(tmp_path: Path) -> None:
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
     assert code(tmp_path, '{"a":' * 5000, "config.json") == "E0015"
 
 
-def test_files_that_are_no_text_are_diagnostics(tmp_path: Path) -> None:
+def test_binary_oversized_or_missing_file_is_refused(tmp_path: Path) -> None:
     assert code(tmp_path, b"\x80\x03model\n") == "E0004"
     assert code(tmp_path, "a: 1".encode("utf-16")) == "E0004"
     assert code(tmp_path, b"#" * (10 << 20)) == "E0003"
@@ -200,7 +198,7 @@ def test_files_that_are_no_text_are_diagnostics(tmp_path: Path) -> None:
     assert read(tmp_path)[1][0].code == "E0002"
 
 
-def test_what_looks_like_a_token_is_not_shown(tmp_path: Path) -> None:
+def test_token_like_value_is_hidden_in_source_line(tmp_path: Path) -> None:
     made = source(tmp_path, "hub_token: hf_abcdefghijklmnopqrstuvwxyz\n")
     assert "abcdef" not in made.spans["hub_token"].text
 
@@ -217,7 +215,7 @@ def test_what_looks_like_a_token_is_not_shown(tmp_path: Path) -> None:
         ("use_liger: true\nuse_liger_loss: false\n", [Verdict.UNSUPPORTED], ["W1194"]),
     ],
 )
-def test_an_older_name_beside_its_newer_one_is_told_of(
+def test_old_and_new_key_name_with_different_values_gives_warning(
     text: str, verdicts: list[Verdict], codes: list[str], tmp_path: Path
 ) -> None:
     ledger = Ledger(Sources(renamed(source(tmp_path, text), "trl")))
@@ -225,7 +223,7 @@ def test_an_older_name_beside_its_newer_one_is_told_of(
     assert [found.verdict for found in ledger.findings] == verdicts
 
 
-def test_older_names_are_read_as_todays_and_shown_as_they_stand(tmp_path: Path) -> None:
+def test_old_key_names_are_read_under_their_new_names(tmp_path: Path) -> None:
     text = "max_seq_length: 512\nuse_flash_attention_2: true\nper_gpu_train_batch_size: 4\nother: 1\n"
     made = renamed(source(tmp_path, text), "trl")
     assert made.data == {

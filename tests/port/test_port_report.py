@@ -16,7 +16,7 @@ from tests.port.conftest import CONFIG, Port
 OPTIM = "optim: {rate: 0.1}\nnoise: 0.1\nnoises: 0.2\nimages: 3\n"
 
 
-def test_what_changes_the_run_comes_first_and_the_gravest_before_the_rest(ported: Port) -> None:
+def test_report_lists_changes_first_ordered_by_severity(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16\n", "") + OPTIM, partial=True)
     told = headline(made.rows)
     assert [*told] == [CHANGES, OTHER_DEFAULTS]
@@ -38,14 +38,14 @@ def test_what_changes_the_run_comes_first_and_the_gravest_before_the_rest(ported
     assert "- unsupported: `images` of `config.yaml:8`: images are not learned here\n" in page
 
 
-def test_a_screen_is_enough_before_the_details(ported: Port) -> None:
+def test_report_summary_fits_on_one_screen(ported: Port) -> None:
     made = ported(CONFIG + "".join(f"unknown_{n}: {n}\n" for n in range(60)))
     made.rows = [replace(row, note=f"{row.key}: {row.note}") for row in made.rows]
     lines = terminal(made.title, made.files, made.rows, 100, color=False).splitlines()
     assert lines.index("config.yaml") <= 40 and lines[MOST_LINES + 2] == "... and more, in the table"
 
 
-def test_the_page_leads_from_each_line_to_its_other_side(
+def test_html_page_links_config_and_recipe_lines(
     faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_the_page_leads_from_each_line_to_its_other_side(
     assert result.exit_code == 1 and "error[E1112]" in result.stderr
 
 
-def test_the_page_of_a_recipe_has_the_config_on_the_other_side(
+def test_html_page_of_port_to_trl_links_recipe_to_config_lines(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -60,7 +60,7 @@ def notebook(*cells: str | list[str]) -> str:
     return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
 
 
-def test_unsloth_has_defaults_of_its_own() -> None:
+def test_unsloth_script_gets_unsloth_defaults() -> None:
     run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_steps=9, learning_rate=1e-4))\n"
     made = ported(HEAD + UNSLOTH + run)
     assert made.title == "Unsloth" and made.whole
@@ -82,13 +82,13 @@ def test_unsloth_has_defaults_of_its_own() -> None:
     assert {path: value(made, path) for path in expected} == expected
 
 
-def test_a_place_is_that_of_the_argument() -> None:
+def test_report_gives_line_and_column_of_argument_value() -> None:
     made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
     (row,) = [row for row in made.rows if row.key == "seed"]
     assert (row.line, row.column, row.value) == (HEAD.count("\n") + 2, 10, 7)
 
 
-def test_a_notebook_is_its_code_at_its_own_places() -> None:
+def test_notebook_keys_have_positions_in_the_ipynb_file() -> None:
     cells = ["%%bash\npip install 'x", ["!pip install trl \\\n", "  -q\n", "import os\n"], HEAD]
     text = notebook(*cells, ['é = "\\u00e9\\t"\n', SFT.replace("packing=True", "packing=True, seed=5")])
     made = ported(text, "run.ipynb")
@@ -141,7 +141,7 @@ if __name__ == "__main__":
 """
 
 
-def test_values_are_followed_to_where_they_stand() -> None:
+def test_script_values_are_resolved_through_variables_and_functions() -> None:
     made = ported(HEAD + FOLLOWED)
     expected = {
         "train.seed": 11,
@@ -181,7 +181,7 @@ def test_values_are_followed_to_where_they_stand() -> None:
         ("seed = 7\nwhile input():\n    seed *= seed\n", "seed", "the "),
     ],
 )
-def test_what_depends_on_anything_else_is_named(before: str, given: str, why: str) -> None:
+def test_unresolvable_value_is_refused_with_cause_and_can_be_set(before: str, given: str, why: str) -> None:
     made = ported(HEAD + before + SFT.replace("packing=True", f"packing=True, seed={given}"))
     (found,) = [each for each in made.diagnostics if each.code == "E1174"]
     assert found.path == "seed" and why in found.message, found.message
@@ -189,7 +189,7 @@ def test_what_depends_on_anything_else_is_named(before: str, given: str, why: st
     assert value(ported(text, sets=("seed=5",)), "train.seed") == 5
 
 
-def test_quantized_lora_is_put_together_from_its_parts() -> None:
+def test_qlora_settings_combine_bitsandbytes_and_lora_configs() -> None:
     made = ported(
         HEAD
         + """\
@@ -241,13 +241,15 @@ rows = rows.map(talk)
         ("DPO", "max_length=8192", 4096),
     ],
 )
-def test_of_unsloths_two_lengths_the_shorter_holds(trainer: str, arguments: str, length: int) -> None:
+def test_unsloth_max_length_combines_model_and_trainer_lengths(
+    trainer: str, arguments: str, length: int
+) -> None:
     run = f"{trainer}Trainer(model=model, train_dataset=rows, args={trainer}Config({arguments}))\n"
     made = ported(HEAD + UNSLOTH + run)
     assert value(made, "data.max_length") == length
 
 
-def test_unsloths_default_length_is_the_longest_too() -> None:
+def test_unsloth_default_model_length_limits_max_length() -> None:
     short = UNSLOTH.replace(", max_seq_length=4096", "")
     run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_length=8192))\n"
     assert value(ported(HEAD + short + run), "data.max_length") == 2048
@@ -271,27 +273,27 @@ def converted(made: Ported, row: dict[str, Any]) -> Any:
     return names[str(value(made, "data.transform")).rpartition(":")[2]](row)
 
 
-def test_a_chat_template_over_a_column_is_the_format_chat() -> None:
+def test_apply_chat_template_on_column_becomes_chat_format() -> None:
     after = 'trainer = train_on_responses_only(trainer, instruction_part="a", response_part="b")\n'
     made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after)
     paths = ("data.format", "data.fields", "data.loss_on", "data.transform")
     assert [value(made, path) for path in paths] == ["chat", {"messages": "talks"}, "assistant", None]
 
 
-def test_a_template_of_text_is_a_file_beside_the_recipe() -> None:
+def test_text_template_function_becomes_transform_file() -> None:
     made = ported(HEAD + UNSLOTH + TEMPLATE + RUN)
     assert (value(made, "data.format"), value(made, "data.loss_on")) == ("text", "all")
     assert converted(made, {"question": "why?", "reply": "so"}) == {"text": "Q: why?\nA: so"}
 
 
-def test_turns_that_are_put_together_are_messages() -> None:
+def test_function_that_builds_messages_becomes_chat_transform() -> None:
     made = ported(HEAD + UNSLOTH + PAIRS + RUN)
     assert value(made, "data.format") == "chat"
     turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]
     assert converted(made, {"ask": "why?", "say": "so"}) == {"messages": turns}
 
 
-def test_tokens_of_a_text_are_the_text_and_its_length() -> None:
+def test_tokenizing_function_becomes_text_format_and_max_length() -> None:
     run = "Trainer(model, TrainingArguments(gradient_accumulation_steps=4), train_dataset=rows)\n"
     load = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")\n'
@@ -302,7 +304,7 @@ def test_tokens_of_a_text_are_the_text_and_its_length() -> None:
     assert converted(made, {"title": "a", "body": "b"}) == {"text": "a: b"}
 
 
-def test_answers_that_a_function_makes_are_preferences() -> None:
+def test_function_that_builds_answer_pairs_becomes_preference_data() -> None:
     text = """\
 def pair(row):
     row["prompt"] = f"Q: {row['ask']}"
@@ -322,7 +324,7 @@ DPOTrainer(model=model, train_dataset=rows.map(pair), args=DPOConfig(beta=0.2, m
     assert row == {"prompt": "Q: why?", "chosen": "so", "rejected": "no"}
 
 
-def test_a_script_of_simpo_is_one_of_cpo() -> None:
+def test_simpo_script_becomes_cpo_with_simpo_loss() -> None:
     text = """\
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 args = CPOConfig(loss_type="simpo", cpo_alpha=0.0, simpo_gamma=0.7, beta=2.0, max_length=256)
@@ -343,7 +345,7 @@ CPOTrainer(model=model, train_dataset=load_dataset("our/pairs", split="train"), 
         'm = tokenizer(row["text"])\n    m["labels"] = mask(m["input_ids"])\n    return m',
     ],
 )
-def test_a_function_that_is_not_followed_is_left_to_its_reader(function: str) -> None:
+def test_unsupported_row_function_becomes_a_commented_stub(function: str) -> None:
     text = f"def change(row):\n    {function}\n\nrows = rows.map(change)\n"
     made = ported(HEAD + UNSLOTH + text + RUN)
     assert codes(made) == ["W1178"] and made.whole
@@ -366,7 +368,7 @@ def test_a_function_that_is_not_followed_is_left_to_its_reader(function: str) ->
         ),
     ],
 )
-def test_a_data_set_is_told_by_how_it_is_loaded(load: str, train: str, extra: dict[str, Any]) -> None:
+def test_load_dataset_calls_give_path_split_and_config(load: str, train: str, extra: dict[str, Any]) -> None:
     made = ported(HEAD + f"rows = {load}\n" + SFT.replace("=rows", f"={train}"))
     assert value(made, "data.train") == [{"path": "hf://a/b", "split": "train[:50]", "config": "en"}]
     assert {path: value(made, path) for path in extra} == extra
@@ -387,7 +389,7 @@ def test_secrets_are_never_copied() -> None:
     assert not any(secret in shown for secret in SECRETS)
 
 
-def test_a_script_of_any_size_or_form_ends_in_a_diagnostic() -> None:
+def test_malformed_or_huge_script_gives_a_diagnostic() -> None:
     for text, code in (
         ("\0", "E1179"),
         ('print "x"\n', "E1179"),
@@ -417,7 +419,7 @@ def test_a_script_of_any_size_or_form_ends_in_a_diagnostic() -> None:
         (", callbacks=[Printed()]", ""),
     ],
 )
-def test_early_stopping_is_a_callback_of_a_script(given: str, after: str) -> None:
+def test_early_stopping_callback_sets_patience_and_min_delta(given: str, after: str) -> None:
     """Use the script's values, or transformers' patience of 1 without them."""
     made = ported(
         f"{HEAD}from transformers import EarlyStoppingCallback\n"

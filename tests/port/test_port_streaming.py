@@ -44,7 +44,7 @@ def port(tool: str, folder: Path, **changes: Any) -> Ledger:
         ("trl", "dataset_streaming", None, 1000),
     ],
 )
-def test_a_stream_is_taken_over(
+def test_streaming_with_max_steps_becomes_stream_window(
     tmp_path: Path, tool: str, switch: str, buffer: str | None, size: int
 ) -> None:
     made = port(tool, tmp_path, **{switch: True, "max_steps": 50})
@@ -65,19 +65,19 @@ def test_a_stream_is_taken_over(
     assert off.value("data.stream_window") is None and verdict(off, switch) is Verdict.EXACT
 
 
-def test_a_share_that_is_held_out_takes_counting(tmp_path: Path) -> None:
+def test_held_out_share_prevents_stream_window(tmp_path: Path) -> None:
     made = port("llamafactory", tmp_path, streaming=True, max_steps=9, val_size=0.1)
     assert made.value("data.eval_fraction") == 0.1 and made.value("data.stream_window") is None
     assert "requires counting" in finding(made, "streaming").note
 
 
-def test_trl_streams_in_the_order_of_the_rows(tmp_path: Path) -> None:
+def test_trl_stream_is_shuffled_only_with_shuffle_dataset(tmp_path: Path) -> None:
     plain = port("trl", tmp_path, dataset_streaming=True, max_steps=9)
     mixed = port("trl", tmp_path, dataset_streaming=True, max_steps=9, shuffle_dataset=True, seed=4)
     assert plain.value("data.shuffle_seed", 0) is None and mixed.value("data.shuffle_seed") == 4
 
 
-def test_texts_of_axolotls_pretraining_are_a_stream(tmp_path: Path) -> None:
+def test_axolotl_pretraining_dataset_becomes_streamed_text(tmp_path: Path) -> None:
     texts = [{"path": "our/texts", "name": "en", "split": "train", "text_column": "body", "type": "pretrain"}]
     made = port("axolotl", tmp_path, datasets=None, pretraining_dataset=texts, max_steps=9)
     assert codes(made) == []
@@ -101,7 +101,7 @@ def test_texts_of_axolotls_pretraining_are_a_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shuffled", "seed", "size"), [("", None, 1000), (".shuffle(seed=3, buffer_size=500)", 42, 500)]
 )
-def test_a_script_streams(
+def test_streaming_script_sets_window_and_shuffle_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffled: str, seed: int | None, size: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ TALK = [
 ]
 
 
-def test_an_empty_thought_stands_before_an_answer_without_being_learned(tmp_path: Path) -> None:
+def test_empty_thought_precedes_answer_and_is_not_learned(tmp_path: Path) -> None:
     ledger = ported("swift", tmp_path, BASE)
     template = str(ledger.value("data.chat_template"))
     assert finding(ledger, "template").verdict is Verdict.DEFAULTED and codes(ledger) == []
@@ -46,9 +46,7 @@ def test_an_empty_thought_stands_before_an_answer_without_being_learned(tmp_path
         ("01-ai/Yi-1.5-6B", None, "<|im_start|>user\nWhy?"),
     ],
 )
-def test_a_model_without_a_template_has_ms_swifts(
-    tmp_path: Path, model: str, name: str | None, begins: str
-) -> None:
+def test_model_gets_ms_swift_template_text(tmp_path: Path, model: str, name: str | None, begins: str) -> None:
     given = {**BASE, "model": model, **({"template": name} if name else {})}
     template = str(ported("swift", tmp_path, given).value("data.chat_template"))
     said = rendered(template, TALK)
@@ -67,7 +65,7 @@ def test_a_model_without_a_template_has_ms_swifts(
         ({"rlhf_type": "dpo"}, "No.", True),
     ],
 )
-def test_what_is_learned_of_thoughts(
+def test_swift_options_determine_which_thoughts_are_learned_and_kept(
     tmp_path: Path, more: dict[str, object], learned: str, alone: bool
 ) -> None:
     ledger = ported("swift", tmp_path, {**BASE, **more})
@@ -79,14 +77,14 @@ def test_what_is_learned_of_thoughts(
     assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"
 
 
-def test_no_thought_is_written_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_empty_thought_is_omitted_without_non_thinking_prefix(tmp_path: Path) -> None:
     ledger = ported("swift", tmp_path, {**BASE, "add_non_thinking_prefix": False})
     said = rendered(str(ledger.value("data.chat_template")), TALK)
     assert said.endswith("<|im_start|>assistant\nNo.<|im_end|>\n")
     assert "<think>\nHm." in said
 
 
-def test_a_template_that_is_not_written_out_is_the_tokenizers(tmp_path: Path) -> None:
+def test_llama3_2_template_uses_instruct_tokenizer(tmp_path: Path) -> None:
     given = {**BASE, "model": "meta-llama/Llama-3.2-1B", "template": "llama3_2"}
     ledger = ported("swift", tmp_path, given)
     assert ledger.value("data.chat_template") is None

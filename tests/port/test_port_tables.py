@@ -53,7 +53,7 @@ def followed(folder: Path, **given: Any) -> Ledger:
     return ledger
 
 
-def test_a_row_goes_on_on_indented_lines() -> None:
+def test_key_table_parses_rows_defaults_and_continuation_lines() -> None:
     assert ROWS[0] == Row("exact", {"a": (), "b": ()}, "", "they mean the same")
     assert ROWS[2].keys == {"d": ([1], 0)} and ROWS[1].keys == {"c": (None, "off")}
     assert (ROWS[3].target, ROWS[3].note) == ("c", "") and ROWS[6].target == "lora.alpha"
@@ -77,7 +77,7 @@ def test_a_row_goes_on_on_indented_lines() -> None:
         ({"j": 1}, "j", "unused", "not read"),
     ],
 )
-def test_a_row_says_what_becomes_of_its_keys(
+def test_table_row_determines_verdict_and_note_of_its_keys(
     tmp_path: Path, given: dict[str, Any], key: str, verdict: str, note: str
 ) -> None:
     made = followed(tmp_path, **given)
@@ -85,13 +85,13 @@ def test_a_row_says_what_becomes_of_its_keys(
     assert codes(made) == ([("E1180", "d")] if key == "d" and verdict == "unsupported" else [])
 
 
-def test_values_go_where_the_row_says(tmp_path: Path) -> None:
+def test_table_row_sets_recipe_value_at_its_target(tmp_path: Path) -> None:
     made = followed(tmp_path, f=True, h=3)
     assert (made.value("lora.rslora"), made.value("lora.alpha"), made.value("lora.rank")) == (True, 3, 8)
     assert followed(tmp_path, f=False).value("lora.rslora", "absent") == "absent"
 
 
-def test_a_common_key_is_spoken_of_where_the_tool_has_it_and_nothing_was_said(
+def test_common_key_is_reported_only_if_tool_has_it_and_no_finding_exists(
     tmp_path: Path,
 ) -> None:
     given = {"plot_loss": True, "debug": True, "disable_tqdm": True}
@@ -105,7 +105,7 @@ def test_a_common_key_is_spoken_of_where_the_tool_has_it_and_nothing_was_said(
 
 
 @pytest.mark.parametrize("rows", [*TABLES.values(), *SHARED.values()], ids=[*TABLES, *SHARED])
-def test_no_key_stands_twice_and_each_has_its_reason(rows: tuple[Row, ...]) -> None:
+def test_key_tables_have_unique_keys_reasons_and_valid_targets(rows: tuple[Row, ...]) -> None:
     keys = [key for row in rows for key in row.keys]
     assert len(keys) == len(set(keys)), sorted(key for key in keys if keys.count(key) > 1)
     assert all(row.note for row in rows if row.verdict in ("lost", "learned"))

@@ -82,7 +82,7 @@ BACKBONE = (
         (QWEN3, ["q_proj"], [0], None),
     ],
 )
-def test_the_projections_are_pefts(name: str, spec: Any, layers: Any, exclude: Any) -> None:
+def test_adapted_projections_match_peft(name: str, spec: Any, layers: Any, exclude: Any) -> None:
     model = model_of(name)
     found = adapters.choose(model, spec, layers, exclude)
     wanted = by_peft(name, spec, layers, exclude)
@@ -101,7 +101,7 @@ def adapted(model: Model, found: adapters.Chosen) -> set[str]:
 @pytest.mark.parametrize(
     "name", [GEMMA4, GEMMA3, E2B, UNIFIED, QWEN3, "google/gemma-4-26B-A4B", "google/gemma-3-1b-it"]
 )
-def test_the_names_are_transformers_own(name: str) -> None:
+def test_module_names_match_transformers(name: str) -> None:
     ours = {module.name: module for module in adapters.modules(model_of(name))}
     theirs = module_names(name)
     text = {key for key, linear in theirs.items() if linear and "vision_tower" not in key}
@@ -109,7 +109,7 @@ def test_the_names_are_transformers_own(name: str) -> None:
     assert {key for key, module in ours.items() if module.site is None and not module.linear} <= set(theirs)
 
 
-def test_what_a_recipe_cannot_adapt_is_told() -> None:
+def test_targets_that_recipes_cannot_adapt_are_listed() -> None:
     found = adapters.choose(
         model_of(E2B), ["q_proj", "lm_head", "embed_tokens", "per_layer_input_gate", "qkv_proj"]
     )
@@ -123,7 +123,7 @@ def test_what_a_recipe_cannot_adapt_is_told() -> None:
     assert not adapters.choose(model_of(QWEN3), ["q_proj"]).vision
 
 
-def test_targets_are_written_as_short_as_they_can_be() -> None:
+def test_targets_and_layers_are_written_compactly() -> None:
     model = model_of(QWEN3)
     assert adapters.choose(model, ["q_proj"], range(8, 12)).layers == "8-11"
     assert adapters.choose(model, ["q_proj"], [0, 5]).layers == [0, 5]
@@ -131,7 +131,7 @@ def test_targets_are_written_as_short_as_they_can_be() -> None:
     assert mixed.targets == (r"layers\.(0|1)\.self_attn\.q_proj", "up_proj") and mixed.layers == "all"
 
 
-def test_layers_may_have_another_name() -> None:
+def test_falcon_layers_under_transformer_h_are_adapted() -> None:
     """Use Falcon, whose layers and targets are of `transformer.h`."""
     model = model_of("tiiuae/falcon-7b")
     linear = {key for key, linear in module_names(model.id).items() if linear and key != "lm_head"}
@@ -144,6 +144,6 @@ def test_layers_may_have_another_name() -> None:
     assert adapted(model, mixed) == {key for key in own if key.endswith(ends)}
 
 
-def test_a_text_that_is_no_regular_expression_is_refused() -> None:
+def test_invalid_regular_expression_target_is_refused() -> None:
     with pytest.raises(re.error):
         adapters.choose(model_of(QWEN3), "*.q_proj")

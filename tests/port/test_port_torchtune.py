@@ -44,7 +44,7 @@ def changed(section: str, **keys: Any) -> dict[str, Any]:
     return {**LORA, section: {**LORA[section], **keys}}
 
 
-def test_a_lora_run_is_taken_over(tmp_path: Path) -> None:
+def test_lora_run_gives_expected_recipe_values(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, LORA, devices=2)
     spoken(ledger)
     assert codes(ledger) == []
@@ -85,14 +85,14 @@ def test_a_lora_run_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [name for name in SECTIONS if "." not in name])
-def test_no_key_of_a_recipe_is_passed_over(tmp_path: Path, recipe: str) -> None:
+def test_report_covers_every_torchtune_recipe_key(tmp_path: Path, recipe: str) -> None:
     keys = keys_of("torchtune", recipe)
     ledger = ported("torchtune", tmp_path, {**samples(keys), **LORA})
     assert unspoken(ledger, keys) == []
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
-def test_no_key_of_a_builder_is_passed_over(tmp_path: Path, builder: str) -> None:
+def test_report_covers_every_builder_key(tmp_path: Path, builder: str) -> None:
     package, _, name = builder.partition(".")
     for prefix in ("", "lora_", "qlora_"):
         component = f"torchtune.models.{package}.{prefix}{name}"
@@ -110,7 +110,7 @@ def test_no_key_of_a_builder_is_passed_over(tmp_path: Path, builder: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_no_key_of_a_data_set_is_passed_over(tmp_path: Path, name: str) -> None:
+def test_report_covers_every_dataset_key(tmp_path: Path, name: str) -> None:
     component = PREFIX + name
     keys = SECTIONS.get(component, SECTIONS[f"{PREFIX}alpaca_dataset"])
     skipped = ("tokenizer", "load_dataset_kwargs")
@@ -135,7 +135,7 @@ def test_no_key_of_a_data_set_is_passed_over(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("learned, expected", [(None, "all"), (False, "assistant"), (True, "all")])
-def test_alpaca_trains_on_its_prompt_unless_told(tmp_path: Path, learned: bool | None, expected: str) -> None:
+def test_alpaca_trains_on_prompt_unless_disabled(tmp_path: Path, learned: bool | None, expected: str) -> None:
     entry = {"_component_": "torchtune.datasets.alpaca_dataset", "train_on_input": learned}
     content = {**LORA, "dataset": {key: value for key, value in entry.items() if value is not None}}
     ledger = ported("torchtune", tmp_path, content)
@@ -149,7 +149,7 @@ def test_alpaca_trains_on_its_prompt_unless_told(tmp_path: Path, learned: bool |
     assert "### Input" not in made["convert"]({**row, "input": ""})["messages"][0]["content"]
 
 
-def test_pairs_of_columns_are_conversations(tmp_path: Path) -> None:
+def test_instruct_dataset_columns_become_messages(tmp_path: Path) -> None:
     entry = {
         "_component_": "torchtune.datasets.instruct_dataset",
         "source": "json",
@@ -175,7 +175,7 @@ def test_pairs_of_columns_are_conversations(tmp_path: Path) -> None:
     }
 
 
-def test_projections_have_other_names(tmp_path: Path) -> None:
+def test_lora_module_names_map_to_projection_targets(tmp_path: Path) -> None:
     model = {
         "lora_attn_modules": ["output_proj", "v_proj"],
         "apply_lora_to_mlp": True,
@@ -187,7 +187,7 @@ def test_projections_have_other_names(tmp_path: Path) -> None:
     assert verdict(ledger, "model.apply_lora_to_output") is Verdict.APPROXIMATED
 
 
-def test_a_quantized_builder_has_a_quantized_base(tmp_path: Path) -> None:
+def test_qlora_builder_sets_nf4_quantization(tmp_path: Path) -> None:
     component = "torchtune.models.llama3_2.qlora_llama3_2_3b"
     content = {**changed("model", _component_=component), "checkpointer": {}}
     ledger = ported("torchtune", tmp_path, content)
@@ -195,7 +195,7 @@ def test_a_quantized_builder_has_a_quantized_base(tmp_path: Path) -> None:
     assert finding(ledger, "model.quantize_base").verdict is Verdict.DEFAULTED
 
 
-def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
+def test_dpo_loss_and_preference_dataset_are_ported(tmp_path: Path) -> None:
     entry = {
         "_component_": "torchtune.datasets.preference_dataset",
         "source": "a/b",
@@ -207,7 +207,7 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     assert values(ledger, "data.format", "data.fields") == ["preference", {"chosen": "good"}]
 
 
-def test_tensor_parallel_devices_share_their_rows(tmp_path: Path) -> None:
+def test_global_batch_size_excludes_tensor_parallel_devices(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 2}, devices=8)
     assert ledger.value("train.global_batch_size") == 2 * 4 * 4
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 3}, devices=8)
@@ -221,7 +221,7 @@ def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> N
     assert values(ledger, "train.optimizer.master_weights") == [False]
 
 
-def test_data_sets_of_two_kinds_have_each_its_own_unless_they_are_learned_in_two_ways(tmp_path: Path) -> None:
+def test_mixed_dataset_kinds_get_separate_settings_or_are_refused(tmp_path: Path) -> None:
     packed = bool(LORA["dataset"].get("packed"))
     text = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "c/d", "packed": packed}
     asked = {"_component_": "torchtune.datasets.samsum_dataset", "source": "e/f", "packed": packed}
@@ -247,7 +247,7 @@ def test_data_sets_of_two_kinds_have_each_its_own_unless_they_are_learned_in_two
     assert both.value("data.train") == ["hf://a/b", "hf://c/d"]
 
 
-def test_an_evaluation_is_taken_over_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_validation_dataset_is_ported_only_with_run_val_interval(tmp_path: Path) -> None:
     keys = {"dataset_val": {**DATA, "split": "train[95%:]"}, "batch_size_val": 4}
     made = ported("torchtune", tmp_path, {**LORA, **keys, "run_val_every_n_steps": 25})
     spoken(made)
@@ -262,7 +262,7 @@ def test_an_evaluation_is_taken_over_where_it_is_asked_for(tmp_path: Path) -> No
     assert codes(ported("torchtune", tmp_path, {**LORA, **other})) == [("E1142", "dataset_val._component_")]
 
 
-def test_qwen3_is_built(tmp_path: Path) -> None:
+def test_qwen3_builder_is_ported(tmp_path: Path) -> None:
     model = {"_component_": "torchtune.models.qwen3.lora_qwen3_8b_instruct", "lora_attn_modules": ["q_proj"]}
     tokenizer = {"_component_": "torchtune.models.qwen3.qwen3_tokenizer", "max_seq_len": 1024}
     content = {**LORA, "model": model, "checkpointer": {}, "tokenizer": tokenizer}
@@ -275,7 +275,7 @@ def test_qwen3_is_built(tmp_path: Path) -> None:
     ("length", "whole", "learned", "after"),
     [(64, False, "", "<|im_end|>"), (None, False, "<|im_end|>", ""), (64, True, "", "")],
 )
-def test_what_an_answer_begins_with_is_learned_and_its_end_where_it_is_not_masked(
+def test_qwen2_5_template_learns_answer_header_and_unmasked_end(
     tmp_path: Path, length: int | None, whole: bool, learned: str, after: str
 ) -> None:
     """Train as torchtune 0.6.1 does: scripts/same_run.py compares its tokens and masks with a port's."""
@@ -293,7 +293,7 @@ def test_what_an_answer_begins_with_is_learned_and_its_end_where_it_is_not_maske
     )
 
 
-def test_the_log_is_taken_over(tmp_path: Path) -> None:
+def test_wandb_logger_is_ported_and_comet_is_unsupported(tmp_path: Path) -> None:
     logger = {"_component_": "torchtune.training.metric_logging.WandBLogger", "project": "ours"}
     made = ported("torchtune", tmp_path, {**LORA, "metric_logger": logger, "output_dir": "gs://ours/run"})
     spoken(made)
@@ -303,7 +303,7 @@ def test_the_log_is_taken_over(tmp_path: Path) -> None:
     assert verdict(made, "metric_logger._component_") is Verdict.UNSUPPORTED
 
 
-def test_an_epoch_ends_with_its_last_whole_step(tmp_path: Path) -> None:
+def test_epochs_note_says_torchtune_skips_incomplete_steps(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, LORA)
     assert verdict(ledger, "epochs") is Verdict.APPROXIMATED
     assert "torchtune skips them" in finding(ledger, "epochs").note

@@ -42,20 +42,20 @@ def run(tmp_path: Path) -> Any:
     return made
 
 
-def test_no_training_argument_is_passed_over(run: Any) -> None:
+def test_report_covers_every_training_argument(run: Any) -> None:
     keys = keys_of("trainer", "training_arguments")
     ledger = run({**samples(keys), "per_device_train_batch_size": 4})
     assert unspoken(ledger, keys) == []
 
 
-def test_no_key_of_an_adapter_is_passed_over(run: Any) -> None:
+def test_report_covers_every_adapter_config_key(run: Any) -> None:
     keys = keys_of("peft", "lora")
     ledger = run(None, {**samples(keys), **ADAPTER})
     assert ledger.unread(ledger.sources.others["adapter_config"]) == []
     assert {found.key for found in ledger.findings if found.file.endswith("adapter_config.json")} >= set(keys)
 
 
-def test_the_defaults_are_transformers_own(run: Any) -> None:
+def test_missing_arguments_get_transformers_defaults(run: Any) -> None:
     ledger = run()
     assert values(ledger, "train.optimizer.learning_rate", "train.epochs", "train.schedule.name") == [
         5e-5,
@@ -73,17 +73,17 @@ def test_without_an_adapter_all_weights_are_trained(run: Any) -> None:
     assert ledger.value("model.id") == "Qwen/Qwen3-0.6B"
 
 
-def test_an_adapter_of_another_kind_is_refused(run: Any) -> None:
+def test_adapter_type_other_than_lora_is_refused(run: Any) -> None:
     assert codes(run(None, {"peft_type": "IA3"})) == [("E1149", "peft_type")]
 
 
-def test_targets_in_an_embedding_or_a_head_are_told_to_be_lost(run: Any) -> None:
+def test_embedding_and_head_targets_are_noted_as_lost(run: Any) -> None:
     ledger = run(None, {"target_modules": ["q_proj", "lm_head", "embed_tokens"]})
     found = finding(ledger, "target_modules")
     assert found.verdict is Verdict.APPROXIMATED and "lm_head" in found.note and "embed_tokens" in found.note
 
 
-def test_constant_has_no_warm_up(run: Any) -> None:
+def test_constant_schedule_has_no_warmup(run: Any) -> None:
     ledger = run({"lr_scheduler_type": "constant", "warmup_steps": 10})
     assert values(ledger, "train.schedule.name", "train.schedule.warmup_steps") == ["constant", None]
 
@@ -96,7 +96,7 @@ DEEPSPEED: dict[str, Any] = {
 }
 
 
-def test_deepspeeds_auto_is_the_trainers_own(run: Any) -> None:
+def test_deepspeed_auto_values_agree_with_trainer(run: Any) -> None:
     ledger = run(deepspeed=DEEPSPEED)
     spoken(ledger)
     assert codes(ledger) == []
@@ -111,13 +111,15 @@ def test_deepspeeds_auto_is_the_trainers_own(run: Any) -> None:
         ("train_batch_size", 32, 4),
     ],
 )
-def test_deepspeed_must_agree_with_the_trainer(run: Any, key: str, value: Any, right: Any) -> None:
+def test_deepspeed_values_that_differ_from_trainer_are_refused(
+    run: Any, key: str, value: Any, right: Any
+) -> None:
     assert codes(run(deepspeed={**DEEPSPEED, key: value})) == [("E1161", key)]
     assert codes(run(deepspeed={**DEEPSPEED, key: right})) == []
     assert codes(run({"deepspeed": {**DEEPSPEED, key: value}})) == [("E1161", f"deepspeed.{key}")]
 
 
-def test_deepspeeds_optimizer_holds(run: Any) -> None:
+def test_deepspeed_optimizer_overrides_trainer_optimizer(run: Any) -> None:
     ledger = run(
         {"optim": "adafactor"},
         deepspeed={**DEEPSPEED, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}},
@@ -135,7 +137,7 @@ def test_deepspeeds_optimizer_holds(run: Any) -> None:
         ({"split_batches": None}, 8, 32),
     ],
 )
-def test_split_batches_shares_a_devices_rows_out(
+def test_split_batches_divides_batch_among_processes(
     run: Any, given: dict[str, Any], micro: int, rows: int
 ) -> None:
     ledger = run(
@@ -147,14 +149,14 @@ def test_split_batches_shares_a_devices_rows_out(
     assert ledger.value("train.global_batch_size") == rows
 
 
-def test_an_epochs_part_is_rounded_up(run: Any) -> None:
+def test_fractional_epochs_are_rounded_up(run: Any) -> None:
     ledger = run({"num_train_epochs": 0.5})
     assert ledger.value("train.epochs") == 1
     assert verdict(ledger, "num_train_epochs") is Verdict.APPROXIMATED
 
 
 @pytest.mark.parametrize("gone", ["train_file", "base_model_name_or_path"])
-def test_what_is_missing_is_asked_for(tmp_path: Path, gone: str) -> None:
+def test_missing_data_or_model_gives_set_hint(tmp_path: Path, gone: str) -> None:
     arguments = {key: value for key, value in ARGUMENTS.items() if key != gone}
     adapter = {key: value for key, value in ADAPTER.items() if key != gone}
     ledger = ported("trainer", tmp_path, arguments, name="args.json", adapter_config=adapter)
@@ -177,9 +179,7 @@ QWEN3 = {
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "float32"), ("bfloat16", "bfloat16")])
-def test_weights_are_of_the_checkpoints_type_where_no_other_is_said(
-    tmp_path: Path, dtype: str, expected: str
-) -> None:
+def test_llamafactory_weights_default_to_checkpoint_dtype(tmp_path: Path, dtype: str, expected: str) -> None:
     """Load weights as LLaMA-Factory does without bf16 and fp16."""
     config = QWEN3 | {"dtype": dtype}
     (tmp_path / "model").mkdir()

@@ -31,7 +31,7 @@ def rows(folder: Path, row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "cpo"])
 @pytest.mark.parametrize("adapters", [True, False])
-def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapters: bool) -> None:
+def test_report_covers_every_trl_script_key(tmp_path: Path, objective: str, adapters: bool) -> None:
     keys = keys_of("trl", objective, "script", "model", "mixture")
     content = {
         **samples(keys),
@@ -44,14 +44,14 @@ def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapt
     assert ledger.unread(ledger.sources.main) == []
 
 
-def test_no_flag_of_the_launcher_is_passed_over(tmp_path: Path) -> None:
+def test_report_covers_every_accelerate_launch_flag(tmp_path: Path) -> None:
     flags = keys_of("accelerate", "launch")
     ledger = ported("trl", tmp_path, {**samples(flags), **SFT})
     assert unspoken(ledger, flags) == []
 
 
 @pytest.mark.parametrize("objective, rate", [("sft", 2e-5), ("dpo", 1e-6), ("orpo", 1e-6), ("cpo", 1e-6)])
-def test_the_defaults_are_the_scripts_own(tmp_path: Path, objective: str, rate: float) -> None:
+def test_missing_keys_get_trl_script_defaults(tmp_path: Path, objective: str, rate: float) -> None:
     ledger = ported("trl", tmp_path, LORA, script=objective)
     assert values(ledger, "train.optimizer.learning_rate", "train.epochs", "data.max_length") == [
         rate,
@@ -74,7 +74,7 @@ def test_the_defaults_are_the_scripts_own(tmp_path: Path, objective: str, rate: 
         assert verdict(ledger, key) is Verdict.DEFAULTED
 
 
-def test_a_format_that_is_not_known_is_a_guess(tmp_path: Path) -> None:
+def test_unknown_data_format_is_guessed_as_chat_with_warning(tmp_path: Path) -> None:
     ledger = ported("trl", tmp_path, LORA)
     assert codes(ledger) == [("W1168", "dataset_name")]
     assert values(ledger, "data.format", "data.loss_on") == ["chat", "all"]
@@ -109,7 +109,7 @@ PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}
         ({"packing": True, "beta": 0.1}, None, "sft dpo orpo cpo kto"),
     ],
 )  # fmt: skip
-def test_the_script_is_told_by_keys_and_rows(
+def test_keys_and_first_row_determine_the_trl_script(
     tmp_path: Path, keys: dict[str, Any], row: dict[str, Any] | None, expected: str
 ) -> None:
     content = {**LORA, **keys, **({"dataset_name": rows(tmp_path, row)} if row else {})}
@@ -138,7 +138,7 @@ def test_the_script_is_told_by_keys_and_rows(
         ({}, {"prompt": "a"}, "grpo or rloo", "dataset_name"),
     ],
 )  # fmt: skip
-def test_a_run_of_another_script_is_refused_by_its_name(
+def test_unsupported_trl_script_is_refused_by_name(
     tmp_path: Path, keys: dict[str, Any], row: dict[str, Any] | None, named: str, key: str
 ) -> None:
     content = {**LORA, **keys, **({"dataset_name": rows(tmp_path, row)} if row else {})}
@@ -150,7 +150,7 @@ def test_a_run_of_another_script_is_refused_by_its_name(
     assert found.help is not None and "--script " in found.help
 
 
-def test_every_script_of_trl_is_known_and_each_key_of_it_tells_it(tmp_path: Path) -> None:
+def test_every_unsupported_trl_script_is_recognized_and_refused(tmp_path: Path) -> None:
     sections = tools()["trl"]["sections"]
     commands = [name for name in sections if not name.startswith("experimental.")]
     assert {*SCRIPTS, "grpo", "rloo", "reward", "distillation"} <= set(commands)
@@ -171,7 +171,7 @@ def test_a_key_that_the_named_script_does_not_have_is_an_error(tmp_path: Path, s
     spoken(ledger)
 
 
-def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
+def test_dpo_disables_lora_dropout_by_default(tmp_path: Path) -> None:
     ledger = ported(
         "trl", tmp_path, {**LORA, "lora_dropout": 0.1, "beta": 0.3, "label_smoothing": 0.2}, script="dpo"
     )
@@ -183,14 +183,14 @@ def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_name"])
-def test_what_is_missing_is_asked_for(tmp_path: Path, missing: str) -> None:
+def test_missing_model_or_dataset_gives_set_hint(tmp_path: Path, missing: str) -> None:
     content = {key: value for key, value in LORA.items() if key != missing}
     ledger = ported("trl", tmp_path, content)
     (found,) = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.path == missing]
     assert found.help is not None and f"--set {missing}=" in found.help
 
 
-def test_devices_are_stronger_than_the_files(tmp_path: Path) -> None:
+def test_devices_option_overrides_accelerate_file(tmp_path: Path) -> None:
     file = {"distributed_type": "MULTI_GPU", "num_processes": 4}
     assert ported("trl", tmp_path, LORA, accelerate=file).value("train.global_batch_size") == 32
     assert ported("trl", tmp_path, LORA, devices=2, accelerate=file).value("train.global_batch_size") == 16
@@ -207,7 +207,7 @@ def test_devices_are_stronger_than_the_files(tmp_path: Path) -> None:
         ({"load_in_8bit": True, "dtype": "auto"}, "bfloat16", "bfloat16", False),
     ],
 )
-def test_a_precision_becomes_the_models_and_the_adapters_types(
+def test_precision_keys_determine_model_and_adapter_dtype(
     tmp_path: Path, keys: dict[str, Any], dtype: str, adapters: str, note: bool
 ) -> None:
     ledger = ported("trl", tmp_path, {**LORA, **keys})
@@ -215,18 +215,18 @@ def test_a_precision_becomes_the_models_and_the_adapters_types(
     assert bool(ledger.lines["model.dtype"].comment) is note
 
 
-def test_without_a_limit_a_long_sample_is_an_error(tmp_path: Path) -> None:
+def test_null_max_length_sets_overlong_to_error(tmp_path: Path) -> None:
     ledger = ported("trl", tmp_path, {**LORA, "max_length": None})
     assert values(ledger, "data.overlong") == ["error"]
 
 
-def test_the_order_of_the_sources_is_kept(tmp_path: Path) -> None:
+def test_sampling_strategy_and_data_seed_set_shuffle_seed(tmp_path: Path) -> None:
     ledger = ported("trl", tmp_path, {**LORA, "train_sampling_strategy": "sequential", "seed": 5})
     assert "data.shuffle_seed" in ledger.lines and ledger.lines["data.shuffle_seed"].value is None
     assert ported("trl", tmp_path, {**LORA, "seed": 5, "data_seed": 6}).value("data.shuffle_seed") == 6
 
 
-def test_targets_that_are_not_given_are_peft_s_own(tmp_path: Path) -> None:
+def test_missing_lora_targets_get_peft_defaults(tmp_path: Path) -> None:
     assert ported("trl", tmp_path, LORA).value("lora.targets") == ["q_proj", "v_proj"]
     gemma = {**LORA, "model_name_or_path": "google/gemma-4-E4B-it"}
     assert ported("trl", tmp_path, gemma).value("lora.targets") == ["q_proj", "v_proj"]
@@ -236,7 +236,7 @@ def test_targets_that_are_not_given_are_peft_s_own(tmp_path: Path) -> None:
     assert len(ported("trl", tmp_path, every).value("lora.targets")) == 7
 
 
-def test_evaluation_is_taken_over_where_a_strategy_asks_for_it(tmp_path: Path) -> None:
+def test_eval_strategy_enables_eval_data_and_interval(tmp_path: Path) -> None:
     keys = {**LORA, "eval_strategy": "steps", "eval_steps": 25, "dataset_test_split": "held"}
     ledger = ported("trl", tmp_path, keys)
     assert ledger.value("data.eval") == [{"path": "hf://some/rows", "split": "held"}]
@@ -244,7 +244,7 @@ def test_evaluation_is_taken_over_where_a_strategy_asks_for_it(tmp_path: Path) -
     assert ported("trl", tmp_path, LORA).value("data.eval") is None
 
 
-def test_a_mixture_becomes_several_sources(tmp_path: Path) -> None:
+def test_dataset_mixture_becomes_several_train_sources(tmp_path: Path) -> None:
     mixture = [{"path": "a/b", "split": "train[:50%]"}, {"path": "json", "data_files": "./more.jsonl"}]
     ledger = ported("trl", tmp_path, {**LORA, "datasets": mixture, "test_split_size": 0.1})
     assert ledger.value("data.train") == [{"path": "hf://a/b", "split": "train[:50%]"}, "./more.jsonl"]
@@ -252,7 +252,7 @@ def test_a_mixture_becomes_several_sources(tmp_path: Path) -> None:
     spoken(ledger)
 
 
-def test_a_base_gets_the_tuned_models_template(tmp_path: Path) -> None:
+def test_base_model_gets_instruct_tokenizer_or_given_template(tmp_path: Path) -> None:
     keys = {**LORA, "model_name_or_path": "meta-llama/Llama-3.1-8B", "assistant_only_loss": True}
     assert ported("trl", tmp_path, keys).value("model.tokenizer") == "meta-llama/Llama-3.1-8B-Instruct"
     keys["chat_template_path"] = "talk.jinja"

@@ -32,7 +32,7 @@ READ = {"learning_rate": 3e-4, "bf16": True, "max_steps": 12, "model_name_or_pat
         ({"path": "3", "seed": "3"}, {"path": "3", "seed": "3"}),
     ],
 )
-def test_texts_are_read_by_the_types_of_their_arguments(
+def test_text_hyperparameters_are_parsed_by_argument_type(
     given: dict[str, Any], expected: dict[str, Any], tmp_path: Path
 ) -> None:
     made = typed(source(tmp_path, "hyperparameters.json", given))
@@ -40,7 +40,7 @@ def test_texts_are_read_by_the_types_of_their_arguments(
     assert made.span("bf16") is None or made.span("bf16").line > 0  # type: ignore[union-attr]
 
 
-def test_a_jobs_description_is_ported_at_its_places(tmp_path: Path) -> None:
+def test_sagemaker_job_file_is_ported_with_key_positions(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     given = {
         **GIVEN,

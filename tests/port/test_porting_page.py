@@ -21,7 +21,7 @@ def shown(path: Path) -> str:
     return f"```{'json' if path.suffix == '.json' else 'yaml'}\n{text}```\n"
 
 
-def test_the_worked_ports_are_the_examples(root: Path, update: bool) -> None:
+def test_porting_examples_page_shows_the_example_files(root: Path, update: bool) -> None:
     page = root / "docs" / "porting-examples.md"
     text = page.read_text(encoding="utf-8")
     made = PART.sub(lambda part: f"<!-- {part[1]} -->\n{shown(root / part[1])}<!-- end -->", text)
@@ -32,7 +32,7 @@ def test_the_worked_ports_are_the_examples(root: Path, update: bool) -> None:
     assert len(PART.findall(text)) == 8
 
 
-def test_the_page_has_every_option_and_dialect_and_each_command_is_one(root: Path) -> None:
+def test_porting_pages_name_all_dialects_and_exactly_the_options(root: Path) -> None:
     text = (root / "docs" / "porting.md").read_text(encoding="utf-8")
     help = CliRunner().invoke(app, ["port", "--help"], env={"COLUMNS": "200"}).stdout
     options = set(re.findall(r"--[a-z]+", help)) - {"--help"}

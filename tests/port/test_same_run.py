@@ -15,7 +15,7 @@ import pytest
 from scripts.same_run import PAGE, TOOLS, Run, Sample, compared, page, recorded, same, same_run, samples
 
 
-def test_the_page_has_the_record() -> None:
+def test_page_matches_record_and_differences_are_explained() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert page(text, recorded()) == text
     for name, of_tool in recorded().items():
@@ -25,7 +25,7 @@ def test_the_page_has_the_record() -> None:
         ] == []
 
 
-def test_a_packed_row_is_its_samples() -> None:
+def test_packed_row_is_split_into_its_samples() -> None:
     """Tell samples apart by positions that start again, by numbers of a mask, or by what positions see."""
     batch = {"input_ids": [[5, 6, 7, 8, 0]], "labels": [[-100, 6, -100, 8, -100]]}
     numbers = np.array([1, 1, 2, 2, 0])
@@ -39,7 +39,7 @@ def test_a_packed_row_is_its_samples() -> None:
     assert [list(samples({**batch, **mask})) for mask in masks] == [expected] * 3
 
 
-def test_what_differs_is_named() -> None:
+def test_comparison_names_the_differing_quantities() -> None:
     one, other = Sample((5, 6), (False, True)), Sample((5, 6), (False, False))
     run = Run([[one, other]], [2.0], [1e-3])
     assert same(compared(run, Run([[other, one]], [2.00005], [1e-3])))
@@ -60,6 +60,6 @@ if FOLDER := os.environ.get("SAME_RUN_ENVIRONMENTS"):
             for feature in TOOLS[name].features
         ],
     )
-    def test_a_port_learns_the_same(name: str, feature: str, tmp_path: Path) -> None:
+    def test_ported_run_matches_the_tools_run(name: str, feature: str, tmp_path: Path) -> None:
         result = same_run(TOOLS[name], feature, Path(str(FOLDER)) / name, tmp_path / "run")
         assert same(result) or result["said"], result

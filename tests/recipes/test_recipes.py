@@ -62,7 +62,7 @@ def planned(record: Record) -> Planned:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_of_the_project_has_no_errors_and_no_unknown_warnings(
+def test_shipped_recipe_has_no_errors_and_only_known_warnings(
     name: str, lowered: Mapping[str, Lowered]
 ) -> None:
     found = {each.code for each in lowered[name].diagnostics if each.severity != "note"}
@@ -73,7 +73,7 @@ def test_a_recipe_of_the_project_has_no_errors_and_no_unknown_warnings(
     assert path.read_text(encoding="utf-8").startswith(MODELINE)
 
 
-def test_there_are_recipes_for_the_models_methods_and_machines_that_people_ask_for(
+def test_shipped_recipes_cover_common_models_methods_and_machines(
     programs: Mapping[str, Program],
 ) -> None:
     trained = {
@@ -98,16 +98,16 @@ def test_there_are_recipes_for_the_models_methods_and_machines_that_people_ask_f
     assert any(program.lora is None for program in programs.values())
 
 
-def test_every_recipe_for_a_tpu_was_planned_as_it_stands(
-    programs: Mapping[str, Program], record: Record
-) -> None:
+def test_plan_record_is_current_for_every_tpu_recipe(programs: Mapping[str, Program], record: Record) -> None:
     of_tpus = {name: program for name, program in programs.items() if program.accelerator.platform == "tpu"}
     assert set(of_tpus) == set(record.recipes)
     stale = [name for name, found in record.recipes.items() if found.key != recipes.key(of_tpus[name])]
     assert not stale, f"planned before they were changed: python -m scripts.recipes plan {' '.join(stale)}"
 
 
-def test_what_was_planned_fits_and_adds_up(programs: Mapping[str, Program], record: Record) -> None:
+def test_planned_figures_fit_memory_and_are_consistent(
+    programs: Mapping[str, Program], record: Record
+) -> None:
     for name, found in record.recipes.items():
         program = programs[name]
         assert 0 < found.memory.used <= found.memory.available == program.accelerator.hbm_bytes_per_device, (
@@ -125,7 +125,7 @@ def test_what_was_planned_fits_and_adds_up(programs: Mapping[str, Program], reco
 
 
 @pytest.mark.usefixtures("lowered_once")
-def test_heads_and_page_say_what_the_record_says(record: Record) -> None:
+def test_recipe_heads_and_page_match_the_record(record: Record) -> None:
     stale = [path.name for path, text in recipes.texts(record) if path.read_text(encoding="utf-8") != text]
     assert not stale, "run: python -m scripts.recipes write"
 
@@ -138,7 +138,7 @@ def test_heads_and_page_say_what_the_record_says(record: Record) -> None:
         ("meta-llama/Llama-3.1-70B-Instruct", "v6e-8", "lora"),
     ],
 )
-def test_cells_of_the_table_are_worked_out_anew(
+def test_fits_table_cells_match_a_fresh_computation(
     record: Record, tmp_path: Path, model: str, machine: str, method: str
 ) -> None:
     found = recipes.cell(model, machine, method, tmp_path)
@@ -146,7 +146,7 @@ def test_cells_of_the_table_are_worked_out_anew(
     assert (found is None) == (method == "full")  # 12 billion weights and their state exceed 8 x 16 GB
 
 
-def test_more_is_taken_by_more(record: Record) -> None:
+def test_fits_table_memory_never_falls_from_qlora_to_lora_to_full(record: Record) -> None:
     for model, machines in record.fits.items():
         for machine, cells in machines.items():
             sizes = [cells[method] or float("inf") for method in ("qlora", "lora", "full")]
@@ -169,7 +169,7 @@ def test_more_is_taken_by_more(record: Record) -> None:
         ("name=another", True),
     ],
 )
-def test_a_record_is_of_what_the_figures_depend_on(
+def test_plan_key_changes_only_with_settings_that_affect_the_figures(
     programs: Mapping[str, Program], change: str, same: bool
 ) -> None:
     path = recipes.FOLDER / "llama31-8b-v6e8.yaml"
@@ -178,7 +178,7 @@ def test_a_record_is_of_what_the_figures_depend_on(
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_a_miniature_has_a_hidden_size_that_its_heads_divide(
+def test_miniature_hidden_size_is_divisible_by_its_heads(
     devices: int, programs: Mapping[str, Program]
 ) -> None:
     """Check the hidden size, because transformers refuses any other config of Llama's: 3 heads of 64 too."""
@@ -188,7 +188,7 @@ def test_a_miniature_has_a_hidden_size_that_its_heads_divide(
         assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
 
 
-def test_a_comment_changes_no_key(programs: Mapping[str, Program], tmp_path: Path) -> None:
+def test_comment_does_not_change_the_plan_key(programs: Mapping[str, Program], tmp_path: Path) -> None:
     text = (recipes.FOLDER / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8")
     changed = tmp_path / "recipe.yaml"
     changed.write_text(
@@ -197,7 +197,7 @@ def test_a_comment_changes_no_key(programs: Mapping[str, Program], tmp_path: Pat
     assert recipes.key(recipes.program(changed)) == recipes.key(programs["llama31-8b-v6e8"])
 
 
-def test_a_head_is_written_once_replaced_and_taken_away(planned: Planned) -> None:
+def test_recipe_head_is_inserted_once_replaced_and_removed(planned: Planned) -> None:
     text = "# modeline\n# What it is.\nrecipe: 1  # Estimates: no head\n# Estimates: not in the head\n"
     lines = head(planned)
     once = with_head(text, lines)
@@ -210,7 +210,7 @@ def test_a_head_is_written_once_replaced_and_taken_away(planned: Planned) -> Non
     assert "\n".join(lines) in once and not any(line in text for line in lines)
 
 
-def test_a_head_has_the_figures(planned: Planned) -> None:
+def test_recipe_head_states_the_planned_figures(planned: Planned) -> None:
     memory = dataclasses.replace(
         planned.memory,
         weights=3 * 2**30,
@@ -256,7 +256,7 @@ def test_the_page_has_a_row_for_each_recipe_and_model(
     assert text.count("\n| ") == rows + 8  # a head and a rule each
 
 
-def test_the_script_writes_what_is_stale(
+def test_write_command_rewrites_only_stale_files(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "recipes"
@@ -281,7 +281,7 @@ def test_the_script_writes_what_is_stale(
 
 
 @pytest.mark.usefixtures("lowered_once")
-def test_a_plan_compiles_what_changed_alone(
+def test_plan_command_compiles_only_changed_or_named_recipes(
     programs: Mapping[str, Program],
     planned: Planned,
     tmp_path: Path,
@@ -317,7 +317,7 @@ def test_a_plan_compiles_what_changed_alone(
 
 
 @pytest.mark.usefixtures("lowered_once")
-def test_an_interrupted_plan_keeps_what_it_has(
+def test_interrupted_plan_command_keeps_finished_plans(
     planned: Planned,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,7 @@ def one(record: Record) -> Scaled:
     return record.cases["v5p-8"]
 
 
-def test_the_page_is_what_the_record_gives(record: Record) -> None:
+def test_scale_page_matches_the_record(record: Record) -> None:
     text = scale.PAGE.read_text(encoding="utf-8")
     assert scale.written(text, record) == text
     other = replace(record.cases["v5p-32"], rows=5)
@@ -33,12 +33,12 @@ def test_the_page_is_what_the_record_gives(record: Record) -> None:
     assert re.search(r"left out: .*\bv5p-32\b", scale.written(text, fewer))
 
 
-def test_a_page_without_a_place_for_a_table_is_refused(record: Record) -> None:
+def test_page_without_table_placeholder_is_refused(record: Record) -> None:
     with pytest.raises(ArtifactError, match="no place for the table v5p"):
         page(scale.PAGE.read_text(encoding="utf-8").replace("<!-- v5p -->", ""), record)
 
 
-def test_the_record_is_of_the_recipe_as_it_stands(record: Record) -> None:
+def test_scale_record_is_of_the_current_recipe(record: Record) -> None:
     cases = {case.name: case for case in scale.cases()}
     assert list(record.cases) == [name for name in cases if name in record.cases]
     for name, kept in record.cases.items():
@@ -52,13 +52,13 @@ def test_the_record_is_of_the_recipe_as_it_stands(record: Record) -> None:
         )
 
 
-def test_links_count_neighbors(one: Scaled) -> None:
+def test_link_bytes_count_links_to_neighbor_chips(one: Scaled) -> None:
     """Count links of 100 GB/s each way: v5p-8 is 2x2x1, v5p-64 2x4x4, v5p-128 4x4x4, v6e-256 16x16."""
     found = {name: link_bytes(name) / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v6e-8", "v6e-256")}
     assert found == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v6e-8": 200, "v6e-256": 400}
 
 
-def test_a_steps_times_add_up_from_links_and_rooflines(one: Scaled) -> None:
+def test_exposed_step_time_adds_ici_and_dcn_transfer_times(one: Scaled) -> None:
     gathered = Collective("all-gather", ("fsdp",), False, 1, 8e9)
     summed = Collective("all-reduce", ("dcn",), True, 1, 1e9)
     step = replace(
@@ -73,6 +73,6 @@ def test_a_steps_times_add_up_from_links_and_rooflines(one: Scaled) -> None:
     assert step.exposed == pytest.approx(2 + step.ici_seconds + step.dcn_seconds)
 
 
-def test_the_first_of_a_series_is_what_the_others_are_held_against(record: Record) -> None:
+def test_first_row_of_v5p_table_is_the_100_percent_baseline(record: Record) -> None:
     first = next(line for line in tables(record)["v5p"].splitlines() if line.startswith("| v5p-8 "))
     assert "| 100% |" in first

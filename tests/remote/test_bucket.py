@@ -87,7 +87,7 @@ def refusal(action: Callable[[], object]) -> UserError:
     return caught.value
 
 
-def test_a_step_without_its_marker_is_nowhere_a_checkpoint(bucket: Bucket) -> None:
+def test_step_without_commit_marker_is_not_a_checkpoint(bucket: Bucket) -> None:
     write_steps(bucket, (2, 10), (12,))
     bucket.put("run/14/_CHECKPOINT_METADATA", "{}")
     run = f"{bucket.url}/run"
@@ -98,7 +98,7 @@ def test_a_step_without_its_marker_is_nowhere_a_checkpoint(bucket: Bucket) -> No
     assert "step 10" in saving.kept(run)
 
 
-def test_where_no_save_has_ended_the_run_begins_anew(bucket: Bucket) -> None:
+def test_run_without_finished_save_starts_from_the_beginning(bucket: Bucket) -> None:
     write_steps(bucket, (), (2,))
     run = f"{bucket.url}/run"
     assert resuming.find(run) == resuming.ResumePoint()
@@ -108,7 +108,7 @@ def test_where_no_save_has_ended_the_run_begins_anew(bucket: Bucket) -> None:
     )
 
 
-def test_orbax_removes_nothing_in_a_bucket_that_is_not_its_own(
+def test_save_removes_only_the_unfinished_step_from_the_bucket(
     bucket: Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_steps(bucket, (2,), (4,))
@@ -122,7 +122,9 @@ def test_orbax_removes_nothing_in_a_bucket_that_is_not_its_own(
     assert "the save of step 4 did not finish: it is removed" in capsys.readouterr().err
 
 
-def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_step_is_moved_to_a_corrupt_folder(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = f"{bucket.url}/run"
     save(run, {2: {"a": np.ones(3)}, 4: {"a": np.ones(3)}})
     damaged = next(name for name in bucket.names("run/4/model_params/") if "/d/" in name)
@@ -138,7 +140,7 @@ def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest
     assert bucket.names("run/corrupt-4/")
 
 
-def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
+def test_save_failed_by_busy_store_is_skipped_and_next_save_succeeds(
     bucket: Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, tree = f"{bucket.url}/run", {"a": np.ones(3)}
@@ -156,7 +158,7 @@ def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
 
 
 @pytest.mark.parametrize("fault", [503, "reset", "lost", 410])
-def test_a_large_file_is_there_whole_or_not_at_all(
+def test_large_bucket_file_is_complete_or_absent(
     bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipec.runtime.merging.folder.PART", 1 << 20)
@@ -179,7 +181,7 @@ def test_a_large_file_is_there_whole_or_not_at_all(
     assert folder.names() == ["model.safetensors"] and bucket.read("merged/model.safetensors") == data
 
 
-def test_who_lists_while_others_save_sees_whole_steps(bucket: Bucket) -> None:
+def test_listing_during_saves_sees_only_complete_steps(bucket: Bucket) -> None:
     run, steps = f"{bucket.url}/run", tuple(range(2, 42, 2))
     seen: list[list[int]] = []
     done = threading.Event()
@@ -202,7 +204,7 @@ def test_who_lists_while_others_save_sees_whole_steps(bucket: Bucket) -> None:
             assert f"run/{step}/commit_success.txt" in bucket.names()
 
 
-def test_lists_of_many_pages_are_read_to_their_end(bucket: Bucket) -> None:
+def test_bucket_listing_reads_every_page(bucket: Bucket) -> None:
     bucket.server.page = 2
     write_steps(bucket, tuple(range(2, 14, 2)), (14,))
     run = f"{bucket.url}/run"
@@ -211,7 +213,7 @@ def test_lists_of_many_pages_are_read_to_their_end(bucket: Bucket) -> None:
     assert not bucket.names("run/2/")
 
 
-def test_what_another_host_writes_is_seen(bucket: Bucket) -> None:
+def test_bucket_listing_is_not_cached(bucket: Bucket) -> None:
     write_steps(bucket, (2,), ())
     run = f"{bucket.url}/run"
     assert saved_steps(run) == [2]
@@ -220,7 +222,7 @@ def test_what_another_host_writes_is_seen(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("fault", [503, 429, "reset", "lost", 0.2])
-def test_a_store_that_is_busy_for_a_while_is_waited_for(
+def test_temporary_store_faults_are_retried(
     bucket: Bucket, tmp_path: Path, base: HFCheckpoint, fault: int | str | float
 ) -> None:
     runs.write_lock(tmp_path, base, None)
@@ -238,7 +240,7 @@ def test_a_store_that_is_busy_for_a_while_is_waited_for(
     ("fault", "words", "way_out"),
     [(503, "503", "try again later"), (403, "Forbidden", "GOOGLE_APPLICATION_CREDENTIALS")],
 )
-def test_a_store_that_goes_on_refusing_is_one_sentence(
+def test_permanent_store_fault_gives_one_sentence_error(
     bucket: Bucket, tmp_path: Path, base: HFCheckpoint, fault: int, words: str, way_out: str
 ) -> None:
     run = f"{bucket.url}/run"
@@ -265,7 +267,7 @@ def test_a_store_that_goes_on_refusing_is_one_sentence(
         assert not bucket.waits if fault == 403 else len(bucket.waits) >= 5
 
 
-def test_watch_and_report_read_a_bucket_or_say_why_not(
+def test_watch_and_report_read_a_bucket_or_give_an_error(
     bucket: Bucket, base: HFCheckpoint, tmp_path: Path
 ) -> None:
     write_steps(bucket, (2, 4), (6,))
@@ -288,7 +290,7 @@ def test_watch_and_report_read_a_bucket_or_say_why_not(
                 assert words in f"{ended.output}{ended.exception}", (after, arguments)
 
 
-def test_weights_are_copied_whole_and_anew_when_they_have_changed(
+def test_bucket_weights_are_cached_and_copied_again_when_changed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -308,7 +310,7 @@ def test_weights_are_copied_whole_and_anew_when_they_have_changed(
     assert located() == second[: len(first)]
 
 
-def test_a_bucket_that_is_not_there_is_told_before_anything_begins(bucket: Bucket, tmp_path: Path) -> None:
+def test_missing_bucket_gives_one_sentence_error(bucket: Bucket, tmp_path: Path) -> None:
     for action in (
         lambda: step_folders("gs://none-such/run"),
         lambda: saving.manager("gs://none-such/run", saving.Preserved(2)),
@@ -318,7 +320,7 @@ def test_a_bucket_that_is_not_there_is_told_before_anything_begins(bucket: Bucke
         )
 
 
-def test_metrics_that_cannot_be_copied_are_left_here(
+def test_failed_metrics_upload_keeps_the_local_file(
     bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, here = f"{bucket.url}/run", tmp_path / "metrics.jsonl"
@@ -335,7 +337,7 @@ def test_metrics_that_cannot_be_copied_are_left_here(
     assert capsys.readouterr().err.startswith("note: ")
 
 
-def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
+def test_bucket_to_bucket_merge_equals_local_merge(
     bucket: Bucket, base: HFCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = runs.lora_section(targets=["q_proj", "down_proj"])

@@ -114,9 +114,7 @@ def test_a_run_in_a_bucket_is_watched_and_reported(place: Path, gcs: Gcs) -> Non
     assert "19.55" in (place / "report.html").read_text()
 
 
-def test_a_bucket_that_may_not_be_written_ends_the_run_with_a_sentence(
-    place: Path, gcs: Gcs, lives: Lives
-) -> None:
+def test_unwritable_bucket_ends_run_with_one_sentence_error(place: Path, gcs: Gcs, lives: Lives) -> None:
     gcs.fail("POST .*refused/", 403, times=10_000)
     life = begin(lives, place, "refused")
     assert life.wait() == 1

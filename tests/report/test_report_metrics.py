@@ -13,7 +13,7 @@ def line(**values: object) -> str:
     return json.dumps(values) + "\n"
 
 
-def test_numbers_that_are_none_are_read_as_what_they_are() -> None:
+def test_nan_and_infinity_are_parsed() -> None:
     found = parse(line(step=1, loss=2.5) + line(step=2, loss="NaN") + line(step=3, loss="-Infinity"))
     loss = found.get("loss")
     assert loss.steps == [1, 2, 3] and loss.finite == [(1, 2.5)]
@@ -21,12 +21,12 @@ def test_numbers_that_are_none_are_read_as_what_they_are() -> None:
     assert [step for step, _ in loss.lost] == [2, 3] and found.last_step == 3
 
 
-def test_a_cut_line_of_a_killed_run_is_passed_over() -> None:
+def test_truncated_last_line_is_skipped() -> None:
     found = parse(line(step=1, loss=2.5) + '{"step": 2, "lo')
     assert found.cut and found.unreadable == 0 and found.last_step == 1
 
 
-def test_what_is_no_line_of_a_run_is_counted() -> None:
+def test_invalid_metrics_lines_are_counted() -> None:
     bad = [
         "nonsense",
         "[1]",
@@ -46,7 +46,7 @@ def test_what_is_no_line_of_a_run_is_counted() -> None:
     assert list(found.series) == ["loss"] and found.get("loss").steps == [1]
 
 
-def test_a_step_that_was_logged_twice_counts_once_by_its_later_line() -> None:
+def test_step_logged_twice_uses_the_later_line() -> None:
     """Use the later line, as after two runs in one file. An evaluation is no repetition."""
     text = (
         line(step=1, loss=3.0) + line(step=2, loss=9.0) + line(step=2, eval_loss=4.0) + line(step=2, loss=2.0)
@@ -76,11 +76,11 @@ def test_thinning_keeps_every_peak() -> None:
         assert (min(part), max(part)) == (min(whole), max(whole))
 
 
-def test_few_points_are_drawn_as_they_are() -> None:
+def test_thinning_keeps_all_of_few_points() -> None:
     assert thin([1.0, 2.0]) == [0, 1] and thin([]) == [] and thin([1.0] * MOST) == list(range(MOST))
 
 
-def test_the_mean_of_what_came_before() -> None:
+def test_trailing_mean_averages_and_spread_picks_even_indices() -> None:
     assert trailing_mean([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
     assert spread(5, 10) == [0, 1, 2, 3, 4]
     assert spread(100, 3) == [0, 50, 99] and len(spread(100_000, 40)) == 40

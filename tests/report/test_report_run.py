@@ -18,7 +18,7 @@ from tests.report.reading import RUNNER, golden, refused, report
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
-def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> None:
+def test_run_page_matches_golden_file(place: Path, request: pytest.FixtureRequest) -> None:
     fast = writing.run(place / "fast" / "checkpoints", resumed=(120,))
     slow = writing.run(
         place / "slow" / "checkpoints", rate=3e-3, text=writing.TPU.replace("rank: 16}", "rank: 8}")
@@ -41,13 +41,13 @@ VERIFIED = {
 }
 
 
-def test_an_artifacts_folder_is_that_of_the_run_in_it(place: Path) -> None:
+def test_artifact_folder_reports_the_run_in_it(place: Path) -> None:
     folder = writing.run(place / "made" / "checkpoints")
     (place / "made" / "recipe.lock.json").write_bytes((folder / "recipe.lock.json").read_bytes())
     assert report("made").charts["loss"] == report("made/checkpoints").charts["loss"]
 
 
-def test_curves_are_what_was_logged(place: Path) -> None:
+def test_curves_show_the_logged_values(place: Path) -> None:
     folder = writing.run(place / "run", resumed=(120,))
     page = report("run")
     charts, layout = page.charts, page.figures["curves"]["layout"]
@@ -74,7 +74,7 @@ def test_curves_are_what_was_logged(place: Path) -> None:
     assert all(layout[name]["matches"] == "x" for name in layout if re.fullmatch(r"xaxis\d+", name))
 
 
-def test_plotly_knows_all_that_it_is_asked_to_draw(place: Path) -> None:
+def test_plotly_accepts_every_figure(place: Path) -> None:
     from plotly.graph_objects import Figure
 
     writing.write(place / "run", list(writing.lines(60, preference=True)), writing.facts(60), None)
@@ -85,7 +85,7 @@ def test_plotly_knows_all_that_it_is_asked_to_draw(place: Path) -> None:
             Figure(**figure)  # raises on an unknown attribute
 
 
-def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
+def test_nan_loss_is_reported_and_marked(place: Path) -> None:
     entries = list(writing.lines(20))
     for entry in entries:
         if entry["step"] in (15, 16) and "loss" in entry:
@@ -102,7 +102,7 @@ def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_of_few_steps_is_drawn_as_it_is(place: Path, steps: int) -> None:
+def test_run_of_few_steps_is_drawn_with_markers(place: Path, steps: int) -> None:
     writing.write(place / "run", list(writing.lines(steps)), writing.facts(steps), None)
     page = report("run")
     assert f"done: {steps} step" in page.words and page.charts["loss"][0]["mode"] == "lines+markers"
@@ -120,7 +120,7 @@ def test_a_long_run_is_thinned_and_says_so(place: Path) -> None:
     assert Path("page.html").stat().st_size < 1_500_000
 
 
-def test_a_run_that_goes_on_is_said_to(place: Path) -> None:
+def test_unfinished_run_is_reported_as_running_or_killed(place: Path) -> None:
     entries = list(writing.lines(200))[:50]
     folder = writing.write(place / "run", entries, writing.facts(200), None)
     with (folder / "metrics.jsonl").open("a") as file:
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_is_said_to(place: Path) -> None:
     assert "The last line of metrics.jsonl is cut off, and left out." in words
 
 
-def test_a_run_that_ended_early_says_why(place: Path) -> None:
+def test_stopped_or_failed_run_shows_its_reason(place: Path) -> None:
     folder = writing.write(place / "run", list(writing.lines(5)), writing.facts(200), None)
     for state, reason, said in (
         ("stopped", "SIGTERM", "Stopped. 5 of 200 steps are done: SIGTERM."),
@@ -141,7 +141,7 @@ def test_a_run_that_ended_early_says_why(place: Path) -> None:
         assert said in words and f"{state} after 5 of 200 steps" in words
 
 
-def test_an_old_run_without_facts_has_a_page(place: Path) -> None:
+def test_run_without_run_json_has_a_page(place: Path) -> None:
     folder = writing.run(place / "run")
     for name in ("run.json", "recipe.yaml"):
         (folder / name).unlink()
@@ -168,7 +168,7 @@ def test_a_run_that_has_logged_nothing_has_a_page(place: Path) -> None:
     assert "There is no metrics.jsonl" in report("run").words
 
 
-def test_a_recipe_of_another_version_is_shown_with_a_note(place: Path) -> None:
+def test_recipe_with_unknown_key_gives_a_note(place: Path) -> None:
     folder = writing.run(place / "run")
     lock = json.loads((folder / "recipe.lock.json").read_text())
     lock["recipe"]["train"]["invented"] = 1
@@ -176,7 +176,7 @@ def test_a_recipe_of_another_version_is_shown_with_a_note(place: Path) -> None:
     assert "This version does not read the recipe of recipe.lock.json:" in report("run").words
 
 
-def test_values_have_their_places(place: Path) -> None:
+def test_recipe_values_show_their_file_and_line(place: Path) -> None:
     folder = writing.run(place / "run")
     assert re.search(r"lora\.rank 16 recipe\.yaml:\d+ ", report("run").words)
     other = writing.recipe(place / "other", writing.TPU.replace("rank: 16", "rank: 32"))
@@ -187,14 +187,14 @@ def test_values_have_their_places(place: Path) -> None:
     assert "lora.rank 16 own/example.yaml:5" in report("run", "--recipe", str(own)).words
 
 
-def test_preferences_have_rewards(place: Path) -> None:
+def test_preference_run_has_reward_charts(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(60, preference=True)), None, None)
     charts = report("run").charts
     assert [curve["name"] for curve in charts["rewards"]] == ["chosen", "rejected"]
     assert {"margin", "accuracy"} <= charts.keys()
 
 
-def test_runs_are_told_apart_by_their_folders(place: Path) -> None:
+def test_compared_runs_are_named_by_their_folders(place: Path) -> None:
     for name in ("a", "b", "c"):
         writing.write(place / name / "checkpoints", list(writing.lines(5)), None, None)
     page = report("a/checkpoints", "--compare", "b/checkpoints", "c/checkpoints")
@@ -202,7 +202,7 @@ def test_runs_are_told_apart_by_their_folders(place: Path) -> None:
     assert names == {"a", "b", "c"}
 
 
-def test_what_users_write_stays_text(place: Path) -> None:
+def test_user_text_cannot_inject_html(place: Path) -> None:
     about = writing.facts(60) | {"name": EVIL}
     about["data"]["train"]["malformed"]["first"] = [{"origin": EVIL, "reason": EVIL}]
     writing.write(place / "run", list(writing.lines(60)), about, None)
@@ -214,7 +214,7 @@ def test_what_users_write_stays_text(place: Path) -> None:
     assert "<" not in drawn and "&lt;" in drawn, "Plotly takes texts for markup"
 
 
-def test_its_policy_names_its_scripts(place: Path) -> None:
+def test_content_security_policy_lists_script_hashes(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), None, None)
     page = report("run")
     (policy,) = (one["content"] for one in page.named("meta") if one.get("http-equiv"))
@@ -233,7 +233,7 @@ def plan_file(place: Path) -> Path:
     return path
 
 
-def test_what_was_measured_stands_beside_the_plan(place: Path) -> None:
+def test_measured_values_are_shown_next_to_plan_estimates(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50, platform="tpu"), None)
     words = report("run", "--plan", str(plan_file(place))).words
     assert "estimate its interval measured measured to estimate" in words
@@ -253,7 +253,7 @@ def test_what_was_measured_stands_beside_the_plan(place: Path) -> None:
     assert "The plan is of the recipe gemma4-31b-v5p8, the run of example." in words
 
 
-def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
+def test_cpu_run_says_that_ratios_do_not_test_the_plan(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50), None)
     words = report("run", "--plan", str(plan_file(place))).words
     assert "Ran on 8 virtual CPU devices: no TPU" in words
@@ -284,7 +284,7 @@ def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch
     )
 
 
-def test_what_merging_and_serving_left_is_found(place: Path) -> None:
+def test_report_finds_merge_benchmark_and_evaluation_results(place: Path) -> None:
     work = place / "artifact"
     writing.run(work / "checkpoints", text=writing.TPU.replace("gs://bucket/run", "checkpoints"))
     writing.sweep(work / "results" / "bench")
@@ -314,7 +314,7 @@ def test_what_merging_and_serving_left_is_found(place: Path) -> None:
     assert "ttft" in page.charts
 
 
-def test_a_merge_that_failed_its_verification_is_said_to(place: Path) -> None:
+def test_failed_merge_verification_is_reported(place: Path) -> None:
     folder = writing.write(place / "run", list(writing.lines(3)), None, None)
     entry = {"step": 3, "folder": "/m", "dtype": "float32", "bytes": 1, "tensors": 1, "kept": 1}
     entry |= {"verified": {"files": 1, "problem": "/m: is not what was trained"}}
@@ -323,7 +323,7 @@ def test_a_merge_that_failed_its_verification_is_said_to(place: Path) -> None:
     assert "verified no" in words and "/m: is not what was trained." in words
 
 
-def test_what_is_no_run_is_refused_and_other_files_are_not_overwritten(place: Path) -> None:
+def test_report_refuses_bad_inputs_and_keeps_other_files(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), None, None)
     (place / "empty").mkdir()
     (place / "notes.html").write_text("mine")
@@ -344,7 +344,7 @@ def test_what_is_no_run_is_refused_and_other_files_are_not_overwritten(place: Pa
     assert sorted(path.name for path in place.iterdir() if path.suffix == ".html") == ["notes.html"]
 
 
-def test_a_page_is_written_again_in_its_place(place: Path) -> None:
+def test_second_report_replaces_the_first_page(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), writing.facts(3) | {"name": "a/b c"}, None)
     for _ in range(2):
         done = RUNNER.invoke(cli.app, ["report", "run"], catch_exceptions=False)
@@ -352,7 +352,7 @@ def test_a_page_is_written_again_in_its_place(place: Path) -> None:
     assert [path.name for path in place.glob("*.html")] == ["a-b-c-report.html"]
 
 
-def test_a_run_at_an_address_has_a_page(place: Path) -> None:
+def test_run_at_a_remote_address_has_a_page(place: Path) -> None:
     import fsspec
 
     files = fsspec.filesystem("memory")
@@ -364,7 +364,7 @@ def test_a_run_at_an_address_has_a_page(place: Path) -> None:
     assert "nonsense://x" in refused("nonsense://x")
 
 
-def test_a_run_that_stopped_early_is_done_and_shows_its_samples_and_sources(place: Path) -> None:
+def test_early_stopped_run_shows_samples_and_eval_sources(place: Path) -> None:
     entries = list(writing.lines(60))
     for entry in entries:
         if "eval_loss" in entry:

@@ -13,14 +13,14 @@ from tests.report import writing
 from tests.report.reading import golden, refused, report
 
 
-def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> None:
+def test_sweep_page_matches_golden_file(place: Path, request: pytest.FixtureRequest) -> None:
     writing.sweep(place / "first" / "bench")
     writing.sweep(place / "second" / "bench", slower=1.3)
     page = report("first/bench", "--compare", "second/bench")
     golden("sweep", page, request.config.getoption("--update"))
 
 
-def test_points_are_the_summarys(place: Path) -> None:
+def test_charts_show_the_summary_points(place: Path) -> None:
     folder = writing.sweep(place / "bench")
     page = report("bench")
     charts = page.charts
@@ -84,7 +84,7 @@ def test_a_sweep_without_a_measured_point_has_nothing_to_draw(place: Path) -> No
     assert "No point was measured: there is nothing to draw." in words and "Failed. 512 tokens in" in words
 
 
-def test_what_is_no_sweep_is_refused(place: Path) -> None:
+def test_folder_without_sweep_and_plan_option_for_sweep_are_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
     assert read_sweep(existing_place("bench")) is None

@@ -33,7 +33,7 @@ def begin(folder: Path, after: Any = 0) -> dict[str, Any]:
     return facts
 
 
-def test_the_facts_of_a_run_and_its_continuation_are_both_kept(tmp_path: Path) -> None:
+def test_run_json_keeps_starts_of_resumed_run_and_drops_them_for_new_run(tmp_path: Path) -> None:
     facts = begin(tmp_path)
     assert facts["name"] == "artifact" and facts["data"]["train"]["tokens"] == 60
     assert facts["devices"] == DEVICES and facts["accumulation"] == 2
@@ -45,22 +45,20 @@ def test_the_facts_of_a_run_and_its_continuation_are_both_kept(tmp_path: Path) -
     assert [one["after"] for one in begin(tmp_path)["starts"]] == [0], "a new run"
 
 
-def test_a_damaged_file_is_no_obstacle(tmp_path: Path) -> None:
+def test_damaged_run_json_is_replaced(tmp_path: Path) -> None:
     begin(tmp_path)
     (tmp_path / "run" / "run.json").write_text('{"run": 1, "sta')
     assert [one["after"] for one in begin(tmp_path, 20)["starts"]] == [20]
 
 
-def test_where_nothing_can_be_written_a_note_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_run_json_gives_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").write_text("in the way")
     run_facts.begin(tmp_path / "run", tmp_path, "train.py", prepared(), DEVICES, 0, 50)
     assert "run.json cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("values", [[5], [5, 5, 5], list(range(1, 18)), [1, 100_000], [7] * 9 + [4096]])
-def test_every_length_is_in_a_bar(values: list[int]) -> None:
+def test_length_histogram_counts_every_sample(values: list[int]) -> None:
     found = run_facts.lengths(np.array(values))
     assert sum(found["counts"]) == len(values) and len(found["edges"]) == len(found["counts"]) + 1
     assert len(found["counts"]) <= run_facts.BARS
@@ -70,7 +68,7 @@ def test_every_length_is_in_a_bar(values: list[int]) -> None:
     assert run_facts.lengths(np.array([], int)) == {"edges": [], "counts": [], "percentiles": {}}
 
 
-def test_a_merge_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_repeated_merge_of_a_step_replaces_its_entry(tmp_path: Path) -> None:
     def entries() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((tmp_path / "merges.json").read_text())
         return found

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("line", READING)
-def test_every_other_bad_file_is_a_sentence(line: str, kinds: dict[str, str]) -> None:
+def test_remaining_bad_input_files_cause_no_traceback(line: str, kinds: dict[str, str]) -> None:
     done = tried(line, kinds, tuple(kind for kind in kinds if kind not in (*QUICK, "web")))
     assert not faults(done), faults(done)
 
@@ -50,7 +50,7 @@ def test_commands_work_in_locales_without_utf8(locale: dict[str, str], tmp_path:
     assert "größer 🙂" in built
 
 
-def test_commands_end_quietly_in_pipes_of_a_shell(tmp_path: Path) -> None:
+def test_commands_end_without_traceback_on_broken_shell_streams(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(RECIPE)
     recipe = f"{sys.executable} -m recipec.compiler.cli.main"
     script = f"""

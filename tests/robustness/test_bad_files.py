@@ -37,7 +37,7 @@ def entries(folder: Path = Path()) -> set[str]:
 
 
 @pytest.mark.parametrize("line", READING)
-def test_a_bad_file_is_a_sentence(line: str, kinds: dict[str, str]) -> None:
+def test_bad_input_file_causes_no_traceback_and_no_new_files(line: str, kinds: dict[str, str]) -> None:
     before = entries()
     done = tried(line, kinds, QUICK)
     assert not faults(done), faults(done)
@@ -45,7 +45,7 @@ def test_a_bad_file_is_a_sentence(line: str, kinds: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("line", WRITING)
-def test_a_bad_place_is_a_sentence(line: str, kinds: dict[str, str]) -> None:
+def test_unwritable_output_gives_an_error_without_traceback(line: str, kinds: dict[str, str]) -> None:
     before = entries()
     done = tried(line, kinds, UNWRITABLE)
     assert not faults(done), faults(done)

@@ -12,13 +12,13 @@ from inside import CONTROL, Run
 UNREAD = 141
 
 
-def test_a_reader_that_went_away_is_no_error(run: Run) -> None:
+def test_broken_pipe_is_not_an_error(run: Run) -> None:
     done = run("explain", "recipe.yaml", stdout="unread")
     assert (done.status, done.err) == (UNREAD, "")
     assert run("check", "absent.yaml", stderr="unread").status in (1, UNREAD)
 
 
-def test_a_full_disk_behind_stdout_is_a_sentence(run: Run) -> None:
+def test_full_disk_behind_stdout_gives_one_error(run: Run) -> None:
     for command in (["explain", "recipe.yaml"], ["schema"], ["check", "recipe.yaml"], ["--version"]):
         done = run(*command, stdout="full")
         assert done.status == 1 and done.faults() == []
@@ -27,7 +27,7 @@ def test_a_full_disk_behind_stdout_is_a_sentence(run: Run) -> None:
     assert run("check", "absent.yaml", stdout="full", stderr="full").status == 1
 
 
-def test_streams_that_are_closed_are_as_none(run: Run, tmp_path: Path) -> None:
+def test_commands_work_with_closed_streams(run: Run, tmp_path: Path) -> None:
     done = run("build", "recipe.yaml", "-o", "out", stdin="closed", stdout="closed", stderr="closed")
     assert (done.status, done.out, done.err) == (0, "", "")
     assert run("build", "recipe.yaml", "-o", "out", "--check").status == 0, (
@@ -37,7 +37,7 @@ def test_streams_that_are_closed_are_as_none(run: Run, tmp_path: Path) -> None:
     assert run("explain", "recipe.yaml", stdin="closed").status == 0
 
 
-def test_a_file_that_cannot_grow_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
+def test_file_size_limit_leaves_no_partial_output(run: Run, tmp_path: Path) -> None:
     done = run("build", "recipe.yaml", "-o", "out", largest_file=2000)
     assert done.status == 1 and done.faults() == []
     assert "error: out cannot be written: File too large\n  = help: " in done.err
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_grow_leaves_nothing_behind(run: Run, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"out", "recipe.yaml", "train.jsonl"}
 
 
-def test_a_folder_that_takes_no_files_is_a_sentence(run: Run, tmp_path: Path) -> None:
+def test_read_only_folder_gives_an_error(run: Run, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(0o555)
@@ -63,14 +63,14 @@ def test_a_folder_that_takes_no_files_is_a_sentence(run: Run, tmp_path: Path) ->
     assert list(locked.iterdir()) == []
 
 
-def test_the_folder_that_one_is_in_is_gone(run: Run, tmp_path: Path) -> None:
+def test_deleted_working_folder_gives_an_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = run("check", tmp_path / "recipe.yaml", cwd=str(tmp_path / "gone"), deleted=True)
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith("error: the current folder no longer exists\n")
 
 
-def test_letters_that_the_locale_has_not_are_escaped(run: Run, tmp_path: Path) -> None:
+def test_characters_outside_the_stream_encoding_are_escaped(run: Run, tmp_path: Path) -> None:
     text = (tmp_path / "recipe.yaml").read_text("utf-8")
     (tmp_path / "grün 🙂.yaml").write_text(text.replace("rank: 8}", "rank: -8}  # größer 🙂"), "utf-8")
     done = run("check", "grün 🙂.yaml", encoding="ascii")
@@ -82,7 +82,7 @@ def test_letters_that_the_locale_has_not_are_escaped(run: Run, tmp_path: Path) -
     assert run("explain", "recipe.yaml", encoding="latin-1").status == 0
 
 
-def test_a_narrow_terminal_is_no_obstacle(run: Run, tmp_path: Path) -> None:
+def test_commands_work_in_a_narrow_terminal(run: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("recipe: 1\nname: x\nlora: {rnk: 1}\n")
     for command in (["--help"], ["build", "--help"], ["explain", "recipe.yaml"], ["check", "wrong.yaml"]):
         done = run(*command, terminal=40, environment={"COLUMNS": None, "TERM": "xterm", "NO_COLOR": "1"})
@@ -93,13 +93,13 @@ def test_a_narrow_terminal_is_no_obstacle(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("environment", [{"HOME": None}, {"TMPDIR": "/nowhere"}, {"TERM": None, "LANG": "C"}])
-def test_an_environment_without_much_in_it_is_enough(run: Run, environment: dict[str, str | None]) -> None:
+def test_build_works_with_a_minimal_environment(run: Run, environment: dict[str, str | None]) -> None:
     assert run("build", "recipe.yaml", "-o", "out", environment=environment).status == 0
     done = run("build", "recipe.yaml", "-o", "out", "--check", environment=environment)
     assert done.status == 0 and done.faults() == []
 
 
-def test_what_a_recipe_says_does_not_steer_the_terminal(run: Run, tmp_path: Path) -> None:
+def test_control_characters_in_recipe_do_not_reach_the_terminal(run: Run, tmp_path: Path) -> None:
     text = (tmp_path / "recipe.yaml").read_text("utf-8")
     evil = '"a\\e[2J\\a\\u009b31m\\u202eb"'
     (tmp_path / "evil.yaml").write_text(f"{text}merge: {{output: {evil}}}\nevaluate: {{prompts: {evil}}}\n")

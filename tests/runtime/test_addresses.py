@@ -33,7 +33,7 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("version", [(3, 12, 0), (3, 12, 1)])
 @pytest.mark.parametrize("address", [BUCKET, "gcs://bucket/run"])
-def test_a_python_that_crashes_is_refused(
+def test_python_version_that_crashes_in_gcs_writes_is_refused(
     version: tuple[int, ...], address: str, python: Callable[..., None]
 ) -> None:
     python(*version)
@@ -45,12 +45,14 @@ def test_a_python_that_crashes_is_refused(
 
 
 @pytest.mark.parametrize("version", [(3, 11, 0), (3, 11, 9), (3, 12, 2), (3, 12, 10), (3, 13, 0)])
-def test_other_versions_write_to_buckets(version: tuple[int, ...], python: Callable[..., None]) -> None:
+def test_other_python_versions_may_write_to_buckets(
+    version: tuple[int, ...], python: Callable[..., None]
+) -> None:
     python(*version)
     check_uploads(BUCKET)
 
 
-def test_what_gcsfs_does_not_write_passes(python: Callable[..., None]) -> None:
+def test_addresses_outside_gcs_pass_the_python_version_check(python: Callable[..., None]) -> None:
     python(3, 12, 1)
     check_uploads("run", Path("run"), "s3://bucket/run", "gs", None)
 
@@ -77,7 +79,7 @@ def merging(*argv: str) -> None:
         pytest.param(lambda: merging("--import-adapter", "a", "--checkpoint", BUCKET), BUCKET, id="imported"),
     ],
 )
-def test_scripts_refuse_it_first(
+def test_train_and_merge_refuse_a_crashing_python_first(
     work: Callable[[], None], named: str, python: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

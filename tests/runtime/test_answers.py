@@ -23,7 +23,7 @@ MOST = 12
 
 
 @pytest.mark.parametrize("make", [tiny.make_llama, tiny.make_gemma4])
-def test_answers_are_those_of_generate(make: Any, tmp_path: Path) -> None:
+def test_greedy_answers_match_transformers_generate(make: Any, tmp_path: Path) -> None:
     """Answer prompts of several lengths, more than a micro-batch has rows. Some answers end early."""
     import jax
     import torch
@@ -67,7 +67,7 @@ def read(folder: Path, *rows: Any, **changes: Any) -> Prompts:
     return prompts(SampleSettings("prompts.jsonl", 8), data, tokenizer(), folder, {"eos_token_id": [1, 106]})
 
 
-def test_prompts_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
+def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "one two"}]
     found = read(tmp_path, {"messages": chat}, {"prompt": chat}, {"prompt": "one two"}, max_length=4096)
     made = tokenizer()
@@ -88,7 +88,7 @@ def test_prompts_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
         ({"text": "one"}, "prompts.jsonl:1: 'prompt' is a null, not a list"),
     ],
 )
-def test_what_is_no_prompt_is_refused(tmp_path: Path, row: Any, message: str) -> None:
+def test_invalid_or_overlong_prompt_row_is_refused(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, row)
 

@@ -69,7 +69,7 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...]) -> None:
+def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...]) -> None:
     import jax
     import jax.numpy as jnp
     from jax.sharding import AxisType
@@ -111,16 +111,16 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
         assert np.abs(gradient - want).max() < 10 * TOLERANCE
 
 
-def test_the_gradients_of_one_backward_kernel_are_those_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splash_fused_backward_kernel_matches_plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.runtime.model import attention
 
     monkeypatch.setattr(attention, "FUSED", 128)
     attention._kernel.cache_clear()
-    test_outputs_and_gradients_are_those_of_plain_attention(CASES["one device, a block and a part"])
+    test_splash_outputs_and_gradients_match_plain_attention(CASES["one device, a block and a part"])
     attention._kernel.cache_clear()
 
 
-def test_a_row_of_any_length_has_a_block() -> None:
+def test_splash_block_size_follows_row_length() -> None:
     from recipec.runtime.model.attention import block_size
 
     lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
@@ -219,7 +219,7 @@ def differ(one: Any, other: Any) -> tuple[float, float]:
     return abs(one[0] - other[0]), max(float(np.abs(one[1][path] - other[1][path]).max()) for path in one[1])
 
 
-def test_packed_rows_train_as_padded_ones_with_either_attention(tmp_path: Path) -> None:
+def test_packed_rows_train_like_padded_rows_with_dot_and_splash(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base", multimodal=False, **LAYERS)
     mesh, built = training.build(tmp_path / "base", {"fsdp": 4, "tp": 2}, remat="none", targets=TARGETS)
     moved(built)
@@ -255,7 +255,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
         for name in MODELS
     ],
 )
-def test_logits_are_those_of_attention_dot(model: str, tmp_path: Path) -> None:
+def test_splash_logits_match_dot_attention(model: str, tmp_path: Path) -> None:
     make, axes, options = MODELS[model]
     make(tmp_path / "base", **options)
     mesh, built = training.build(tmp_path / "base", axes, remat="none", targets=TARGETS)

@@ -297,7 +297,7 @@ def expected(message: str, help: str) -> str:
 
 @pytest.mark.parametrize("script", ["train", "merge"])
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_checkpoint_is_one_sentence(
+def test_broken_checkpoint_gives_one_sentence_error(
     place: Path, tmp_path: Path, capsys: Any, kind: str, script: str
 ) -> None:
     change, message, help = BROKEN[kind]
@@ -305,6 +305,8 @@ def test_a_broken_checkpoint_is_one_sentence(
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_broken_tokenizer_is_one_sentence(place: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+def test_broken_tokenizer_gives_one_sentence_error(
+    place: Path, tmp_path: Path, capsys: Any, kind: str
+) -> None:
     change, message, help = TOKENIZERS[kind]
     assert said(place, tmp_path, change, "train", capsys) == expected(message, help)

@@ -82,7 +82,7 @@ def by_runtime(
 
 
 @pytest.mark.parametrize("rows", [pytest.param("padded", marks=pytest.mark.nightly), "packed"])
-def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path) -> None:
+def test_balancing_loss_and_gradients_match_transformers(rows: str, tmp_path: Path) -> None:
     """Compare losses, gradients and shares.
 
     One mesh of 2 x 2 recomputes layers, and one device recomputes blocks.
@@ -137,7 +137,7 @@ def test_loss_and_gradients_are_those_of_transformers(rows: str, tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
+def test_twenty_training_steps_with_balancing_loss_match_peft(tmp_path: Path) -> None:
     """Train LoRA on attention with two micro-batches a step.
 
     A step's loss is their mean. The first step's shares equal a plain count.
@@ -167,7 +167,7 @@ def test_twenty_training_steps_are_those_of_peft(tmp_path: Path) -> None:
     assert first["aux_loss"] == pytest.approx(np.mean(auxiliary), rel=LIMIT)
 
 
-def test_neither_an_evaluation_nor_the_reference_of_dpo_counts(tmp_path: Path) -> None:
+def test_evaluation_and_dpo_reference_ignore_expert_balance(tmp_path: Path) -> None:
     """Evaluate with the same program with and without the loss, and count only one of DPO's two passes."""
     import jax
     import optax
@@ -197,7 +197,7 @@ def test_neither_an_evaluation_nor_the_reference_of_dpo_counts(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("remat", ["block", "decoder"])
-def test_gemma4s_shares_leave_layers_that_are_recomputed(remat: str, tmp_path: Path) -> None:
+def test_gemma4_step_returns_expert_counts_under_rematerialization(remat: str, tmp_path: Path) -> None:
     import jax
     import optax
     from flax import nnx
@@ -227,14 +227,14 @@ def steps(shares: ExpertShares, tokens: list[list[list[int]]], scale: int = 1) -
     return shares.warnings(len(tokens))
 
 
-def test_shares_are_of_all_micro_batches_of_a_step() -> None:
+def test_expert_shares_cover_all_micro_batches_of_a_step() -> None:
     shares = ExpertShares((0, 2), 2, "")
     parts = [{EXPERT_TOKENS: np.array(one)} for one in (SPREAD, AT_TWO)]
     assert shares.of_step(1, parts) == {"expert_share_min": 40 / 640, "expert_share_max": 200 / 640}
     assert shares.of_step(2, [{EXPERT_TOKENS: np.zeros((2, 8))}]) == {}
 
 
-def test_few_experts_that_get_nearly_all_are_warned_of_once() -> None:
+def test_expert_imbalance_is_warned_about_once() -> None:
     shares = ExpertShares((0, 3), 2, advice(0.0, balanced=True))
     assert steps(shares, [SPREAD, SPREAD, SPREAD]) == []
     assert steps(shares, [AT_TWO, AT_TWO, AT_TWO]) == [
@@ -245,7 +245,7 @@ def test_few_experts_that_get_nearly_all_are_warned_of_once() -> None:
     assert steps(shares, [AT_TWO, AT_TWO, AT_TWO]) == []
 
 
-def test_little_data_and_few_experts_tell_nothing() -> None:
+def test_imbalance_warning_needs_enough_tokens_experts_and_steps() -> None:
     assert steps(ExpertShares((0, 3), 2, ""), [AT_TWO]) == [], "320 tokens for 8 experts"
     assert steps(ExpertShares((0, 3), 3, ""), [AT_TWO] * 9) == [], "3 of 8 are no few"
     assert steps(ExpertShares((0, 3), 2, ""), [AT_TWO, SPREAD, SPREAD]) == [], "not over the whole interval"
@@ -258,11 +258,15 @@ def test_little_data_and_few_experts_tell_nothing() -> None:
         (0.0, False, "lower the learning rate; check whether the data has only a few kinds of text"),
     ],
 )
-def test_what_helps_hangs_on_what_the_model_can_have(coefficient: float, balanced: bool, help: str) -> None:
+def test_imbalance_advice_depends_on_balancing_loss_support(
+    coefficient: float, balanced: bool, help: str
+) -> None:
     assert advice(coefficient, balanced) == help
 
 
-def test_a_run_says_it_where_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_run_report_prints_the_imbalance_warning_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     import jax.numpy as jnp
 
     from recipec.runtime.metrics.nowhere import Nowhere

@@ -76,7 +76,7 @@ print(events["cache_hits"], events["cache_misses"])
 """
 
 
-def test_a_cache_that_was_copied_elsewhere_is_one(tmp_path: Path) -> None:
+def test_copied_compilation_cache_is_used(tmp_path: Path) -> None:
     def hits_and_misses(folder: Path) -> list[str]:
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", SMALL, str(folder)]
@@ -89,7 +89,7 @@ def test_a_cache_that_was_copied_elsewhere_is_one(tmp_path: Path) -> None:
     assert hits_and_misses(tmp_path / "two") == [misses, "0"]
 
 
-def test_caches_go_where_the_recipe_says(tmp_path: Path) -> None:
+def test_cache_directory_resolves_relative_home_and_bucket_paths(tmp_path: Path) -> None:
     assert cache.cache_directory(None, tmp_path) is None
     assert cache.cache_directory("cache", tmp_path) == str(tmp_path / "cache")
     assert cache.cache_directory("/somewhere/else", tmp_path) == "/somewhere/else"
@@ -97,7 +97,7 @@ def test_caches_go_where_the_recipe_says(tmp_path: Path) -> None:
     assert cache.cache_directory("gs://bucket/cache", tmp_path) == "gs://bucket/cache"
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_left_alone(
+def test_unwritable_compilation_cache_is_reported_and_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import jax

@@ -55,7 +55,7 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None
         write_arrays(file, arrays.items(), {"format": "pt"})
 
 
-def test_every_tensor_reads_as_safetensors_reads_it(folder: Path) -> None:
+def test_tensors_and_metadata_match_the_safetensors_library(folder: Path) -> None:
     from safetensors import safe_open
 
     base = open_and_verify(folder)
@@ -73,7 +73,7 @@ def test_every_tensor_reads_as_safetensors_reads_it(folder: Path) -> None:
     assert seen == len(base.tensors)
 
 
-def test_text_only_checkpoints_and_those_of_one_file_are_read(tmp_path: Path) -> None:
+def test_text_only_and_single_file_checkpoints_are_read(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "text", multimodal=False, num_hidden_layers=1)
     tiny.make_gemma3(tmp_path / "gemma3", num_hidden_layers=1)
     for name, family in (("text", "gemma4"), ("gemma3", "gemma3")):
@@ -82,7 +82,7 @@ def test_text_only_checkpoints_and_those_of_one_file_are_read(tmp_path: Path) ->
         assert base.index is None
 
 
-def test_bfloat16_tensors_are_read_as_they_are(tmp_path: Path) -> None:
+def test_bfloat16_tensors_are_read_without_conversion(tmp_path: Path) -> None:
     import ml_dtypes
 
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
@@ -110,13 +110,13 @@ def test_a_file_with_trailing_bytes_is_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3}}'])
-def test_a_header_that_is_none_is_refused(copy: Path, header: bytes) -> None:
+def test_invalid_safetensors_header_is_refused(copy: Path, header: bytes) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     assert "its header is not that of a safetensors file" in message(lambda: HFCheckpoint.open(copy))
 
 
-def test_a_header_whose_sizes_do_not_fit_is_refused(copy: Path) -> None:
+def test_header_whose_shape_does_not_fit_its_offsets_is_refused(copy: Path) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"x" * 8)
@@ -131,14 +131,14 @@ def test_a_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
     assert f"{name} is missing" in text and "[64, 64]" in text
 
 
-def test_a_text_tensor_that_the_model_does_not_use_is_refused(tmp_path: Path) -> None:
+def test_extra_layer_tensor_is_listed_as_unused(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     extra = np.zeros(3, np.float32)
     rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.update({"model.layers.0.extra": extra}))
     assert open_and_verify(tmp_path).unused() == ["model.layers.0.extra"]
 
 
-def test_folders_of_other_layouts_are_refused(tmp_path: Path) -> None:
+def test_folder_without_a_supported_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "no such folder" in message(lambda: HFCheckpoint.open(tmp_path / "none"))
     assert "no config.json" in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text("{")
@@ -158,7 +158,7 @@ def test_folders_of_other_layouts_are_refused(tmp_path: Path) -> None:
     assert "no text embedding" in message(lambda: HFCheckpoint.open(tmp_path))
 
 
-def test_a_checkpoint_is_found_by_its_folder_and_asked_for_otherwise(
+def test_locate_model_uses_a_folder_and_reports_a_failed_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ModelSettings(id="google/gemma-3-1b-it", family="gemma3")
@@ -171,7 +171,9 @@ def test_a_checkpoint_is_found_by_its_folder_and_asked_for_otherwise(
     assert "google/gemma-3-1b-it" in text and "could not be downloaded" in text
 
 
-def test_a_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_model_is_copied_completely_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "bucket"
     tiny.make_gemma3(source, num_hidden_layers=1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -185,5 +187,5 @@ def test_a_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.M
     assert "cannot be copied" in message(lambda: locate_model(model, "file:///nowhere/at/all"))
 
 
-def test_the_sizes_of_elements_are_numpys() -> None:
+def test_dtype_item_sizes_match_numpy() -> None:
     assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES

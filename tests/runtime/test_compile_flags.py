@@ -11,7 +11,7 @@ from recipec.runtime.model.mesh import LIBTPU_FLAGS, compile_with
 RECIPE = ("--xla_tpu_scoped_vmem_limit_kib=65536", "--xla_enable_async_all_gather=true")
 
 
-def test_the_recipes_flags_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_libtpu_flags_are_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LIBTPU_FLAGS, raising=False)
     compile_with(())
     assert LIBTPU_FLAGS not in os.environ
@@ -20,7 +20,7 @@ def test_the_recipes_flags_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[LIBTPU_FLAGS] == " ".join(RECIPE)
 
 
-def test_a_flag_of_the_environment_wins_and_is_said(
+def test_environment_flag_overrides_recipe_flag_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(LIBTPU_FLAGS, "--xla_tpu_scoped_vmem_limit_kib=98304 --xla_other=1")

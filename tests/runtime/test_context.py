@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
 
 
 @pytest.mark.parametrize("model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)])
-def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None:
+def test_context_parallel_loss_and_gradients_match_one_device(model: str, tmp_path: Path) -> None:
     """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
     make, axes, splash = MODELS[model]
     make(tmp_path / "base")
@@ -51,7 +51,7 @@ def test_a_split_row_trains_as_on_one_device(model: str, tmp_path: Path) -> None
     assert gradients < TOLERANCE
 
 
-def test_log_probabilities_are_in_the_rows_own_order(tmp_path: Path) -> None:
+def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> None:
     import jax
     from flax import nnx
 
@@ -76,7 +76,7 @@ def test_log_probabilities_are_in_the_rows_own_order(tmp_path: Path) -> None:
     assert np.abs(found[0] - found[1]).max() < TOLERANCE
 
 
-def test_every_device_computes_as_many_blocks() -> None:
+def test_context_order_balances_causal_work_over_devices() -> None:
     from recipec.runtime.model.context import order
 
     for devices in (2, 3, 8):
@@ -86,7 +86,7 @@ def test_every_device_computes_as_many_blocks() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 300, 1])
-def test_blocks_are_seen_in_whole_in_part_or_not_at_all_as_the_kernels_own_masks_say(
+def test_causal_mask_blocks_match_the_splash_kernel_masks(
     window: int | None,
 ) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels

@@ -93,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_step_is_passed_over_for_the_one_before(
+def test_resume_skips_a_damaged_step_and_gives_the_reason(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
 ) -> None:
     from recipec.runtime.checkpoints import resuming
@@ -111,7 +111,7 @@ def test_a_damaged_step_is_passed_over_for_the_one_before(
     assert (step, why.replace(file, "FILE").replace(other, "FILE")) == (10, reason)
 
 
-def test_any_flipped_bit_is_noticed(
+def test_flipped_bit_in_any_checkpoint_file_is_detected(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     """Flip bits that Orbax mostly restores without an error."""
@@ -132,7 +132,7 @@ def test_any_flipped_bit_is_noticed(
     assert resuming.examine(resuming.epath.Path(step))[0] is None
 
 
-def test_resuming_passes_over_a_damaged_step_and_keeps_it(
+def test_resumed_training_renames_damaged_step_and_gives_the_same_result(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """A damaged step is renamed. Training continues from the step before it, with the same result."""
@@ -156,7 +156,7 @@ def test_resuming_passes_over_a_damaged_step_and_keeps_it(
     assert entries(folder) == entries(place / "whole" / "checkpoints")
 
 
-def test_a_run_without_a_whole_step_is_refused_with_each_damage(
+def test_resume_without_a_complete_step_is_refused_with_each_damage(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     folder = place / "ruined" / "checkpoints"
@@ -176,7 +176,7 @@ def test_a_run_without_a_whole_step_is_refused_with_each_damage(
     assert "already holds checkpoints, the newest of step 10" in refused.stderr
 
 
-def test_merging_a_damaged_step_names_the_one_before(
+def test_load_trained_names_the_complete_step_before_a_damaged_one(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from etils import epath

@@ -57,7 +57,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizing, "CHUNK", 16 * tokenizing.ROW)
 
 
-def test_the_number_of_processes_changes_nothing(folder: Path, small_chunks: None) -> None:
+def test_tokenizing_process_count_does_not_change_the_samples(folder: Path, small_chunks: None) -> None:
     alone = prepared(folder)
     assert alone.report.train.overlong.first[0].origin == "train.jsonl:92"
     assert alone.samples.origin(len(alone.samples) - 1) == "more.jsonl:30"
@@ -65,7 +65,9 @@ def test_the_number_of_processes_changes_nothing(folder: Path, small_chunks: Non
         assert equal(prepared(folder, workers=workers), alone)
 
 
-def test_many_rows_start_processes_and_few_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizing_starts_processes_only_for_many_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
     start = tokenizing._Pool._start
     monkeypatch.setattr(tokenizing._Pool, "_start", lambda pool: started.append(1) or start(pool))
@@ -78,12 +80,12 @@ def test_many_rows_start_processes_and_few_do_not(folder: Path, monkeypatch: pyt
     assert len(started) == 2
 
 
-def test_an_error_in_a_process_is_the_users_to_read(folder: Path, small_chunks: None) -> None:
+def test_user_error_in_a_tokenizing_process_reaches_the_user(folder: Path, small_chunks: None) -> None:
     with pytest.raises(UserError, match=r"train.jsonl:92 has \d+ tokens, and data.max_length is 96"):
         prepared(folder, workers=2, overlong="error")
 
 
-def test_a_process_that_dies_is_told_of(
+def test_dead_tokenizing_process_is_reported(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "_PROGRAM", "import os; os._exit(9)")
@@ -119,7 +121,7 @@ def test_a_second_run_tokenizes_nothing(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("change", ["data", "template", "length", "loss", "tokenizer", "name"])
-def test_other_data_or_settings_are_tokenized_anew(
+def test_changed_data_or_settings_are_tokenized_again(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = folder / "cache"
@@ -146,7 +148,7 @@ def test_other_data_or_settings_are_tokenized_anew(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no report"])
-def test_a_damaged_entry_is_made_again_and_said_so(
+def test_damaged_cache_entry_is_rebuilt_and_reported(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = folder / "cache"
@@ -170,7 +172,7 @@ def test_a_damaged_entry_is_made_again_and_said_so(
     assert capsys.readouterr().err == ""
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(
+def test_unwritable_data_cache_does_not_stop_the_run(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "cache").write_text("a file")
@@ -178,7 +180,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(
     assert "could not be kept" in capsys.readouterr().err
 
 
-def test_a_full_disk_leaves_no_half_entry(
+def test_full_disk_leaves_no_partial_cache_entry(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = np.save
@@ -194,7 +196,7 @@ def test_a_full_disk_leaves_no_half_entry(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_remote_files_are_told_apart_by_what_their_store_says(tmp_path: Path) -> None:
+def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> None:
     import fsspec
 
     from recipec.runtime.data import cache as caching

@@ -76,11 +76,11 @@ def reason(format: str, row: Any, **fields: str) -> str:
 
 
 @pytest.mark.parametrize("row", [SHAREGPT, OPENAI, {**OPENAI, "tools": json.dumps([TOOL])}])
-def test_both_spellings_of_a_conversation_are_one(row: dict[str, Any]) -> None:
+def test_sharegpt_and_openai_conversations_parse_to_the_same_messages(row: dict[str, Any]) -> None:
     assert parse("chat", row) == ParsedSample("a:1", messages=PARSED, tools=[TOOL])
 
 
-def test_the_messages_are_what_templates_expect() -> None:
+def test_parsed_tool_call_messages_render_with_the_qwen3_template() -> None:
     """Render with Qwen's template from TRL: it writes both spellings of a call as a tool call."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -90,7 +90,7 @@ def test_the_messages_are_what_templates_expect() -> None:
     assert "<tool_response>\nblue\n</tool_response>" in text and "null" not in text and "None" not in text
 
 
-def test_nulls_of_column_formats_are_no_keys() -> None:
+def test_null_message_keys_of_arrow_rows_are_ignored() -> None:
     """Ignore nulls: Arrow gives each message every key that any message has."""
     call = {
         "id": None,
@@ -121,7 +121,7 @@ def test_nulls_of_column_formats_are_no_keys() -> None:
         {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     ],
 )
-def test_conversations_are_recognized_as_trl_does(row: dict[str, Any]) -> None:
+def test_conversations_are_converted_as_in_trl(row: dict[str, Any]) -> None:
     from trl.data_utils import maybe_convert_to_chatml
 
     assert parse("chat", row).messages == maybe_convert_to_chatml(copy.deepcopy(row))["messages"]
@@ -224,7 +224,7 @@ def test_renamed_columns_are_read() -> None:
         ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
     ],
 )
-def test_chat_rows_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
+def test_malformed_chat_row_gives_its_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("chat", row)
 
 
@@ -251,13 +251,11 @@ def test_an_instruction_becomes_a_conversation() -> None:
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "'history' is not a list of pairs"),
     ],
 )
-def test_instruction_rows_that_cannot_be_learned_are_left_out_with_the_reason(
-    row: dict[str, Any], why: str
-) -> None:
+def test_malformed_instruction_row_gives_its_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("instruction", row)
 
 
-def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
+def test_prompt_and_completion_are_read_from_text_or_messages() -> None:
     assert parse("prompt_completion", {"prompt": "a ", "completion": " b"}) == ParsedSample(
         "a:1", prompt="a ", completion=" b"
     )
@@ -285,7 +283,7 @@ def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
         ({"prompt": "a", "completion": "b", "label": "False"}, "a judged answer, which KTO trains on"),
     ],
 )
-def test_prompts_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
+def test_malformed_prompt_completion_row_gives_its_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("prompt_completion", row)
 
 
@@ -293,7 +291,7 @@ def test_prompts_that_cannot_be_learned_are_left_out_with_the_reason(row: dict[s
     ("label", "liked"),
     [(True, True), (False, False), ("true", True), (" False", False), (1, "1"), ("yes", "'yes'")],
 )
-def test_an_answer_is_desirable_or_not_by_its_label(label: Any, liked: Any) -> None:
+def test_unpaired_preference_label_decides_liked_or_is_refused(label: Any, liked: Any) -> None:
     row = {"asked": "a", "completion": " b", "good": label}
     fields = {"prompt": "asked", "label": "good"}
     if isinstance(liked, bool):
@@ -304,7 +302,7 @@ def test_an_answer_is_desirable_or_not_by_its_label(label: Any, liked: Any) -> N
     assert "no 'label'" in reason("unpaired_preference", {"prompt": "a", "completion": " b"})
 
 
-def test_text_is_learned_as_it_stands() -> None:
+def test_text_row_is_read_unchanged() -> None:
     assert parse("text", {"text": " a\n"}) == ParsedSample("a:1", completion=" a\n")
     assert reason("text", {"text": ["a"]}) == "'text' is a list, not a string"
     assert reason("text", {"content": "a"}) == "no 'text' (it has 'content')"
@@ -328,7 +326,7 @@ DISLIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "bad"}]
         {"chosen": "blue", "rejected": "green", "prompt": "The sky is "},
     ],
 )
-def test_prompts_are_found_as_trl_finds_them(row: dict[str, Any]) -> None:
+def test_preference_prompts_are_extracted_as_in_trl(row: dict[str, Any]) -> None:
     from trl.data_utils import maybe_extract_prompt
 
     assert parse_preference("a:1", row, {}) == PreferenceRow(
@@ -336,7 +334,7 @@ def test_prompts_are_found_as_trl_finds_them(row: dict[str, Any]) -> None:
     )
 
 
-def test_a_prompt_that_is_repeated_is_taken_once() -> None:
+def test_prompt_repeated_in_chosen_and_rejected_is_removed_from_both() -> None:
     row = parse_preference("a:1", {"prompt": LIKED[:3], "chosen": LIKED, "rejected": DISLIKED}, {})
     assert (row.prompt, row.chosen, row.rejected) == (LIKED[:3], LIKED[3:], DISLIKED[3:])
 
@@ -362,9 +360,7 @@ def test_a_prompt_that_is_repeated_is_taken_once() -> None:
         ({"chosen": [{}], "rejected": LIKED}, "'chosen' message 0 has the role None"),
     ],
 )
-def test_preferences_that_cannot_be_learned_are_left_out_with_the_reason(
-    row: dict[str, Any], why: str
-) -> None:
+def test_malformed_preference_row_gives_its_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("preference", row)
 
 
@@ -385,18 +381,18 @@ def test_preferences_that_cannot_be_learned_are_left_out_with_the_reason(
         ("text", {"text": "a", "images": ["a.png"]}, ()),
     ],
 )
-def test_columns_that_belong_to_a_sample_and_are_not_read_are_named(
+def test_ignored_columns_of_a_sample_are_listed_as_unused(
     format: str, row: dict[str, Any], unused: tuple[str, ...]
 ) -> None:
     parsed = parse_preference("a:1", row, {}) if format == "preference" else parser_of(format)("a:1", row, {})
     assert parsed.unused == unused
 
 
-def test_a_column_is_read_as_one_thing_alone() -> None:
+def test_column_mapped_to_instruction_is_not_read_as_input_too() -> None:
     row = parse("instruction", {"input": "a", "output": "b"}, instruction="input")
     assert row.messages == chat("a", "b")
 
 
-def test_the_older_form_of_a_call_is_a_call() -> None:
+def test_legacy_function_call_is_read_as_a_tool_call() -> None:
     messages = [*chat("a"), {"role": "assistant", "content": None, "function_call": CALL["function"]}]
     assert (parse("chat", {"messages": messages}).messages or [])[1]["tool_calls"] == [CALL]

@@ -36,15 +36,13 @@ def error_of(source: Source) -> UserError:
     ("split", "which"),
     [(None, range(50)), ("test", range(4)), ("train[:10%]", range(5)), ("test+train[49:]", [0, 1, 2, 3, 49])],
 )
-def test_splits_of_a_cached_data_set_are_read_without_a_connection(
-    cache: Path, split: str | None, which: Any
-) -> None:
+def test_cached_hub_dataset_splits_are_read_offline(cache: Path, split: str | None, which: Any) -> None:
     rows = texts(Source(f"hf://{NAME}", split=split, config="short"))
     assert [text for _, text in rows] == [TEXTS[i] for i in which]
     assert rows[-1][0] == f"hf://{NAME}[{split or 'train'}]#{len(which) - 1}"
 
 
-def test_a_data_set_of_several_configurations_asks_which(cache: Path) -> None:
+def test_hub_dataset_with_several_configs_needs_a_config_name(cache: Path) -> None:
     assert texts(Source(f"hf://{NAME}", config="long", split="train[:1]"))[0][1] == TEXTS[0] * 2
     error = error_of(Source(f"hf://{NAME}"))
     assert "Please specify which configuration" in error.message and "short" in error.message
@@ -54,7 +52,7 @@ def test_a_data_set_of_several_configurations_asks_which(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["validation", "train[:"])
-def test_a_missing_split_is_named_with_those_there_are(cache: Path, split: str) -> None:
+def test_missing_or_malformed_hub_split_is_named_in_the_error(cache: Path, split: str) -> None:
     error = error_of(Source(f"hf://{NAME}", split=split, config="short"))
     assert f"hf://{NAME}, split '{split}' of the configuration 'short', cannot be read: " in error.message
     assert error.help is not None and "train[:10%]" in error.help
@@ -62,7 +60,7 @@ def test_a_missing_split_is_named_with_those_there_are(cache: Path, split: str) 
         assert "['train', 'test']" in error.message
 
 
-def test_a_data_set_that_is_not_cached_is_one_sentence_without_a_connection(cache: Path) -> None:
+def test_uncached_hub_dataset_offline_gives_one_sentence_error(cache: Path) -> None:
     error = error_of(Source("hf://someone/prose"))
     assert error.message == (
         f"hf://someone/prose is not in the cache {cache}, and the Hugging Face hub is not asked "
@@ -71,7 +69,7 @@ def test_a_data_set_that_is_not_cached_is_one_sentence_without_a_connection(cach
     assert error.help is not None and "HF_DATASETS_CACHE" in error.help and "save_to_disk" in error.help
 
 
-def test_a_data_set_that_may_not_be_read_names_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_hub_dataset_error_names_hf_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise datasets.exceptions.DatasetNotFoundError(
             "Dataset 'someone/verses' is a gated dataset on the Hub."
@@ -83,7 +81,7 @@ def test_a_data_set_that_may_not_be_read_names_the_token(monkeypatch: pytest.Mon
     assert error.help is not None and "HF_TOKEN" in error.help
 
 
-def test_the_library_is_asked_for_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_dataset_receives_the_recipe_config_split_and_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def answer(*given: Any, **named: Any) -> datasets.Dataset:
@@ -100,7 +98,7 @@ def test_the_library_is_asked_for_what_the_recipe_says(monkeypatch: pytest.Monke
     assert address_of("hf://o/n@v1") == ("o/n", "v1")
 
 
-def test_a_folder_of_the_same_name_is_not_taken_for_it(
+def test_hub_dataset_with_the_name_of_a_local_folder_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / NAME).mkdir(parents=True)

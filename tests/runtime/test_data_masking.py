@@ -40,7 +40,7 @@ def sample(template: str, messages: list, loss_on: str = "assistant") -> Sample:
     return made
 
 
-def test_gemma4_the_answers_and_their_end_carry_loss() -> None:
+def test_gemma4_answers_and_end_of_turn_tokens_carry_loss() -> None:
     made = sample(GEMMA4, TWO)
     text = tokenizer().decode(made.tokens)
     assert text == (
@@ -52,18 +52,18 @@ def test_gemma4_the_answers_and_their_end_carry_loss() -> None:
     assert list(made.tokens).count(tokenizer().bos_token_id) == 1
 
 
-def test_last_assistant_learns_the_last_answer_alone() -> None:
+def test_loss_on_last_assistant_covers_only_the_last_answer() -> None:
     assert targets(GEMMA4, TWO, "last_assistant") == ["Good bye<turn|>"]
     assert targets(MARKED, TWO, "last_assistant") == ["Good bye<turn|>"]
 
 
-def test_loss_on_all_leaves_out_the_first_token_alone() -> None:
+def test_loss_on_all_covers_every_token_except_the_first() -> None:
     made = sample(GEMMA4, TWO, "all")
     assert not made.targets[0] and made.targets[1:].all()
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v2", "gemma4_v5"])
-def test_the_published_gemma4_templates_learn_the_answers(name: str) -> None:
+def test_published_gemma4_templates_put_loss_on_the_answers(name: str) -> None:
     assert targets(published(name), TWO) == ["Hi there<turn|>", "Good bye<turn|>"]
 
 
@@ -78,7 +78,7 @@ def test_published_gemma3_folds_the_system_prompt_into_the_first_turn() -> None:
 
 
 @pytest.mark.parametrize("template", [MARKED, "gemma3_training", "qwen3_training", "qwen2_5_training"])
-def test_generation_markers_agree_with_transformers(template: str) -> None:
+def test_generation_marker_targets_match_transformers(template: str) -> None:
     template = template if "{" in template else published(template)
     messages = chat("Hello", "Hi there, the fox", "And now?", "  Good bye ")
     made = sample(template, messages)
@@ -93,14 +93,14 @@ def test_generation_markers_agree_with_transformers(template: str) -> None:
     assert made.targets.tolist() == [bool(x) for x in reference["assistant_masks"]]
 
 
-def test_prefixes_agree_with_markers() -> None:
+def test_unmarked_template_gives_the_targets_of_a_marked_one() -> None:
     plain = sample(GEMMA4, TWO)
     marked = sample(MARKED, TWO)
     assert plain.tokens.tolist() == marked.tokens.tolist()
     assert plain.targets.tolist() == marked.targets.tolist()
 
 
-def test_gpt_oss_learns_its_channels_and_of_earlier_turns_the_text() -> None:
+def test_gpt_oss_puts_loss_on_last_turn_channels_and_earlier_text() -> None:
     """Only the last turn ends as in generation. A generation prompt names no channel."""
     special = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 
@@ -120,7 +120,7 @@ def test_gpt_oss_learns_its_channels_and_of_earlier_turns_the_text() -> None:
     assert calls[0].startswith(" to=functions.") and calls[0].endswith("<|call|>") and not substituted
 
 
-def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
+def test_targets_of_turns_with_stripped_reasoning_use_substitution() -> None:
     messages = chat("Hello", "<think>\nhm\n</think>\n\nHi there", "And now?", "Good bye")
     renderer = renderer_of(tokenizer(), published("qwen3"), "assistant")
     rendered = renderer.render(messages)
@@ -134,7 +134,7 @@ def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
     assert not renderer_of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
 
 
-def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> None:
+def test_mismatched_generation_prompt_falls_back_to_substitution() -> None:
     prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
     assert prompting != GEMMA4
     rendered = renderer_of(tokenizer(), prompting, "assistant").render(TWO)
@@ -169,17 +169,17 @@ def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> 
         (MARKED.replace("message['content'] + '<turn|>' }}{% end", "'' }}{% end"), "enclose nothing"),
     ],
 )
-def test_what_cannot_be_told_is_refused(template: str, reason: str) -> None:
+def test_template_with_ambiguous_targets_is_refused(template: str, reason: str) -> None:
     with pytest.raises(Inconsistent, match=reason):
         targets(template, chat("Hello", "Hi there", "x", "y"))
 
 
-def test_a_template_that_refuses_a_conversation_leaves_it_out() -> None:
+def test_template_exception_raises_template_refusal() -> None:
     with pytest.raises(TemplateRefusal, match="alternate"):
         targets(published("gemma3"), [*chat("a"), *chat("b", "c")])
 
 
-def test_a_template_that_never_ends_a_turn_is_reported() -> None:
+def test_template_without_an_end_of_turn_token_is_reported() -> None:
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     plain += "{% if add_generation_prompt %}assistant: {% endif %}"
     rendered = renderer_of(tokenizer(), plain, "assistant").render(chat("Hello", "Hi there"))
@@ -188,7 +188,7 @@ def test_a_template_that_never_ends_a_turn_is_reported() -> None:
     assert "not taught to stop" in report.notes()[0]
 
 
-def test_a_token_across_the_border_is_refused_not_guessed() -> None:
+def test_token_across_a_target_boundary_is_refused() -> None:
     text = "abc the fox"
     encoding = tokenizer().backend_tokenizer.encode(text, add_special_tokens=False)
     assert encoding.offsets[-2:] == [(3, 7), (7, 11)]
@@ -199,7 +199,7 @@ def test_a_token_across_the_border_is_refused_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
-def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
+def test_token_that_includes_the_prompt_space_drops_the_row(trim_offsets: bool) -> None:
     # " the" is one token. The prompt ends in the space, so that half of the token belongs to the prompt.
     template = "{% for m in messages %}{{ m.role + ': ' + m.content + '<turn|>' }}{% endfor %}"
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -213,12 +213,12 @@ def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
     assert swallowing.decode(made[0].tokens[made[0].targets]) == "Zebra<turn|>"
 
 
-def test_letters_of_several_bytes_are_learned_whole() -> None:
+def test_all_bytes_of_multi_byte_characters_carry_loss() -> None:
     made = sample(GEMMA4, chat("Grüße 🎉", "Ωμέγα 🎉 ok"))
     assert tokenizer().decode(made.tokens[made.targets]) == "Ωμέγα 🎉 ok<turn|>"
 
 
-def test_a_turn_that_repeats_the_prompt_is_told_apart_from_it() -> None:
+def test_only_the_answer_carries_loss_if_it_repeats_the_prompt() -> None:
     assert targets(GEMMA4, chat("model\nHi", "model\nHi")) == ["model\nHi<turn|>"]
     assert (
         targets(published("qwen3"), chat("substitute", "substitute", "a", "substitute"))[0]
@@ -232,7 +232,7 @@ def learned(template: str, messages: list, tools: Any = None, loss_on: str = "as
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
-def test_gemma4s_tool_calls_are_learned_and_end_for_the_response() -> None:
+def test_gemma4_tool_call_and_its_stop_token_carry_loss() -> None:
     """Train on the call and its stop token, but not on the tool's response."""
     assert learned(published("gemma4"), CALL, TOOLS) == [
         '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
@@ -240,13 +240,13 @@ def test_gemma4s_tool_calls_are_learned_and_end_for_the_response() -> None:
     ]
 
 
-def test_qwens_tool_calls_are_learned() -> None:
+def test_qwen_tool_calls_carry_loss() -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
     assert learned(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
     assert learned(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
 
 
-def test_reasoning_beside_the_text_is_learned_or_reported() -> None:
+def test_reasoning_content_carries_loss_or_is_refused() -> None:
     thought = [*chat("Hello"), {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}]
     template = published("qwen3")
     assert learned(template, thought) == ["<think>\nThey greet.\n</think>\n\nHi<|im_end|>"]
@@ -287,20 +287,20 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
         ("qwen2_5", [{"role": "user", "content": "a", "images": ["a.png"]}], None, ("images",)),
     ],
 )
-def test_what_a_template_does_not_write_is_named(
+def test_keys_and_tools_that_a_template_ignores_are_listed_as_unused(
     template: str, messages: list, tools: Any, unused: tuple[str, ...]
 ) -> None:
     assert renderer_of(tokenizer(), published(template), "all").render(messages, tools).unused == unused
 
 
-def test_messages_that_a_template_skips_are_named() -> None:
+def test_messages_that_a_template_skips_are_listed_as_unused() -> None:
     skipping = GEMMA4.replace("in messages", "in messages if message['role'] != 'system'")
     rendered = renderer_of(tokenizer(), skipping, "all").render(TWO)
     assert "Be brief" not in rendered.text and rendered.unused == ("system messages",)
     assert renderer_of(tokenizer(), GEMMA4, "all").render(TWO).unused == ()
 
 
-def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> None:
+def test_row_whose_assistant_turn_renders_empty_is_dropped_with_a_reason() -> None:
     rows = [ParsedSample("x:1", CALL[:2], tools=TOOLS), ParsedSample("x:2", [*chat("Hello"), THOUGHT])]
     made, report = encoded(rows, GEMMA4)
     assert [made.origin(0), report.kept, report.masked.count] == ["x:2", 1, 1]
@@ -310,7 +310,7 @@ def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> Non
     assert SplitReport.from_dict(report.to_dict()) == report
 
 
-def test_an_end_of_sequence_marked_by_itself_is_no_empty_turn() -> None:
+def test_separately_marked_end_of_sequence_is_kept_as_a_span() -> None:
     ended = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     ended += "\n{% generation %}<eos>{% endgeneration %}"
     answer = [{"role": "assistant", "content": "Hi there"}]
@@ -337,7 +337,7 @@ def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
     assert encoded([ParsedSample("x:1", light)], template)[1].masked.first[0].reason == "no token is a target"
 
 
-def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
+def test_weight_0_turn_of_a_completion_carries_no_loss() -> None:
     light = [
         *chat("Hello"),
         {"role": "assistant", "content": "Hi there", "weight": 0},
@@ -348,7 +348,7 @@ def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
     assert written == ["\n<|turn>user\nAnd?<turn|>\n<|turn>model\nGood bye<turn|>\n"]
 
 
-def test_a_system_turn_that_is_refused_is_said_to_be_why() -> None:
+def test_refusal_reason_names_the_system_message_if_it_is_the_cause() -> None:
     _, report = encoded([ParsedSample("x:1", TWO), ParsedSample("x:2", TWO[:1])], published("gemma"))
     first, second = report.malformed.first
     assert first.reason.endswith("; it accepts the rest without the system message")
@@ -361,7 +361,7 @@ def test_gemma2_refuses_a_system_turn() -> None:
     assert "system" in report.malformed.first[0].reason.lower() and report.kept == 1
 
 
-def test_the_completion_is_everything_after_the_generation_prompt() -> None:
+def test_loss_on_completion_covers_text_after_the_generation_prompt() -> None:
     renderer = renderer_of(tokenizer(), GEMMA4, "completion")
     rendered = renderer.render(TWO, completion_start=2)
     ((start, end),) = rendered.spans
@@ -389,7 +389,7 @@ def test_plain_text_whose_prompt_and_completion_share_a_token_is_reported() -> N
     assert tokenizer().decode(made[0].tokens[made[0].targets]) == " the fox<eos>"
 
 
-def test_bytes_of_one_letter_belong_together() -> None:
+def test_token_range_covers_all_byte_fallback_tokens_of_a_character() -> None:
     """Use a tokenizer with byte fallback, which writes four tokens for one character."""
     from tokenizers import Tokenizer, models
 
@@ -402,7 +402,7 @@ def test_bytes_of_one_letter_belong_together() -> None:
     assert token_range(encoding, (2, 4), "a🎉🎉a") == (5, 10)
 
 
-def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
+def test_unusable_rows_are_counted_by_reason() -> None:
     rows = [
         ParsedSample("x:1", completion="  "),
         ParsedSample("x:2", completion="the fox"),
@@ -421,14 +421,14 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     )
 
 
-def test_plain_text_needs_an_end() -> None:
+def test_plain_text_needs_an_end_of_sequence_token() -> None:
     endless = copy.deepcopy(tokenizer())
     endless.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token"):
         encoded([ParsedSample("x:1", completion="the fox")], GEMMA4, endless, format="text", loss_on="all")
 
 
-def test_a_sample_is_shown_as_it_is_trained_on() -> None:
+def test_shown_sample_marks_trained_pieces_and_truncation() -> None:
     data = DataSettings(
         train=(),
         max_length=12,

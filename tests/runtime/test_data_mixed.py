@@ -58,7 +58,7 @@ def run(
 MIXED = DataSettings(train=SOURCES, max_length=96, packing=True)
 
 
-def test_each_source_is_read_as_if_it_stood_alone(folder: Path) -> None:
+def test_mixed_sources_give_the_same_samples_as_each_source_alone(folder: Path) -> None:
     whole = run(folder, MIXED)
     at = 0
     for number, source in enumerate(SOURCES):
@@ -79,7 +79,7 @@ def test_each_source_is_read_as_if_it_stood_alone(folder: Path) -> None:
     assert [np.count_nonzero(np.diff(each.astype(int)) == 1) for each in (first, last)] == [2, 1]
 
 
-def test_a_row_of_another_format_than_its_source_s_is_named(folder: Path) -> None:
+def test_row_of_another_format_than_its_source_is_reported(folder: Path) -> None:
     odd: list[Any] = [
         {"body": "fine"},
         {"messages": [{"content": "no role"}]},
@@ -113,7 +113,7 @@ def test_a_row_of_another_format_than_its_source_s_is_named(folder: Path) -> Non
         {"transform": "id.py:same"},
     ],
 )
-def test_what_a_source_has_of_its_own_names_what_is_kept(folder: Path, change: dict[str, Any]) -> None:
+def test_source_settings_change_the_data_cache_entry(folder: Path, change: dict[str, Any]) -> None:
     (folder / "id.py").write_text("def same(row):\n    return row\n")
     cache = folder / "cache"
     first = run(folder, MIXED, cache)
@@ -123,13 +123,15 @@ def test_what_a_source_has_of_its_own_names_what_is_kept(folder: Path, change: d
     assert (first.fingerprint == again.fingerprint) == change.keys().isdisjoint(("loss_on", "chat_template"))
 
 
-def test_processes_know_which_source_a_row_is_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizing_processes_do_not_change_the_mixed_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("recipec.runtime.data.tokenizing.CHUNK", 1200)
     monkeypatch.setattr("recipec.runtime.data.tokenizing.ALONE", 0)
     assert run(folder, MIXED, workers=2).fingerprint == run(folder, MIXED, workers=0).fingerprint
 
 
-def test_templates_of_sources_are_enough_where_the_tokenizer_has_none(folder: Path) -> None:
+def test_source_templates_replace_a_missing_tokenizer_template(folder: Path) -> None:
     bare = copy.deepcopy(tokenizer())  # all tests share the original
     bare.chat_template = None
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)

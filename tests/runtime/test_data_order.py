@@ -29,7 +29,7 @@ ALL = ("a.jsonl", "b.jsonl", "c.jsonl")
     # 100 x sizes ** (1 / T) over their sum, computed by hand: 9.487, 3 and 1 of 13.487 for T = 2.
     [(1.0, [90, 9, 1]), (2.0, [70, 22, 7]), (1e9, [33, 33, 33]), (0.5, [99, 1, 1]), (1e-3, [100, 1, 1])],
 )
-def test_a_temperature_says_how_much_of_each_source_an_epoch_has(
+def test_temperature_sets_the_share_of_each_source_in_an_epoch(
     folder: Path, temperature: float, expected: list[int]
 ) -> None:
     run = prepared(folder, train=ALL, temperature=temperature, rows=1, batch=1, epochs=2)
@@ -42,7 +42,7 @@ def test_a_temperature_says_how_much_of_each_source_an_epoch_has(
             assert max(times) - min(times) <= 1  # each row of a source comes once before any comes again
 
 
-def test_sources_without_samples_have_no_part() -> None:
+def test_tempered_weight_of_an_empty_source_is_zero() -> None:
     assert tempered([0, 4, 4], 7.0) == [0.0, 1.0, 1.0]
 
 
@@ -66,7 +66,7 @@ def test_a_curriculum_goes_from_short_to_long_in_each_epoch(folder: Path, seed: 
     assert (orders[0] == orders[1]) == (seed is None) and sorted(orders[0]) == sorted(orders[1])
 
 
-def test_a_resumed_run_goes_on_as_it_would_have(folder: Path) -> None:
+def test_resume_with_temperature_or_curriculum_gives_the_same_batches(folder: Path) -> None:
     for settings in ({"temperature": 3.0, "packing": True}, {"curriculum": "length", "temperature": 3.0}):
         whole = list(prepared(folder, train=ALL, **settings).batches())
         again = prepared(folder, train=ALL, **settings)

@@ -66,7 +66,7 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_packed_and_padded_rows_have_one_loss_and_one_gradient(tmp_path: Path, model: str) -> None:
+def test_packed_and_padded_rows_give_the_same_loss_and_gradients(tmp_path: Path, model: str) -> None:
     MODELS[model](tmp_path / "model")
     mesh, built = training.build(tmp_path / "model", {"fsdp": 4, "tp": 2}, remat="none")
     randomize(built)

@@ -32,7 +32,7 @@ def test_packing_takes_the_fullest_row_that_has_room() -> None:
     assert list(pack([6, 8, 2], 10, range(3))) == [(1, 2), (0,)]
 
 
-def test_rows_of_typical_lengths_are_packed_full() -> None:
+def test_packing_fills_rows_of_typical_lengths_to_99_percent() -> None:
     draw = random.Random(0)
     lengths = [min(3072, int(draw.lognormvariate(6.6, 0.6))) for _ in range(5000)]
     rows = pack(lengths, 3072, range(5000))

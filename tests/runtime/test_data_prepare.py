@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_micro_batches_have_the_agreed_form(folder: Path, packing: bool) -> None:
+def test_micro_batches_have_the_expected_arrays_and_padding(folder: Path, packing: bool) -> None:
     run = prepared(folder, packing=packing)
     for number, batch in enumerate(run.batches()):
         assert {name: (value.dtype.name, value.shape) for name, value in batch.items()} == {
@@ -59,7 +59,7 @@ def test_micro_batches_have_the_agreed_form(folder: Path, packing: bool) -> None
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_an_epoch_has_every_sample_once_in_another_order(folder: Path, packing: bool) -> None:
+def test_each_epoch_has_every_sample_once_in_a_new_order(folder: Path, packing: bool) -> None:
     run = prepared(folder, packing=packing)
     alone = prepared(folder, rows=1, batch=1, epochs=1, packing=False)
     expected = Counter(piece for batch in alone.batches() for piece in pieces(batch))
@@ -73,7 +73,7 @@ def test_an_epoch_has_every_sample_once_in_another_order(folder: Path, packing: 
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_packing_keeps_each_sample_as_it_is_alone(folder: Path) -> None:
+def test_packing_does_not_change_the_contents_of_a_sample(folder: Path) -> None:
     def contents(run: PreparedData) -> Counter:
         found: Counter = Counter()
         for batch in run.batches():
@@ -92,7 +92,7 @@ def test_packing_keeps_each_sample_as_it_is_alone(folder: Path) -> None:
     assert packed.steps_per_epoch < alone.steps_per_epoch
 
 
-def test_order_depends_on_the_seed_alone(folder: Path) -> None:
+def test_order_depends_only_on_the_seed(folder: Path) -> None:
     for packing in (False, True):
         a, b = prepared(folder, packing=packing), prepared(folder, packing=packing)
         other = prepared(folder, packing=packing, shuffle_seed=1)
@@ -110,7 +110,7 @@ def test_order_is_the_same_on_every_machine(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_resumed_run_sees_what_it_would_have_seen(folder: Path, packing: bool) -> None:
+def test_resumed_run_gets_the_batches_of_an_uninterrupted_run(folder: Path, packing: bool) -> None:
     run = prepared(folder, packing=packing)
     whole = list(run.batches())
     for start in (0, 1, run.steps_per_epoch, run.steps_per_epoch + 1, run.total_steps):
@@ -120,7 +120,7 @@ def test_a_resumed_run_sees_what_it_would_have_seen(folder: Path, packing: bool)
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_norm_by_tokens_makes_a_step_the_mean_over_its_targets(folder: Path, packing: bool) -> None:
+def test_norm_by_tokens_makes_step_loss_the_mean_over_targets(folder: Path, packing: bool) -> None:
     """Check that the mean of summed loss / norm over a window is the window's mean loss of a target."""
     run = prepared(folder, rows=2, batch=8, packing=packing)
     loss = np.random.default_rng(0).random((2, 96))
@@ -131,7 +131,7 @@ def test_norm_by_tokens_makes_a_step_the_mean_over_its_targets(folder: Path, pac
         assert mean == pytest.approx(total / sum(b["loss_mask"].sum() for b in window), rel=1e-6)
 
 
-def test_norm_by_micro_batches_makes_a_step_the_mean_of_means(folder: Path) -> None:
+def test_norm_by_micro_batches_makes_step_loss_a_mean_of_means(folder: Path) -> None:
     """Check that a window's mean is the mean of its micro-batches' means. Empty ones do not count."""
     run = prepared(folder, rows=2, batch=16, loss_normalization="micro_batches")
     loss = np.random.default_rng(0).random((2, 96))
@@ -146,7 +146,7 @@ def test_norm_by_micro_batches_makes_a_step_the_mean_of_means(folder: Path) -> N
     assert empty  # 53 rows in windows of 16 leave three micro-batches of each epoch's last window empty
 
 
-def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
+def test_evaluation_loss_is_the_mean_over_all_targets(folder: Path) -> None:
     for packing in (False, True):
         run = prepared(folder, eval=("eval.jsonl",), packing=packing)
         loss = np.random.default_rng(0).random((4, 96))
@@ -160,7 +160,7 @@ def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
     assert prepared(folder).eval_batches == []
 
 
-def test_evaluation_of_several_sources_tells_each_ones_mean(folder: Path) -> None:
+def test_evaluation_of_several_sources_reports_a_loss_for_each(folder: Path) -> None:
     """Give each token its own loss, at any place in packed rows too."""
     table = np.random.default_rng(0).random(2000)
     (folder / "more").mkdir()
@@ -183,7 +183,7 @@ def test_evaluation_of_several_sources_tells_each_ones_mean(folder: Path) -> Non
         assert list(found) == ["loss", *sources]
 
 
-def test_sources_are_named_by_what_tells_them_apart() -> None:
+def test_source_names_are_short_and_unique() -> None:
     assert source_names(["a/chat.jsonl.gz", Source("hf://owner/code")]) == ["chat", "code"]
     assert source_names(["a/chat.jsonl", "b/chat.jsonl"]) == ["a/chat.jsonl", "b/chat.jsonl"]
     assert source_names(["a/loss.jsonl", "chat.jsonl"]) == ["a/loss.jsonl", "chat.jsonl"]
@@ -194,7 +194,7 @@ def test_sources_are_named_by_what_tells_them_apart() -> None:
     ("batch", "epochs", "steps", "per_epoch", "total"),
     [(8, 1, None, 7, 7), (8, 3, None, 7, 21), (53, 2, None, 1, 2), (64, 1, None, 1, 1), (8, None, 30, 7, 30)],
 )
-def test_steps_are_counted_as_by_transformers(
+def test_step_counts_follow_transformers_rules(
     folder: Path, batch: int, epochs: int | None, steps: int | None, per_epoch: int, total: int
 ) -> None:
     run = prepared(folder, rows=1, batch=batch, epochs=epochs, steps=steps)
@@ -223,7 +223,7 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
         prepared(folder, train=(name,), overlong="error")
 
 
-def test_the_report_counts_what_was_read_kept_and_learned(folder: Path) -> None:
+def test_report_counts_read_rows_kept_rows_and_targets(folder: Path) -> None:
     run = prepared(folder, eval=("eval.jsonl",), packing=True)
     report = run.report
     targets = sum(int(run.micro_batch(i)["loss_mask"].sum()) for i in range(run.steps_per_epoch * 2))
@@ -235,7 +235,7 @@ def test_the_report_counts_what_was_read_kept_and_learned(folder: Path) -> None:
     assert "\neval: 11 of 11 samples kept; " in text and f"\nsteps: {run.steps_per_epoch} an epoch" in text
 
 
-def test_offenders_are_in_the_report(folder: Path) -> None:
+def test_report_names_malformed_and_overlong_rows(folder: Path) -> None:
     with (folder / "train.jsonl").open("a") as file:
         file.write("nonsense\n" * 7)
         file.write(json.dumps({"messages": chat("hello", "the <turn|>" * 200)}) + "\n")
@@ -248,7 +248,7 @@ def test_offenders_are_in_the_report(folder: Path) -> None:
     assert "train.jsonl:61: too long: " in text
 
 
-def test_data_of_which_nothing_is_left_is_refused_with_the_reason(folder: Path) -> None:
+def test_data_without_a_usable_row_is_refused_with_the_reason(folder: Path) -> None:
     with pytest.raises(UserError, match=r"none of the 53 rows of data.train can be used") as error:
         prepared(folder, max_length=3)
     assert "max_length" in (error.value.help or "")
@@ -262,7 +262,7 @@ def test_data_of_which_nothing_is_left_is_refused_with_the_reason(folder: Path) 
         prepared(folder, chat_template=refusing)
 
 
-def test_data_of_which_too_much_is_not_seen_is_refused(folder: Path) -> None:
+def test_too_many_rows_with_keys_that_the_template_ignores_are_refused(folder: Path) -> None:
     thought = [{**message, "reasoning_content": "hm"} for message in chat("a", "b")]
     write(folder / "train.jsonl", [chat("a", "b"), chat("c", "d"), thought])
     with pytest.raises(
@@ -289,7 +289,9 @@ def test_data_of_which_too_much_is_not_seen_is_refused(folder: Path) -> None:
         ("prompt_completion", {"prompt": chat("a", system="s"), "completion": chat("x", "b")[1:]}),
     ],
 )
-def test_the_help_for_system_turns_works_as_it_stands(folder: Path, format: str, row: dict[str, Any]) -> None:
+def test_suggested_transform_for_system_messages_works(
+    folder: Path, format: str, row: dict[str, Any]
+) -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + GEMMA4
     (folder / "train.jsonl").write_text(f"{json.dumps(row)}\n")
     loss_on = "assistant" if format == "chat" else "completion"
@@ -302,7 +304,7 @@ def test_the_help_for_system_turns_works_as_it_stands(folder: Path, format: str,
     assert "s\n\na<turn|>" in tokenizer().decode(made.samples[0].tokens)
 
 
-def test_preferences_with_a_label_are_refused_by_name(folder: Path) -> None:
+def test_labeled_prompt_completion_rows_are_refused_with_working_help(folder: Path) -> None:
     rows = [{"prompt": "a", "completion": " b", "label": label} for label in (True, False)]
     (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     settings = {"format": "prompt_completion", "loss_on": "completion"}
@@ -314,7 +316,7 @@ def test_preferences_with_a_label_are_refused_by_name(folder: Path) -> None:
     assert (train.kept, train.removed) == (1, 1)
 
 
-def test_data_that_is_mostly_unclear_is_refused(folder: Path) -> None:
+def test_too_many_rows_with_unclear_targets_are_refused(folder: Path) -> None:
     unless_short = "{% for m in messages %}{{ m.content + ('' if messages | length > 3 else m.content) }}"
     unless_short += "<turn|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     with pytest.raises(UserError, match=r"35 of 53 rows .* the first: train.jsonl:2: unclear targets"):
@@ -323,7 +325,7 @@ def test_data_that_is_mostly_unclear_is_refused(folder: Path) -> None:
     assert (report.kept, report.inconsistent.count, report.invalid) == (18, 35, 35)
 
 
-def test_batches_that_do_not_divide_are_refused(folder: Path) -> None:
+def test_batch_size_not_divisible_into_micro_batches_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="8 rows cannot be made of micro-batches of 3"):
         prepared(folder, rows=3)
 
@@ -335,7 +337,7 @@ def test_token_ids_that_the_model_does_not_have_are_refused(folder: Path) -> Non
         prepare(data, train, 4, tokenizer(), folder, vocabulary=6)
 
 
-def test_a_template_is_the_same_as_text_and_as_a_file(folder: Path) -> None:
+def test_template_as_text_and_as_file_give_the_same_batch(folder: Path) -> None:
     other = GEMMA4.replace("<|turn>", "<|im_start|>").replace("<turn|>", "<|im_end|>")
     (folder / "chat.jinja").write_text(other)
     a, b = prepared(folder, chat_template=other), prepared(folder, chat_template="chat.jinja")
@@ -349,7 +351,7 @@ def test_a_template_is_the_same_as_text_and_as_a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     "shares", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1,), (2,), (3,)], [(0, 1), (0, 1), (2, 3), (2, 3)]]
 )
-def test_processes_have_together_what_one_would(
+def test_rows_of_all_processes_make_up_the_whole_micro_batch(
     folder: Path, packing: bool, shares: list[tuple[int, ...]]
 ) -> None:
     """Let each process build only its own rows. Processes that share a sharded weight build the same rows."""
@@ -369,7 +371,7 @@ def test_processes_have_together_what_one_would(
     assert [run.tokens_of(index) for index in range(len(tokens))] == tokens
 
 
-def test_the_state_names_the_data(folder: Path) -> None:
+def test_data_state_fingerprint_changes_with_data_and_settings(folder: Path) -> None:
     run = prepared(folder)
     state = run.state(3)
     assert json.loads(json.dumps(state)) == state
@@ -384,7 +386,7 @@ def test_the_state_names_the_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_micro_batch_can_be_traced_to_its_rows(folder: Path, packing: bool) -> None:
+def test_origins_name_the_source_row_of_each_sample_in_a_micro_batch(folder: Path, packing: bool) -> None:
     run = prepared(folder, packing=packing)
     lines = (folder / "train.jsonl").read_text().splitlines()
     for index in range(run.steps_per_epoch * run.accumulation):
@@ -404,7 +406,7 @@ def drawn(run: PreparedData, epoch: int) -> Counter:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_weights_say_how_often_a_source_is_drawn(folder: Path, packing: bool) -> None:
+def test_source_weight_sets_how_often_its_rows_are_drawn(folder: Path, packing: bool) -> None:
     sources = (Source("train.jsonl", 2.0), Source("eval.jsonl", 0.5))
     run = prepared(folder, train=sources, packing=packing, epochs=6)
     other = []
@@ -424,7 +426,7 @@ def test_weights_say_how_often_a_source_is_drawn(folder: Path, packing: bool) ->
         assert run.report.train.rows == 2 * 53 + 6
 
 
-def test_weights_of_one_change_nothing(folder: Path) -> None:
+def test_source_weights_of_one_change_nothing(folder: Path) -> None:
     plain = prepared(folder, train=("train.jsonl", "eval.jsonl"), packing=True)
     weighted = prepared(folder, train=(Source("train.jsonl", 1.0), Source("eval.jsonl")), packing=True)
     assert all(same(x, y) for x, y in zip(plain.batches(), weighted.batches(), strict=True))
@@ -438,12 +440,12 @@ def test_weighted_sources_keep_their_order_without_a_seed(folder: Path) -> None:
     assert len(lines) == 11 + 6 + 5 and lines == sorted(lines)
 
 
-def test_weights_that_leave_nothing_are_refused(folder: Path) -> None:
+def test_source_weights_that_draw_no_sample_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="draws none of the 53 samples"):
         prepared(folder, train=(Source("train.jsonl", 0.001),))
 
 
-def test_formats_without_a_conversation_need_no_template(tmp_path: Path) -> None:
+def test_only_conversations_need_a_chat_template(tmp_path: Path) -> None:
     plain = copy.deepcopy(tokenizer())
     plain.chat_template = None
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")

@@ -49,7 +49,7 @@ def error_of(source: str | Source, folder: Path, **settings: Any) -> UserError:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_source_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
     name, write, last = KINDS[kind]
     write(tmp_path / name)
     source = reader(name, tmp_path)
@@ -66,7 +66,7 @@ def test_every_kind_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
     "name", ["a.jsonl", "a.jsonl.zst", "a.json", "a.csv", "a.parquet", "a.arrow", "a.array_record"]
 )
 @pytest.mark.parametrize("address", ["memory://data/", "file"])
-def test_addresses_are_read_like_files(tmp_path: Path, name: str, address: str) -> None:
+def test_remote_addresses_are_read_like_local_files(tmp_path: Path, name: str, address: str) -> None:
     import fsspec
 
     write = {file: write for file, write, _ in KINDS.values() if write is not write_json_column}[name]
@@ -80,7 +80,7 @@ def test_addresses_are_read_like_files(tmp_path: Path, name: str, address: str) 
     assert rows[0].origin.startswith(prefix + name)
 
 
-def test_a_folder_at_an_address_is_read(tmp_path: Path) -> None:
+def test_folder_at_a_remote_address_is_read(tmp_path: Path) -> None:
     import fsspec
 
     write_folder(tmp_path / "folder")
@@ -112,7 +112,7 @@ def test_split_expressions_read_the_rows_that_they_name(
     assert [row.messages for row in rows] == [whole[i][0] for i in which]
 
 
-def test_origins_of_a_part_are_rows_of_the_split(tmp_path: Path) -> None:
+def test_origins_of_a_split_slice_use_row_numbers_of_the_whole_split(tmp_path: Path) -> None:
     write_saved_splits(tmp_path / "set")
     rows = list(reader(Source("set", split="train[28:30]"), tmp_path))
     assert [row.origin for row in rows] == ["set[train]#28", "set[train]#29"]
@@ -120,7 +120,7 @@ def test_origins_of_a_part_are_rows_of_the_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_saved_splits, write_folder])
 @pytest.mark.parametrize("split", ["validation", "validation[:3]", "train[:"])
-def test_a_missing_split_lists_those_there_are(
+def test_missing_split_error_lists_available_splits(
     tmp_path: Path, write: Callable[[Path], None], split: str
 ) -> None:
     write(tmp_path / "set")
@@ -129,7 +129,7 @@ def test_a_missing_split_lists_those_there_are(
     assert error.help is not None and "train" in error.help and "test" in error.help
 
 
-def test_a_list_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
+def test_json_list_longer_than_a_read_block_is_read_completely(tmp_path: Path) -> None:
     rows = [{"text": f"{i} " + "ü" * (i % 7 * 100_000)} for i in range(20)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
     read = list(reader("a.json", tmp_path, format="text"))
@@ -138,7 +138,7 @@ def test_a_list_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
     assert [row.origin for row in read] == [f"a.json:{2 + 3 * i}" for i in range(20)]
 
 
-def test_csv_rows_of_several_lines_are_read_with_their_places(tmp_path: Path) -> None:
+def test_multi_line_csv_rows_keep_their_line_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
         b'\xef\xbb\xbfprompt,completion\r\n"a\r\n""b"", c",12\r\n\r\nd,NA\r\n,e\r\nf\r\ng,\xff\r\n'
     )
@@ -155,7 +155,7 @@ def test_csv_rows_of_several_lines_are_read_with_their_places(tmp_path: Path) ->
     ]
 
 
-def test_offenders_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
+def test_malformed_jsonl_rows_are_counted_and_named(tmp_path: Path) -> None:
     good = json.dumps({"messages": chat("Hello", "Hi")})
     lines = ["\ufeff" + good, "", "nonsense", good, good, '{"messages": 3}', good + "\r", "[1]", good]
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode() + b"\n\xff{}\n" + b"[" * 100_000)
@@ -171,7 +171,7 @@ def test_offenders_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_are_streamed(tmp_path: Path) -> None:
+def test_json_list_rows_are_read_lazily(tmp_path: Path) -> None:
     """Read no further than the requested rows, so that a preview of a large file is fast."""
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, nonsense')
     rows = iter(reader("a.json", tmp_path, format="text"))
@@ -201,7 +201,7 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_columns_tell_what_to_write(
+def test_error_for_other_columns_suggests_format_or_fields(
     tmp_path: Path, format: str, columns: tuple[str, ...], help: str
 ) -> None:
     pq.write_table(pa.table({name: ["x", "y"] for name in columns}), tmp_path / "a.parquet")
@@ -213,7 +213,7 @@ def test_other_columns_tell_what_to_write(
     assert error.help == help
 
 
-def test_renamed_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_renamed_column_is_named_in_the_error(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     error = error_of("a.jsonl", tmp_path, fields={"messages": "dialog"})
     assert "no 'dialog' (it has 'messages', 'tools')" in error.message
@@ -221,7 +221,7 @@ def test_renamed_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.array_record"])
-def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
+def test_empty_file_is_named_in_the_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     error = error_of(name, tmp_path)
     assert error.message == f"{name} is empty" and error.help
@@ -236,7 +236,7 @@ def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
         pytest.param("a.jsonl.gz", gzip.compress(b"", mtime=0), id="a.jsonl.gz"),
     ],
 )
-def test_a_file_without_rows_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_file_without_rows_is_named_in_the_error(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert error_of(name, tmp_path).message == f"{name} is empty"
 
@@ -253,7 +253,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_file_that_was_cut_off_is_named(tmp_path: Path, kind: str) -> None:
+def test_truncated_file_is_named_in_the_error(tmp_path: Path, kind: str) -> None:
     name, write, share = BROKEN[kind]
     write(tmp_path / name)
     content = (tmp_path / name).read_bytes()
@@ -264,7 +264,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.array_record", "a.jsonl.gz", "a.jsonl.zst"])
-def test_a_file_that_is_not_what_its_ending_says(tmp_path: Path, name: str) -> None:
+def test_file_with_the_wrong_extension_is_named_in_the_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(json_lines(conversations()))
     error = error_of(name, tmp_path)
     assert error.message.startswith(name) and error.help
@@ -278,7 +278,7 @@ def test_a_file_that_is_not_what_its_ending_says(tmp_path: Path, name: str) -> N
         (b"a,a\n1,2\n", "a.csv has two columns 'a'"),
     ],
 )
-def test_csv_that_cannot_be_told_apart_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_csv_is_refused_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     assert error_of("a.csv", tmp_path).message == message
 
@@ -296,9 +296,7 @@ def test_csv_that_cannot_be_told_apart_is_refused(tmp_path: Path, content: bytes
         (b'["\xff"]', "a.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_a_list_that_is_not_json_is_refused_with_its_place(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_invalid_json_list_is_refused_with_its_position(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert message in error_of("a.json", tmp_path).message
 
@@ -319,7 +317,7 @@ def test_a_list_that_is_not_json_is_refused_with_its_place(
         (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),
     ],
 )
-def test_what_cannot_be_read_as_data_is_one_sentence(
+def test_unreadable_source_is_refused_with_message_and_help(
     no_buckets: None, tmp_path: Path, source: str | Source, message: str, help: str | None
 ) -> None:
     write_jsonl(tmp_path / "a.jsonl")
@@ -352,7 +350,7 @@ class Closed:
         OSError("Anonymous caller does not have storage.objects.get access, 401"),
     ],
 )
-def test_missing_credentials_are_asked_for_in_the_stores_terms(
+def test_bucket_permission_error_suggests_gcloud_login(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
     monkeypatch.setattr(Closed, "error", error, raising=False)
@@ -362,7 +360,7 @@ def test_missing_credentials_are_asked_for_in_the_stores_terms(
     assert found.help is not None and "gcloud auth application-default login" in found.help
 
 
-def test_weights_stay_with_their_sources(tmp_path: Path) -> None:
+def test_opened_sources_keep_their_weights(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     write_parquet(tmp_path / "b.parquet")
     readers = open_rows(

@@ -80,7 +80,7 @@ def learned(
         (LARGE, "assistant", "empty", ["Hi there<turn|>", "Good bye<turn|>"]),
     ],
 )
-def test_reasoning_is_kept_dropped_or_empty_whatever_it_is_called(
+def test_reasoning_modes_work_for_every_spelling_of_reasoning(
     template: str, loss_on: str, reasoning: str, expected: list[str], messages: list[dict[str, Any]]
 ) -> None:
     text, found = learned(template, messages, reasoning, loss_on)
@@ -93,7 +93,7 @@ def test_reasoning_is_kept_dropped_or_empty_whatever_it_is_called(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_6"])
-def test_empty_is_what_a_model_that_is_told_not_to_think_is_prompted_with(name: str) -> None:
+def test_empty_reasoning_matches_transformers_prompt_without_thinking(name: str) -> None:
     """Compare with transformers' own rendering of the prompt."""
     using = tokenizer(published(name))
     prompt = using.apply_chat_template(
@@ -106,7 +106,7 @@ def test_empty_is_what_a_model_that_is_told_not_to_think_is_prompted_with(name: 
     assert text == f"{prompt}Good bye<|im_end|>\n" and found == ["Good bye<|im_end|>"]
 
 
-def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
+def test_unusable_reasoning_drops_the_row_with_a_reason() -> None:
     assert learned("qwen3", THOUGHT, "keep") == "the chat template leaves the reasoning of message 1 out"
     assert learned("llama3", THOUGHT[:2], "keep") == "the chat template leaves the reasoning of message 1 out"
     light = [THOUGHT[0], {**THOUGHT[1], "weight": 0}, *THOUGHT[2:]]
@@ -122,7 +122,7 @@ def test_what_cannot_be_kept_is_left_out_with_the_reason() -> None:
     assert "writes no part of an assistant's turn" in learned("qwen2_5", alone, "drop")
 
 
-def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> None:
+def test_empty_reasoning_needs_a_template_with_enable_thinking(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [THOUGHT] * 4)
     with pytest.raises(UserError, match="the chat template does not read enable_thinking"):
         prepared(tmp_path, rows=1, batch=1, reasoning="empty")
@@ -133,6 +133,6 @@ def test_an_empty_thought_is_asked_of_templates_that_know_it(tmp_path: Path) -> 
     assert len(set(kept)) == 3
 
 
-def test_all_tokens_carry_loss_the_empty_thought_too() -> None:
+def test_loss_on_all_includes_the_empty_reasoning() -> None:
     text, found = learned(LARGE, THOUGHT[:2], "empty", "all")
     assert "".join(found) == text.removeprefix("<bos>") and "<channel|>Hi there" in text

@@ -21,7 +21,7 @@ def read_rows(folder: Path, *names: str) -> list[ParsedSample]:
 
 
 @pytest.mark.parametrize(("name", "train", "held_out"), [("quickstart", 300, 30), ("gemma3-270m", 195, 20)])
-def test_the_shipped_data_has_rows_that_train_and_none_twice(
+def test_shipped_datasets_have_enough_rows_and_no_duplicates(
     root: Path, name: str, train: int, held_out: int
 ) -> None:
     folder = root / "recipes" / "data" / name
@@ -35,7 +35,7 @@ def test_the_shipped_data_has_rows_that_train_and_none_twice(
     assert all(m["content"].isascii() for row in rows + evaluation for m in row.messages)
 
 
-def test_every_answer_of_the_real_model_has_the_format(root: Path) -> None:
+def test_gemma3_270m_dataset_answers_follow_the_answer_format(root: Path) -> None:
     folder = root / "recipes" / "data" / "gemma3-270m"
     rows = read_rows(folder, "train.jsonl", "eval.jsonl")
     form = re.compile(r"ANSWER: [^|\n]+ \| CONFIDENCE: (high|medium|low)")

@@ -68,14 +68,14 @@ def librarys(texts: list[str], fraction: float, seed: int) -> tuple[list[str], l
 
 @pytest.mark.parametrize("rows", [2, 3, 7, 20, 101, 1999])
 @pytest.mark.parametrize(("fraction", "seed"), [(0.05, 42), (0.1, 0), (1 / 3, 2**32 - 1), (0.29, 7)])
-def test_the_rows_are_those_of_train_test_split(rows: int, fraction: float, seed: int) -> None:
+def test_held_out_rows_match_datasets_train_test_split(rows: int, fraction: float, seed: int) -> None:
     split = datasets.Dataset.from_dict({"row": range(rows)}).train_test_split(test_size=fraction, seed=seed)
     held_out = choose(rows, fraction, seed)
     assert np.flatnonzero(held_out).tolist() == sorted(split["test"]["row"])
     assert np.flatnonzero(~held_out).tolist() == sorted(split["train"]["row"])
 
 
-def test_nothing_is_left_where_the_library_refuses_too(folder: Path) -> None:
+def test_eval_fraction_that_holds_out_all_rows_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="train set will be empty"):
         datasets.Dataset.from_dict({"row": range(3)}).train_test_split(test_size=0.7)
     data = settings(Source("a.jsonl", limit=3), eval_fraction=0.7)
@@ -84,17 +84,17 @@ def test_nothing_is_left_where_the_library_refuses_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3])
-def test_sources_are_put_together_in_order(folder: Path, fraction: float) -> None:
+def test_split_of_several_sources_matches_their_concatenation(folder: Path, fraction: float) -> None:
     data = settings("a.jsonl", "b.parquet", eval_fraction=fraction, eval_seed=3)
     assert parts(data, folder) == librarys(FIRST + SECOND, fraction, 3)
 
 
-def test_limits_come_before_the_choice(folder: Path) -> None:
+def test_source_limits_apply_before_the_split(folder: Path) -> None:
     data = settings(Source("a.jsonl", limit=11), Source("b.parquet", limit=40), eval_fraction=0.25)
     assert parts(data, folder) == librarys(FIRST[:11] + SECOND, 0.25, 42)
 
 
-def test_rows_that_are_left_out_later_take_part_in_the_choice(folder: Path) -> None:
+def test_dropped_rows_do_not_change_the_split_of_other_rows(folder: Path) -> None:
     """Check that a repaired row or a changed transform moves no other row."""
     whole = parts(settings("a.jsonl"), folder)
     lines = (folder / "a.jsonl").read_text().splitlines()
@@ -107,7 +107,7 @@ def test_rows_that_are_left_out_later_take_part_in_the_choice(folder: Path) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_source_is_counted_and_cut_off(kind: str, tmp_path: Path) -> None:
+def test_count_and_limit_work_for_every_kind_of_source(kind: str, tmp_path: Path) -> None:
     name, make, _ = KINDS[kind]
     make(tmp_path / name)
     assert [count(Source(name, limit=limit), tmp_path) for limit in (None, 7, 50, 51)] == [50, 7, 50, 50]
@@ -116,7 +116,7 @@ def test_every_kind_of_source_is_counted_and_cut_off(kind: str, tmp_path: Path) 
     assert first == whole[:7]
 
 
-def test_data_sets_of_the_hub_are_held_out_as_the_library_does(
+def test_hub_dataset_split_matches_datasets_train_test_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_sets.cached(tmp_path, monkeypatch)
@@ -124,7 +124,7 @@ def test_data_sets_of_the_hub_are_held_out_as_the_library_does(
     assert parts(data, Path()) == librarys(TEXTS[:37], 0.1, 42)
 
 
-def test_parts_of_a_split_of_files_are_counted(tmp_path: Path) -> None:
+def test_count_works_for_split_expressions_of_local_datasets(tmp_path: Path) -> None:
     for kind in ("saved splits", "folder"):
         name, make, _ = KINDS[kind]
         make(tmp_path / name)
@@ -132,7 +132,7 @@ def test_parts_of_a_split_of_files_are_counted(tmp_path: Path) -> None:
             assert count(Source(name, split=split), tmp_path) == rows
 
 
-def test_a_source_without_rows_in_a_part_is_no_error(folder: Path) -> None:
+def test_split_that_takes_no_row_of_a_source_is_accepted(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"text": "alone"}\n')
     seeds = {}
     for seed in range(40):
@@ -142,7 +142,7 @@ def test_a_source_without_rows_in_a_part_is_no_error(folder: Path) -> None:
     assert set(seeds) == {False, True}
 
 
-def test_bad_sources_are_told_of_as_ever(folder: Path) -> None:
+def test_bad_sources_are_refused_with_eval_fraction(folder: Path) -> None:
     (folder / "empty.jsonl").touch()
     for name, message in (
         ("none.jsonl", "there is no data file"),
@@ -182,7 +182,7 @@ def origins(run: PreparedData) -> list[str]:
     return sorted(o for i in range(run.total_steps * run.accumulation) for o in run.origins(i))
 
 
-def test_a_run_trains_on_the_rest_and_evaluates_on_what_is_held_out(chats: Path) -> None:
+def test_run_trains_on_remaining_rows_and_evaluates_on_held_out_rows(chats: Path) -> None:
     prepared = run(chats)
     held_out = np.flatnonzero(choose(23, 0.2, 42)) + 1
     assert origins(prepared) == sorted(f"chats.jsonl:{i}" for i in range(1, 24) if i not in held_out)
@@ -197,7 +197,7 @@ def test_a_run_trains_on_the_rest_and_evaluates_on_what_is_held_out(chats: Path)
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_weights_are_of_the_rows_that_are_left(chats: Path) -> None:
+def test_source_weights_apply_to_the_rows_left_for_training(chats: Path) -> None:
     sources = (Source("chats.jsonl", 2.0), Source("more.jsonl", 0.5))
     prepared = run(chats, train=sources)
     held_out = choose(31, 0.2, 42)
@@ -207,7 +207,7 @@ def test_weights_are_of_the_rows_that_are_left(chats: Path) -> None:
     assert sum(o.startswith("more") for o in found) == round(left[1] / 2)
 
 
-def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
+def test_preference_pairs_are_held_out_together(tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}", "chosen": " hello", "rejected": " world"} for i in range(9)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepared = run(tmp_path, train=("pairs.jsonl",), format="preference", loss_on="completion")
@@ -216,7 +216,7 @@ def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
     assert prepared.eval_batches[0]["segment_ids"].any(1).sum() == 2 * 2
 
 
-def test_the_cache_tells_the_parts_apart_and_another_choice_is_another_run(chats: Path) -> None:
+def test_cache_and_fingerprint_depend_on_the_eval_split(chats: Path) -> None:
     cache = chats / "cache"
     first = run(chats, cache)
     assert len(list((cache / "data").iterdir())) == 2

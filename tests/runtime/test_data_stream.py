@@ -61,7 +61,9 @@ def origins(run: PreparedData) -> list[str]:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_pass_has_every_row_once(folder: Path, packing: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_pass_has_every_row_once_in_a_new_order(
+    folder: Path, packing: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Read 92 rows in windows of 23: a pass has four windows, and the next pass has another order."""
     run = streamed(folder, stream_window=23, packing=packing, batch=4, steps=60)
     drawn = origins(run)
@@ -98,7 +100,9 @@ def test_batches_are_the_same_on_other_meshes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle_seed": None}, {"stream_window": 3, "packing": False}])
-def test_a_run_goes_on_after_every_step_as_it_would_have(folder: Path, settings: dict[str, Any]) -> None:
+def test_resumed_stream_gives_the_batches_of_an_uninterrupted_run(
+    folder: Path, settings: dict[str, Any]
+) -> None:
     run = streamed(folder, **settings)
     whole = list(run.batches())
     for step in (1, 5, 11):
@@ -113,7 +117,7 @@ def test_a_run_goes_on_after_every_step_as_it_would_have(folder: Path, settings:
         assert all(same(x, y) for x, y in zip(whole[step * 2 :], rest, strict=True))
 
 
-def test_going_on_reads_one_window_and_no_shard_before_it(
+def test_resumed_stream_reads_one_window_and_no_earlier_shard(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = streamed(folder, batch=4).state(9)
@@ -137,7 +141,7 @@ def test_going_on_reads_one_window_and_no_shard_before_it(
     assert 1 <= len(opened) <= 2 and len(parsed) <= 20
 
 
-def test_other_data_under_the_same_names_is_told(folder: Path) -> None:
+def test_stream_state_and_fingerprint_detect_changed_data(folder: Path) -> None:
     run = streamed(folder, train=("shards/a.jsonl",))
     state = run.state(2)
     file = folder / "shards/a.jsonl"
@@ -186,7 +190,7 @@ def test_memory_does_not_grow_with_the_stream(folder: Path, monkeypatch: pytest.
     assert windows > 50 and most <= stream.HELD + 3
 
 
-def test_bad_rows_are_told_as_they_come_and_too_many_stop_the_run(
+def test_stream_reports_bad_rows_and_stops_at_too_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = lines(60, 1)
@@ -215,7 +219,7 @@ def test_bad_rows_are_told_as_they_come_and_too_many_stop_the_run(
             pass
 
 
-def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+def test_unusable_stream_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(UserError, match=r"empty.jsonl is empty"):
         streamed(tmp_path, train=("empty.jsonl",))

@@ -36,7 +36,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in (Path(spec.origin).parent / "chat_templates").glob("*.jinja"))
 
 
-def test_every_template_that_trl_ships_is_rendered_as_transformers_does(
+def test_trl_templates_render_as_in_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from transformers.utils import chat_template_utils as reference
@@ -75,17 +75,17 @@ def test_every_template_that_trl_ships_is_rendered_as_transformers_does(
     assert rendered > 150 and marked > 50 and refused > 10
 
 
-def test_the_date_is_the_same_every_day() -> None:
+def test_template_date_is_fixed() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
     assert template.render([]) == "26 Jul 2024"
 
 
-def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:
+def test_invalid_jinja_template_is_refused_with_its_line_number() -> None:
     with pytest.raises(UserError, match="not valid Jinja: line 2"):
         ChatTemplate("{% if x %}\n{% endfor %}", {})
 
 
-def test_markers_in_a_macro_are_not_trusted() -> None:
+def test_generation_markers_in_a_macro_are_refused() -> None:
     source = (
         "{% macro turn(m) %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
         "{% for m in messages %}{{ turn(m) }}{% endfor %}"
@@ -97,7 +97,7 @@ def test_markers_in_a_macro_are_not_trusted() -> None:
     assert template.render(chat("Hello", "Hi")) == "user: Helloassistant: Hi"
 
 
-def test_a_template_cannot_reach_the_machine() -> None:
+def test_template_cannot_escape_the_sandbox() -> None:
     for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"):
         with pytest.raises(TemplateRefusal):
             ChatTemplate(source, {}).render(chat("Hello"))
@@ -114,7 +114,7 @@ def test_a_template_cannot_reach_the_machine() -> None:
         "{{ 10 ** 10 ** 10 }}",
     ],
 )
-def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_rendering_time_and_output_are_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a template's time, its output, and what a few characters expand to."""
     monkeypatch.setattr("recipec.runtime.data.template.RENDER_SECONDS", 0.5)
     with pytest.raises(TemplateRefusal):
@@ -122,15 +122,15 @@ def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ (" * 3000])
-def test_a_template_that_is_nested_without_end(source: str) -> None:
+def test_deeply_nested_template_is_refused(source: str) -> None:
     with pytest.raises(UserError, match="the chat template"):
         ChatTemplate(source, {})
 
 
-def test_products_that_templates_are_made_of() -> None:
+def test_template_arithmetic_and_repetition_work() -> None:
     source = "{{ '-' * 3 }}{{ 3 * 4 }}{{ 2 ** 10 }}{{ [1] * 2 }}{{ 4 ** 0.5 }}"
     assert ChatTemplate(source, {}).render([]) == "---121024[1, 1]2.0"
 
 
-def test_a_tokenizers_special_tokens_are_variables() -> None:
+def test_special_tokens_are_template_variables() -> None:
     assert ChatTemplate("{{ bos_token }}", tokenizer().special_tokens_map).render([]) == "<bos>"

@@ -21,7 +21,7 @@ def load(folder: Path, **settings: Any) -> Any:
     )
 
 
-def test_a_tokenizer_that_fits_the_model_is_loaded_and_no_other(tmp_path: Path) -> None:
+def test_tokenizer_loads_only_if_it_fits_the_embeddings(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 400}}')
     assert load(tmp_path).encode("hello") == tokenizer().encode("hello")
@@ -37,7 +37,7 @@ def test_a_tokenizer_that_fits_the_model_is_loaded_and_no_other(tmp_path: Path) 
     assert load(tmp_path, tokenizer=str(tmp_path)).is_fast
 
 
-def test_special_tokens_beyond_the_embeddings_are_let_through(tmp_path: Path) -> None:
+def test_special_tokens_beyond_the_embeddings_are_accepted(tmp_path: Path) -> None:
     grown = load_copy(tmp_path)
     size = len(grown)
     grown.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
@@ -51,7 +51,7 @@ def load_copy(folder: Path) -> Any:
     return load(folder)
 
 
-def test_a_tokenizer_without_a_template_asks_for_one(tmp_path: Path) -> None:
+def test_tokenizer_without_chat_template_needs_data_chat_template(tmp_path: Path) -> None:
     plain = load_copy(tmp_path)
     plain.chat_template = None
     plain.save_pretrained(tmp_path)

@@ -65,7 +65,7 @@ def error_of(folder: Path, transform: str, **given: Any) -> UserError:
     return error.value
 
 
-def test_rows_pass_through_it_before_their_format_is_read(tmp_path: Path) -> None:
+def test_transform_runs_before_the_format_is_read(tmp_path: Path) -> None:
     source = reader(tmp_path, "prepare.py:clean")
     rows = [(row.origin, [message["content"] for message in row.messages]) for row in source]
     assert rows == [("a.jsonl:1", ["1", "one"]), ("a.jsonl:3", ["3", "three"])]
@@ -73,50 +73,50 @@ def test_rows_pass_through_it_before_their_format_is_read(tmp_path: Path) -> Non
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_a_function_at_an_absolute_path_is_used(tmp_path: Path) -> None:
+def test_transform_at_an_absolute_path_is_used(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "prepare.py").write_text(FILE)
     source = reader(tmp_path / "data", f"{tmp_path}/prepare.py:clean", file=None)
     assert len(list(source)) == 2
 
 
-def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+def test_changed_transform_file_is_read_again(tmp_path: Path) -> None:
     assert len(list(reader(tmp_path, "prepare.py:clean"))) == 2
     changed = FILE.replace('if not row["a"]', 'if row["q"]!="3"')
     assert len(list(reader(tmp_path, "prepare.py:clean", file=changed))) == 1
 
 
-def test_malformed_lines_do_not_reach_it(tmp_path: Path) -> None:
+def test_malformed_lines_do_not_reach_the_transform(tmp_path: Path) -> None:
     source = reader(tmp_path, "prepare.py:clean", rows=[*ROWS, [1]])
     assert len(list(source)) == 2
     assert [(p.origin, p.reason) for p in source.malformed.first] == [("a.jsonl:4", "a list, not an object")]
 
 
-def test_an_exception_names_the_row_and_the_line(tmp_path: Path) -> None:
+def test_transform_exception_names_the_row_and_the_line(tmp_path: Path) -> None:
     error = error_of(tmp_path, "prepare.py:clean", rows=[*ROWS, {"q": "4"}])
     assert error.message == "prepare.py:16: data.transform fails on a.jsonl:4: KeyError: 'a'"
     assert error.help == "correct prepare.py:clean; None leaves a row out"
 
 
-def test_an_exception_below_it_names_its_own_line(tmp_path: Path) -> None:
+def test_exception_in_a_called_library_names_the_transform_line(tmp_path: Path) -> None:
     error = error_of(tmp_path, "prepare.py:half")
     assert error.message.startswith(
         "prepare.py:27: data.transform fails on a.jsonl:2: JSONDecodeError: Expecting"
     )
 
 
-def test_another_result_is_refused(tmp_path: Path) -> None:
+def test_transform_result_that_is_not_a_row_is_refused(tmp_path: Path) -> None:
     error = error_of(tmp_path, "prepare.py:count")
     assert error.message == "prepare.py:count returns a number for a.jsonl:1"
     assert error.help == "data.transform returns a row (a dict) or None"
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_transform_that_removes_every_row_is_refused(tmp_path: Path) -> None:
     error = error_of(tmp_path, "prepare.py:clean", rows=[ROWS[1]] * 4)
     assert error.message == "prepare.py:clean returns None for each of the 4 rows of a.jsonl"
 
 
-def test_what_it_made_is_checked(tmp_path: Path) -> None:
+def test_transform_result_of_another_format_is_refused(tmp_path: Path) -> None:
     error = error_of(tmp_path, "prepare.py:clean", format="text")
     assert (
         "none of the 3 rows of a.jsonl (1 removed by data.transform) is of the format text" in error.message
@@ -160,7 +160,7 @@ def test_what_it_made_is_checked(tmp_path: Path) -> None:
         ("prepare.py:f", "\0", "prepare.py", "correct"),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused_with_the_reason(
+def test_transform_that_cannot_be_loaded_is_refused_with_the_reason(
     tmp_path: Path, transform: str, file: str | None, message: str, help: str
 ) -> None:
     error = error_of(tmp_path, transform, file=file)
@@ -168,7 +168,7 @@ def test_a_function_that_cannot_be_had_is_refused_with_the_reason(
     assert error.help is not None and help in error.help
 
 
-def test_leaving_is_a_mistake_like_others(tmp_path: Path) -> None:
+def test_exit_in_a_transform_is_reported_as_an_error(tmp_path: Path) -> None:
     """Report exit(), so that it does not end a training as if it had succeeded."""
     error = error_of(tmp_path, "prepare.py:f", file="def f(row):\n    exit(0)\n")
     assert error.message == "prepare.py:2: data.transform fails on a.jsonl:1: SystemExit: 0"

@@ -54,7 +54,7 @@ def theirs(rows: list[dict[str, Any]], template: str, **settings: Any) -> list[t
 
 
 @pytest.mark.parametrize("template", [MARKED, "qwen3_training", "gemma3_training", "llama3_training"])
-def test_chats_with_generation_markers_have_trls_tokens_and_targets(tmp_path: Path, template: str) -> None:
+def test_chats_with_generation_markers_match_trl_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = template if "{" in template else published(template)
     rows = [
         {"messages": chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")},
@@ -65,7 +65,7 @@ def test_chats_with_generation_markers_have_trls_tokens_and_targets(tmp_path: Pa
 
 
 @pytest.mark.parametrize("template", ["qwen3_training", "glm4moe_training"])
-def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) -> None:
+def test_tool_calls_match_trl_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = published(template)
     rows = [{"messages": CALL, "tools": TOOLS}]
     found = ours(tmp_path, rows, text)
@@ -76,7 +76,7 @@ def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) 
     assert "Rome" in learned and "It is sunny in Rome." in learned and "Tells the weather" not in learned
 
 
-def test_plain_prompts_and_completions_have_trls_tokens_and_targets(tmp_path: Path) -> None:
+def test_plain_prompts_and_completions_match_trl_tokens_and_targets(tmp_path: Path) -> None:
     rows = [
         {"prompt": "The quick brown fox", "completion": " says hello to the world."},
         {"prompt": "Grüße 🎉\n", "completion": "Ωμέγα 🎉"},
@@ -89,9 +89,7 @@ def test_plain_prompts_and_completions_have_trls_tokens_and_targets(tmp_path: Pa
 
 
 @pytest.mark.parametrize("template", [MARKED, "gemma4", "qwen3", "llama3"])
-def test_prompts_and_completions_of_messages_have_trls_tokens_and_targets(
-    tmp_path: Path, template: str
-) -> None:
+def test_message_prompts_and_completions_match_trl_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = template if "{" in template else published(template)
     whole = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
     rows = [{"prompt": whole[:2], "completion": whole[2:]}, {"prompt": whole[:4], "completion": whole[4:]}]
@@ -99,7 +97,7 @@ def test_prompts_and_completions_of_messages_have_trls_tokens_and_targets(
     assert ours(tmp_path, rows, text, format="prompt_completion", loss_on="completion") == expected
 
 
-def test_plain_text_has_trls_tokens_and_targets(tmp_path: Path) -> None:
+def test_plain_text_matches_trl_tokens_and_targets(tmp_path: Path) -> None:
     rows = [{"text": "The quick brown fox."}, {"text": "Grüße 🎉 Ωμέγα"}, {"text": "It ends.<eos>"}]
     found = ours(tmp_path, rows, MARKED, format="text", loss_on="all")
     assert found == theirs(rows, MARKED)

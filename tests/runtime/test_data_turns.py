@@ -115,7 +115,7 @@ ANSWERS = ("It is sunny in Rome.", "It rains.")
         (MISTRAL, (OWN.format("Rome", 1), OWN.format("Bern", 2)), "</s>", ("sunny", '{"sky": "rainy"}')),
     ],
 )
-def test_calls_of_tools_are_learned_and_their_results_where_they_are_asked_for(
+def test_tool_calls_carry_loss_and_tool_results_only_if_requested(
     template: str, calls: tuple[str, str], ends: str, results: tuple[str, str]
 ) -> None:
     first, second = (answer + ends for answer in ANSWERS)
@@ -129,7 +129,7 @@ def test_calls_of_tools_are_learned_and_their_results_where_they_are_asked_for(
     assert learned(template, light, TOOLS, ("assistant", "tool")) == [first, calls[1], results[1], second]
 
 
-def test_two_calls_at_once_and_words_before_them() -> None:
+def test_text_and_two_tool_calls_in_one_turn_carry_loss() -> None:
     both = {
         **TWICE[1],
         "content": "I look.",
@@ -140,7 +140,7 @@ def test_two_calls_at_once_and_words_before_them() -> None:
     assert found[0] == "I look.\n" + QWEN.format("Rome").replace("<|im_end|>", "\n") + QWEN.format("Bern")
 
 
-def test_a_call_that_is_written_otherwise_as_the_last_turn_is_refused() -> None:
+def test_tool_call_rendered_differently_as_last_turn_is_refused() -> None:
     odd = published("qwen3").replace("{{- '}\\n</tool_call>' }}", "{{- ('}' ~ messages | length) }}")
     assert odd != published("qwen3")
     with pytest.raises(Inconsistent, match="message 1 calls tools"):
@@ -158,13 +158,13 @@ def test_a_call_that_is_written_otherwise_as_the_last_turn_is_refused() -> None:
         ("assistant", ["two<turn|>", "four<turn|>"]),
     ],
 )
-def test_roles(template: str, loss_on: Any, expected: list[str]) -> None:
+def test_loss_on_roles_selects_the_turns_with_loss(template: str, loss_on: Any, expected: list[str]) -> None:
     renderer = Renderer(ChatTemplate(template, {"bos_token": "<bos>"}), SPECIAL, loss_on)
     made = renderer.render(chat("one", "two", "three", "four", system="Be brief"))
     assert [made.text[start:end] for start, end in made.spans] == expected
 
 
-def test_of_all_tokens_those_of_weight_0_carry_no_loss_whoever_speaks() -> None:
+def test_loss_on_all_excludes_weight_0_messages_of_any_role() -> None:
     messages = chat("one", "two", "three", "four")
     messages = [{**message, "weight": weight} for message, weight in zip(messages, (0, 1, 1, 0), strict=True)]
     made = Renderer(ChatTemplate(GEMMA4, {"bos_token": "<bos>"}), SPECIAL, "all").render(messages)
@@ -175,7 +175,7 @@ def test_of_all_tokens_those_of_weight_0_carry_no_loss_whoever_speaks() -> None:
     ]
 
 
-def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> None:
+def test_rows_with_odd_weights_or_roles_are_reported_by_file_and_line(tmp_path: Path) -> None:
     """Try weights in quotes, between 0 and 1 and in lists; and missing, listed and unknown roles."""
     said = {"role": "user", "content": "hello"}
     odd: list[Any] = [
@@ -213,7 +213,7 @@ def test_rows_nobody_thought_of_are_named_by_file_and_line(tmp_path: Path) -> No
     assert [one.origin for one in report.malformed.first] == [f"train.jsonl:{n}" for n in range(1, 6)]
 
 
-def test_calls_without_the_ids_that_a_template_takes_get_them_by_the_help(tmp_path: Path) -> None:
+def test_suggested_transform_adds_tool_call_ids_that_the_template_needs(tmp_path: Path) -> None:
     """Try missing ids, OpenAI's ids of other lengths, two calls at once, and results in another order."""
 
     def talk(*ids: str | None) -> list[dict[str, Any]]:

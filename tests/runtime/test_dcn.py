@@ -91,7 +91,7 @@ def same(found: tuple[float, dict[str, np.ndarray]], wanted: tuple[float, dict[s
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "all weights"])
-def test_slices_compute_what_one_slice_and_one_device_compute(base: Path, full: bool) -> None:
+def test_loss_and_gradients_on_two_slices_match_one_slice(base: Path, full: bool) -> None:
     """Use tp and fsdp of one size: with rows over (dcn, fsdp), XLA's partitioner confuses the slices here."""
     sliced = computed(base, SLICED, full=full)
     same(sliced, computed(base, ONE_SLICE, full=full))

@@ -71,7 +71,7 @@ def highest() -> Any:
         for case, values in CASES.items()
     ],
 )
-def test_logits_are_those_of_transformers(
+def test_logits_match_transformers(
     case: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Compare padded rows, and packed samples with each sample by itself."""
@@ -107,7 +107,7 @@ def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
 
 
 @pytest.mark.usefixtures("highest")
-def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> None:
+def test_olmo3_scales_rope_frequencies_only_in_full_attention_layers(tmp_path: Path) -> None:
     """Compare with transformers 5.12, whose layers with a window get a rotary embedding of their own here."""
     import copy
 
@@ -133,7 +133,7 @@ def test_olmo3_scales_the_frequencies_of_full_layers_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("highest")
-def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
+def test_deepseek_v2_logits_match_corrected_transformers(tmp_path: Path) -> None:
     """Compare with transformers 5.12 after two corrections: yarn's factor of the scores, and the choice of
     experts in groups."""
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
@@ -314,7 +314,7 @@ def test_deepseek_v2_is_computed_as_it_was_published(tmp_path: Path) -> None:
         ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
-def test_a_config_that_lies_is_refused(kind: str, change: dict[str, Any], key: str) -> None:
+def test_invalid_config_value_is_refused_by_its_key(kind: str, change: dict[str, Any], key: str) -> None:
     config = {"model_type": kind, **change}
     with pytest.raises(UnsupportedCheckpoint, match=key) as refusal:
         family_of(config).architecture(config)
@@ -322,7 +322,7 @@ def test_a_config_that_lies_is_refused(kind: str, change: dict[str, Any], key: s
 
 
 @pytest.mark.usefixtures("highest")
-def test_experts_are_split_over_devices(tmp_path: Path) -> None:
+def test_experts_split_over_the_ep_axis_give_transformers_logits(tmp_path: Path) -> None:
     """Split experts over ep, where rows go to the devices that hold their experts, and compare logits with
     transformers."""
     model = make("qwen3_moe", tmp_path, num_hidden_layers=2, mlp_only_layers=[], num_experts=6)
@@ -333,13 +333,13 @@ def test_experts_are_split_over_devices(tmp_path: Path) -> None:
     assert difference <= LIMIT * size
 
 
-def test_queries_that_do_not_grow_are_none_of_growing_ones() -> None:
+def test_llama_4_scaling_beta_of_zero_disables_query_growth() -> None:
     """Devstral 2 123B gives a growth of 0."""
     config = {"model_type": "ministral3", "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.0}}
     assert family_of(config).architecture(config).query_growth is None
 
 
-def test_published_minimax_files_tell_how_many_features_rotate() -> None:
+def test_minimax_rotary_dim_sets_the_number_of_rotated_features() -> None:
     """transformers does not read this number, and takes a share of a head, by default all of it."""
     config = {"model_type": "minimax_m2"}
     family = family_of(config)

@@ -30,7 +30,7 @@ def highest() -> Any:
         ("nemotron_h-latent", "n_routed_experts", ("q_proj", "in_proj", "experts")),
     ],
 )
-def test_adapters_of_experts_train_alike_where_these_are_split_over_devices(
+def test_expert_adapters_on_the_ep_axis_train_as_in_peft(
     case: str, count: str, targets: tuple[str, ...], tmp_path: Path
 ) -> None:
     model = make(case, tmp_path / "base", **{count: 6})
@@ -43,7 +43,7 @@ def test_adapters_of_experts_train_alike_where_these_are_split_over_devices(
 
 
 @pytest.mark.parametrize("case", map(marked, CASES))
-def test_twenty_training_steps_are_those_of_peft(
+def test_twenty_training_steps_match_peft(
     case: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     model = make(case, tmp_path / "base")

@@ -66,7 +66,7 @@ def close(found: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
+def test_gated_delta_rule_on_packed_rows_matches_separate_sequences(case: tuple[Any, ...]) -> None:
     """Compare outputs and gradients with transformers' recurrent form and torch's autograd."""
     import jax
     import torch
@@ -103,7 +103,7 @@ def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None
         assert out.sharding.shard_shape(out.shape) == (len(rows) // 2, length, values // 2, 7)
 
 
-def test_the_convolution_sees_its_own_sequence_alone() -> None:
+def test_convolution_on_packed_rows_matches_separate_sequences() -> None:
     import jax
     import torch
 

@@ -64,7 +64,7 @@ def traced(built: Any) -> str:
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES)
-def test_rematerialization_is_switched_on_with_every_adapter_in_place(family: str) -> None:
+def test_remat_policy_recomputes_the_expected_number_of_blocks(family: str) -> None:
     """Recompute attention and feed-forward of each of two layers, or each layer. Llama's config is frozen."""
     counts = {}
     for policy in ("none", "block", "decoder"):
@@ -75,7 +75,7 @@ def test_rematerialization_is_switched_on_with_every_adapter_in_place(family: st
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES)
-def test_activations_are_constrained_on_the_cpu(family: str) -> None:
+def test_activations_have_sharding_constraints_on_the_cpu(family: str) -> None:
     text = traced(abstract(family))
     # The embedding; in each layer q, k, v, the attention's output and the feed-forward block.
     assert text.count("sharding_constraint") >= 1 + 2 * 5
@@ -121,7 +121,7 @@ def rewrite(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
     save_file({name: x for name, x in tensors.items() if name not in drop}, folder / "model.safetensors")
 
 
-def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Path) -> None:
+def test_missing_output_head_is_named_in_the_error(tmp_path: Path) -> None:
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     tiny.make_llama(tmp_path / "base")
@@ -131,7 +131,7 @@ def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Pat
         HFCheckpoint.open(tmp_path / "base").verify()
 
 
-def test_a_head_beside_a_tied_embedding_is_not_read(tmp_path: Path) -> None:
+def test_separate_head_of_a_tied_model_is_ignored(tmp_path: Path) -> None:
     """Ignore a second copy of the embedding under the head's name, as transformers does."""
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 

@@ -46,7 +46,7 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_a_product_is_that_of_the_rounded_operands(name: str, kind: str) -> None:
+def test_eight_bit_product_and_gradients_match_rounded_operands(name: str, kind: str) -> None:
     """Compare a product and its gradient.
 
     The gradient is that of the rounded weight. The output's gradient stays exact, or is rounded by row.
@@ -137,7 +137,9 @@ def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return dot / float(np.sqrt(norms[0] * norms[1]))
 
 
-def test_a_model_learns_by_rounded_products(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_bit_gradients_match_straight_through_and_another_mesh(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Check that the gradient passes straight through the rounding, and equals another mesh's.
 
     Only codes on a rounding edge may differ, because sums differ in their last bits.

@@ -77,7 +77,9 @@ def losses(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize(
     "name", ["lora", *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name != "lora")]
 )
-def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives, whole: object) -> None:
+def test_run_resumes_on_another_mesh_with_the_same_losses_and_state(
+    name: str, place: Path, lives: Lives, whole: object
+) -> None:
     """Compare losses and parameters with the run that stays. Each of the last steps is on another mesh."""
     more, hops = CASES[name]
     key = name.replace(", ", "-").replace(" ", "-")
@@ -121,7 +123,9 @@ def check(tmp_path: Path, began: dict[str, Any], now: dict[str, Any]) -> None:
 WHOLE, HALF = {"fsdp": 8, "tp": 1}, {"dcn": 2, "fsdp": 2, "tp": 1}
 
 
-def test_what_changed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_reports_changed_mesh_remat_and_micro_batch_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     began, now = lock(WHOLE, 1), lock(HALF, 2)
     now["recipe"] |= {"remat": {"policy": "none"}, "cache": {"directory": None}}
     check(tmp_path, began, began)
@@ -143,7 +147,9 @@ def test_what_changed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ({"router_aux_loss_coef": 0.001}, "train.router_aux_loss_coef: 0.001"),
     ],
 )
-def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[str, Any], cause: str) -> None:
+def test_loss_per_micro_batch_refuses_resume_with_another_row_count(
+    tmp_path: Path, train: dict[str, Any], cause: str
+) -> None:
     check(tmp_path, lock(WHOLE, 1, **train), lock(HALF, 2, **train))
     with pytest.raises(UserError) as caught:
         check(tmp_path, lock(WHOLE, 1, **train), lock(HALF, 1, **train))
@@ -156,7 +162,7 @@ def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[st
     )
 
 
-def test_a_loss_of_rows_beside_one_another_keeps_those_of_a_device(tmp_path: Path) -> None:
+def test_kto_refuses_resume_with_another_row_count_per_device(tmp_path: Path) -> None:
     kto = {"objective": "kto", "loss_type": "kto"}
     with pytest.raises(UserError, match="depends on the rows of a micro-batch"):
         check(tmp_path, lock(WHOLE, 2, **kto), lock(HALF, 2, **kto))
@@ -167,14 +173,14 @@ def test_a_loss_of_rows_beside_one_another_keeps_those_of_a_device(tmp_path: Pat
 
 
 @pytest.mark.parametrize("change", [{"global_batch_size": 16}, {"seed": 1}, {"loss_normalization": "tokens"}])
-def test_a_change_that_touches_the_numbers_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_resume_refuses_settings_that_change_the_numbers(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=f"holds a run of another artifact: recipe.train.{next(iter(change))} was"
     ):
         check(tmp_path, lock(WHOLE, 1), lock(HALF, 1, **change))
 
 
-def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
+def test_torchax_optimizer_state_is_restored_for_another_accumulation() -> None:
     """Save an optax state of the TorchAX backend after two micro-batches, and restore it for one and four."""
     import jax
     import jax.numpy as jnp
@@ -222,7 +228,7 @@ def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
 
 
 @pytest.mark.nightly
-def test_the_backends_drop_the_same(tmp_path: Path) -> None:
+def test_train_and_torchax_give_the_same_loss_with_dropout(tmp_path: Path) -> None:
     """Compare train.py's and torchax's losses with dropout and the same adapters."""
     import jax
     from flax import nnx

@@ -18,7 +18,7 @@ AXES = {"fsdp": 2, "tp": 2}
 
 
 @pytest.mark.parametrize("axes", [None, AXES], ids=["one device", "2x2"])
-def test_products_with_adapters_are_those_of_merged_weights(axes: dict[str, int] | None) -> None:
+def test_expert_products_with_adapters_match_merged_weights(axes: dict[str, int] | None) -> None:
     """Compare gradients too. Those of experts without a token are zero."""
     import jax
     import jax.numpy as jnp
@@ -81,7 +81,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_arrays_mean_in_every_layout_what_peft_makes_of_them(layout: str) -> None:
+def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
     """Compare merged tensors, their check, and the conversion to PEFT's matrices and back."""
     import peft
     import torch
@@ -162,7 +162,7 @@ def test_arrays_mean_in_every_layout_what_peft_makes_of_them(layout: str) -> Non
             np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
 
-def test_families_are_known_whose_linear_layers_peft_takes_for_experts() -> None:
+def test_families_whose_linear_layers_peft_takes_for_experts_are_listed() -> None:
     from peft.utils import transformers_weight_conversion as conversion
 
     from recipec.runtime.model.families import FAMILIES
@@ -181,7 +181,7 @@ def test_families_are_known_whose_linear_layers_peft_takes_for_experts() -> None
     assert {old for mapping in names.values() for old in mapping} == set(OLD_NAMES)
 
 
-def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
+def test_model_with_adapters_off_equals_the_base_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turn the adapters off within a program, as DPO's reference does.
@@ -225,7 +225,7 @@ def test_a_model_without_its_adapters_is_the_one_that_training_began_with(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("compiled_once")
-def test_resuming_is_exact(tmp_path: Path) -> None:
+def test_resumed_expert_adapters_equal_uninterrupted_training(tmp_path: Path) -> None:
     """Resume adapters of experts and their optimizer state."""
     import optax
 

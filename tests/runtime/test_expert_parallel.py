@@ -48,7 +48,9 @@ def one() -> Any:
 @pytest.mark.parametrize(
     "axes", [{"fsdp": 2, "ep": 2, "tp": 2}, {"ep": 4}, {"fsdp": 1, "ep": 8, "tp": 1}], ids=str
 )
-def test_values_and_gradients_are_those_of_one_device(one: Any, axes: dict[str, int], lean: float) -> None:
+def test_sharded_experts_match_one_device_values_and_gradients(
+    one: Any, axes: dict[str, int], lean: float
+) -> None:
     import jax
     from jax.sharding import Mesh
 
@@ -60,7 +62,7 @@ def test_values_and_gradients_are_those_of_one_device(one: Any, axes: dict[str, 
         assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
-def test_a_recomputed_layer_exchanges_nothing_anew() -> None:
+def test_rematerialized_layer_does_not_repeat_expert_exchange() -> None:
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh

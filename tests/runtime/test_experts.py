@@ -194,7 +194,7 @@ def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_blocks_and_their_gradients_are_those_of_transformers(name: str) -> None:
+def test_expert_blocks_match_transformers_outputs_and_gradients(name: str) -> None:
     """Run on one device, and on a mesh that may divide neither the rows nor an expert's features."""
     import jax
     from jax.sharding import Mesh
@@ -230,7 +230,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_experts_with_equal_scores_the_first_are_chosen(kind: str) -> None:
+def test_router_breaks_ties_by_lowest_expert_index(kind: str) -> None:
     """Compare only the weights on ties, because torch does not define which experts win.
 
     Rows without ties equal torch's.
@@ -271,7 +271,7 @@ def test_of_experts_with_equal_scores_the_first_are_chosen(kind: str) -> None:
     assert np.abs(weights - expected.numpy()).max() <= 1e-6
 
 
-def test_sigmoids_that_are_both_1_are_told_apart_by_their_logits() -> None:
+def test_router_ranks_saturated_sigmoids_by_logits() -> None:
     from recipec.runtime.model.experts import route
 
     logits = np.array([[[30.0, 20.0, 40.0]]], np.float32)
@@ -291,7 +291,7 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_correction_is_float32_in_a_model_of_bfloat16(glm: Path) -> None:
+def test_router_correction_stays_float32_in_bfloat16_model(glm: Path) -> None:
     """Keep the correction in float32.
 
     GLM 4.5's values are above 4, where bfloat16 has steps of 1/32, which is more than scores differ by.
@@ -308,7 +308,7 @@ def test_a_correction_is_float32_in_a_model_of_bfloat16(glm: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_nextn_predict_layers", 0), ("num_hidden_layers", 2)])
-def test_layers_that_predict_further_tokens_are_those_that_config_json_says(
+def test_extra_layers_are_ignored_only_if_config_json_declares_them(
     glm: Path, tmp_path: Path, key: str, value: int
 ) -> None:
     """Ignore as many extra layers as config.json says. More layers are those of another checkpoint."""
@@ -322,7 +322,7 @@ def test_layers_that_predict_further_tokens_are_those_that_config_json_says(
 
 
 @pytest.mark.parametrize("rows", [384, 130])
-def test_weights_gradients_are_each_experts_own_by_the_tpus_kernel_too(rows: int) -> None:
+def test_expert_weight_gradients_are_correct_with_and_without_tpu_kernel(rows: int) -> None:
     """Use 130 rows, which are no whole tiles. One expert has no row, and the last 40 rows have no expert."""
     import jax.numpy as jnp
 
@@ -338,7 +338,7 @@ def test_weights_gradients_are_each_experts_own_by_the_tpus_kernel_too(rows: int
         assert np.abs(found - np.stack(own)).max() <= LIMIT * np.abs(np.stack(own)).max()
 
 
-def test_a_run_knows_its_base_however_that_holds_the_experts() -> None:
+def test_recorded_run_accepts_base_with_fused_or_separate_experts() -> None:
     """Accept experts one by one or in one tensor, as long as their number is the same."""
     family = FAMILIES["olmoe"]
     assert isinstance(family, DecoderFamily)

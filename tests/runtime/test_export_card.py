@@ -151,7 +151,7 @@ def adapter_of_patterns() -> str:
 
 
 @pytest.mark.parametrize("make", [merged_lora, merged_all_weights, adapter, adapter_of_patterns])
-def test_cards_as_they_are_read(make: Callable[[], str], update: bool) -> None:
+def test_model_cards_match_golden_files(make: Callable[[], str], update: bool) -> None:
     golden = CARDS / f"{make.__name__.replace('_', '-')}.md"
     text = make()
     if update:
@@ -165,7 +165,7 @@ def loaded(text: str, folder: Path) -> dict[str, Any]:
     return ModelCard.load(folder / "README.md").data.to_dict()
 
 
-def test_the_hub_reads_the_card_s_metadata(tmp_path: Path) -> None:
+def test_hub_parses_card_metadata(tmp_path: Path) -> None:
     shared = {
         "base_model": "google/gemma-3-270m-it",
         "pipeline_tag": "text-generation",
@@ -188,7 +188,7 @@ def test_the_hub_reads_the_card_s_metadata(tmp_path: Path) -> None:
     }
 
 
-def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> None:
+def test_card_omits_base_model_if_base_is_local(tmp_path: Path) -> None:
     """Omit the base model, because the hub would look for a repository of that name."""
     for text, library in ((merged_all_weights(), "transformers"), (adapter_of_patterns(), "peft")):
         found = loaded(text, tmp_path)
@@ -213,9 +213,7 @@ def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> N
     ],
     ids=lambda card: repr(card)[:24],
 )
-def test_cards_of_which_nothing_can_be_carried_over_leave_the_new_one_valid(
-    card: str | None, tmp_path: Path
-) -> None:
+def test_unusable_base_card_still_gives_valid_new_card(card: str | None, tmp_path: Path) -> None:
     assert carried(card) == {}
     assert loaded(model_card(record(), lock(), card), tmp_path)["library_name"] == "transformers"
 
@@ -229,11 +227,11 @@ def test_cards_of_which_nothing_can_be_carried_over_leave_the_new_one_valid(
     ],
     ids=["huge", "windows", "model-index"],
 )
-def test_cards_that_are_odd_but_can_be_read(card: str) -> None:
+def test_license_is_carried_over_from_unusual_base_cards(card: str) -> None:
     assert carried(card) == {"license": "mit"}
 
 
-def test_a_card_is_written_where_hardly_anything_is_recorded(tmp_path: Path) -> None:
+def test_card_is_written_from_sparse_records(tmp_path: Path) -> None:
     """Write a card from the sparse records of older versions and of tests."""
     bare = {"base": {"id": "a/b"}, "lora": None, "dtype": "float32"}
     assert loaded(model_card(bare, {"recipe": {"lora": None}}, None), tmp_path)["base_model"] == "a/b"
@@ -245,7 +243,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "qwen3-8b-dpo-v5e8", "gemma3-270m-cpu"])
-def test_the_recipe_of_a_card_is_the_recipe(name: str, root: Path, tmp_path: Path) -> None:
+def test_recipe_in_card_loads_to_original_recipe(name: str, root: Path, tmp_path: Path) -> None:
     """Build the recipe of the card again."""
     from recipec.spec.load import load
 
@@ -263,13 +261,13 @@ def test_the_recipe_of_a_card_is_the_recipe(name: str, root: Path, tmp_path: Pat
     assert list(found.lora.rank_pattern) == ["q_proj", "[kv]_proj"], "the first that matches holds"
 
 
-def test_code_in_a_recipe_does_not_end_its_block() -> None:
+def test_code_fence_in_chat_template_does_not_end_recipe_block() -> None:
     template = "{# ```python #}{{ messages }}\n```\n# Not a title\n"
     text = model_card(record(), lock(data={"train": [], "chat_template": template}), None)
     assert "```" in blocks(text, "yaml")[0][1]
 
 
-def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_code_in_card_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the code for transformers and PEFT on a tiny model, with the real folders' names."""
     import peft
 
@@ -290,7 +288,7 @@ def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureF
     assert isinstance(scope["model"], peft.PeftModel)
 
 
-def test_vllm_is_given_room_for_the_largest_rank() -> None:
+def test_vllm_command_in_card_allows_largest_lora_rank() -> None:
     """Cover both patterns, because vLLM 0.32 refuses adapters of a rank above --max-lora-rank."""
     assert "--max-lora-rank 16" in adapter() and "--revision ac82b4e8" in adapter()
     assert "--max-lora-rank 16" in adapter_of_patterns()

@@ -81,7 +81,7 @@ def refusal(action: Callable[[], object]) -> UserError:
     return caught.value
 
 
-def test_what_is_written_is_read_back(folder: OutputFolder) -> None:
+def test_folder_reads_back_written_files(folder: OutputFolder) -> None:
     with folder.locked():
         assert folder.names() == [] and folder.size("x") is None
         with folder.create("below/large.bin") as file:
@@ -101,9 +101,7 @@ def test_what_is_written_is_read_back(folder: OutputFolder) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, UserError])
-def test_nothing_is_left_of_a_file_whose_writing_failed(
-    folder: OutputFolder, kind: type[BaseException]
-) -> None:
+def test_failed_write_leaves_no_file(folder: OutputFolder, kind: type[BaseException]) -> None:
     folder.write("other", b"kept")
     with pytest.raises(kind), folder.create("new") as file:
         file.write(b"a part of it")
@@ -111,7 +109,7 @@ def test_nothing_is_left_of_a_file_whose_writing_failed(
     assert folder.names() == ["other"]
 
 
-def test_the_file_that_was_there_stays_when_its_successor_fails(folder: OutputFolder) -> None:
+def test_failed_overwrite_keeps_old_file(folder: OutputFolder) -> None:
     folder.write("file", b"first")
     with pytest.raises(ValueError, match="enough"), folder.create("file") as file:
         file.write(b"second, and longer")
@@ -119,7 +117,7 @@ def test_the_file_that_was_there_stays_when_its_successor_fails(folder: OutputFo
     assert folder.read("file") == b"first"
 
 
-def test_no_one_sees_a_file_before_it_is_whole(folder: OutputFolder) -> None:
+def test_file_appears_only_when_complete(folder: OutputFolder) -> None:
     with folder.create("new") as file:
         file.write(b"a part of it")
         assert folder.size("new") is None
@@ -127,7 +125,7 @@ def test_no_one_sees_a_file_before_it_is_whole(folder: OutputFolder) -> None:
     assert folder.names() == ["new"]
 
 
-def test_a_bucket_that_breaks_off_is_an_os_error_and_leaves_nothing() -> None:
+def test_broken_bucket_upload_raises_oserror_and_leaves_no_file() -> None:
     bucket = Bucket(skip_instance_cache=True)
     folder = RemoteFolder("gs://bucket/out", bucket, "bucket/out")
 
@@ -143,7 +141,7 @@ def test_a_bucket_that_breaks_off_is_an_os_error_and_leaves_nothing() -> None:
     assert folder.names() == [] and bucket.discarded == ["/bucket/out/shard"]
 
 
-def test_a_bucket_that_refuses_the_last_part_says_what_it_takes() -> None:
+def test_bucket_refusing_last_part_gives_error_with_help() -> None:
     bucket = Bucket(skip_instance_cache=True)
     folder = RemoteFolder("gs://bucket/out", bucket, "bucket/out")
 
@@ -157,14 +155,12 @@ def test_a_bucket_that_refuses_the_last_part_says_what_it_takes() -> None:
     assert folder.names() == []
 
 
-def test_what_a_killed_process_left_is_told_apart() -> None:
+def test_stale_lists_only_partial_files_of_killed_process() -> None:
     names = [".env", ".model.safetensors.partial", "a.partial", "below/.x.partial", "model.safetensors"]
     assert stale(names) == [".model.safetensors.partial", "below/.x.partial"]
 
 
-def test_file_systems_without_locks_are_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_is_written_without_flock_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -197,7 +193,7 @@ def readable() -> Iterator[Path]:
         folder.chmod(0o755)
 
 
-def test_a_folder_that_may_not_be_written_is_one_sentence(readable: Path) -> None:
+def test_read_only_folder_gives_one_sentence_error(readable: Path) -> None:
     with without_rights():
         for action in (
             lambda: LocalFolder(readable / "new").locked().__enter__(),
@@ -211,7 +207,7 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(readable: Path) -> Non
     assert LocalFolder(readable).names() == ["there"]
 
 
-def test_addresses_that_cannot_be_written_are_refused_with_the_way_out(no_buckets: None) -> None:
+def test_unwritable_output_addresses_are_refused_with_help(no_buckets: None) -> None:
     assert refusal(lambda: output_folder("gs://bucket/out")).help == "pip install gcsfs"
     assert refusal(lambda: output_folder("s3://bucket/out")).help == "pip install s3fs"
     assert "nowhere" in refusal(lambda: output_folder("nowhere://bucket/out")).message

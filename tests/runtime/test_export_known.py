@@ -70,7 +70,7 @@ def merged(root: Path) -> Path:
         (merged, {FILE: DIGEST}),
     ],
 )
-def test_hashes_are_known_from_every_place_that_has_them(
+def test_known_hashes_come_from_every_source(
     make: Callable[[Path], Path], expected: dict[str, str], tmp_path: Path
 ) -> None:
     found = known_hashes(make(tmp_path))
@@ -78,7 +78,7 @@ def test_hashes_are_known_from_every_place_that_has_them(
     assert json.loads(json.dumps(found)) == copy.deepcopy(found) == expected
 
 
-def test_a_folder_that_links_into_the_cache_has_its_hashes(tmp_path: Path) -> None:
+def test_symlink_into_hub_cache_gives_cache_hashes(tmp_path: Path) -> None:
     snapshot = in_cache(tmp_path / "hub")
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -96,7 +96,7 @@ def test_a_folder_that_links_into_the_cache_has_its_hashes(tmp_path: Path) -> No
         ("SHA256SUMS", f"{OTHER}  weights.gguf\n"),
     ],
 )
-def test_what_says_nothing_about_the_weights_is_passed_over(name: str, content: str, tmp_path: Path) -> None:
+def test_files_without_weight_hashes_are_ignored(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(CONTENT)
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(content)
@@ -124,9 +124,7 @@ def test_what_says_nothing_about_the_weights_is_passed_over(name: str, content: 
         ),
     ],
 )
-def test_damaged_lists_of_hashes_are_not_passed_over(
-    name: str, content: bytes, words: str, tmp_path: Path
-) -> None:
+def test_damaged_hash_lists_are_refused(name: str, content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(CONTENT)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -152,7 +150,7 @@ def feed(sums: BaseSums, file: str, content: bytes, block: int = 100) -> None:
     sums.finish_file(file, len(content))
 
 
-def test_files_of_the_right_content_are_found_right() -> None:
+def test_base_sums_verify_correct_files() -> None:
     large = CONTENT * (2 * PIECE // len(CONTENT) + 1)  # hashed in three pieces
     known = {"a.safetensors": DIGEST, "b.safetensors": hashlib.sha256(large).hexdigest()}
     sums = BaseSums(known, "base")
@@ -162,7 +160,7 @@ def test_files_of_the_right_content_are_found_right() -> None:
     assert sums.close() == known
 
 
-def test_memory_is_given_back_after_it_is_hashed() -> None:
+def test_base_sums_release_each_block_after_hashing() -> None:
     """Release memory after hashing, which maps released parts of a file again."""
     sums = BaseSums({FILE: DIGEST}, "base")
     done: list[int] = []
@@ -173,13 +171,13 @@ def test_memory_is_given_back_after_it_is_hashed() -> None:
     assert done == list(range(13))
 
 
-def test_interrupted_files_get_no_verdict() -> None:
+def test_base_sums_give_no_result_for_unfinished_files() -> None:
     sums = BaseSums({FILE: DIGEST}, "base")
     sums.feed(FILE, CONTENT[:10])
     assert sums.close() == {}
 
 
-def test_nothing_known_starts_nothing() -> None:
+def test_base_sums_start_no_thread_without_known_hashes() -> None:
     before = threading.active_count()
     sums = BaseSums({}, "base")
     feed(sums, FILE, CONTENT)
@@ -200,7 +198,7 @@ def test_nothing_known_starts_nothing() -> None:
         (merged, "merge.json", "download the checkpoint again"),
     ],
 )
-def test_a_flipped_bit_is_found_by_its_file(
+def test_flipped_bit_error_names_file_and_hash_source(
     make: Callable[[Path], Path], source: str, help: str, tmp_path: Path
 ) -> None:
     folder = make(tmp_path)
@@ -219,7 +217,7 @@ def test_a_flipped_bit_is_found_by_its_file(
     assert caught.value.help is not None and help in caught.value.help
 
 
-def test_a_wrong_file_is_heard_of_while_the_next_is_read() -> None:
+def test_wrong_file_is_reported_while_next_file_is_read() -> None:
     """Report a wrong file soon, and never block, however much data follows."""
     sums = BaseSums({"a.safetensors": OTHER, "b.safetensors": DIGEST}, "base")
     feed(sums, "a.safetensors", CONTENT)
@@ -230,14 +228,14 @@ def test_a_wrong_file_is_heard_of_while_the_next_is_read() -> None:
         sums.close()
 
 
-def test_giving_up_waits_for_no_verdict() -> None:
+def test_abandon_ends_hash_thread() -> None:
     sums = BaseSums({FILE: OTHER}, "base")
     sums.feed(FILE, CONTENT)
     sums.abandon()
     assert not any(thread.name == "base-sums" for thread in threading.enumerate())
 
 
-def test_bytes_that_were_not_fed_are_not_taken_for_damage() -> None:
+def test_missing_bytes_raise_assertion_instead_of_damage_error() -> None:
     sums = BaseSums({FILE: DIGEST}, "base")
     sums.feed(FILE, CONTENT[8:])
     with pytest.raises(AssertionError, match="1272 of 1280 bytes were fed"):

@@ -62,14 +62,14 @@ def awkward(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_rounded_as_torch_rounds_them(name: str, shape: tuple[int, int]) -> None:
+def test_quantized_weights_match_torch_rounding(name: str, shape: tuple[int, int]) -> None:
     weight = awkward(shape)
     values, scales = encoded(name, weight, rows=3)
     assert values.dtype == FORMATS[name].dtype and values.shape == shape
     np.testing.assert_array_equal(values.view(np.int8), torch_encoded(name, weight, scales))
 
 
-def test_every_value_of_fp8_and_every_tie_between_two_is_rounded_as_torch_rounds_it() -> None:
+def test_every_fp8_value_and_tie_matches_torch_rounding() -> None:
     grid = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     ties = (grid[1:] + grid[:-1]) / 2
     near = [np.nextafter(ties, np.float32(side)) for side in (0, 1e9)]
@@ -83,7 +83,7 @@ def test_every_value_of_fp8_and_every_tie_between_two_is_rounded_as_torch_rounds
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scales_are_float32_and_make_the_largest_of_a_row_the_largest_value(name: str) -> None:
+def test_float32_row_scales_map_row_maximum_to_largest_value(name: str) -> None:
     weight = awkward((64, 33))
     values, scales = encoded(name, weight)
     largest = np.abs(weight).max(axis=1, keepdims=True)
@@ -94,7 +94,7 @@ def test_scales_are_float32_and_make_the_largest_of_a_row_the_largest_value(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_of_zeros_and_of_next_to_nothing_become_zeros_with_a_usable_scale(name: str) -> None:
+def test_zero_and_tiny_rows_become_zeros_with_scale_one(name: str) -> None:
     weight = np.zeros((3, 8), np.float32)
     weight[1] = 1e-41
     weight[2, 3] = 1e-37
@@ -103,7 +103,7 @@ def test_rows_of_zeros_and_of_next_to_nothing_become_zeros_with_a_usable_scale(n
     assert scales.tolist() == [[1.0]] * 3
 
 
-def test_int8_is_within_half_a_step() -> None:
+def test_int8_error_is_within_half_a_step() -> None:
     weight = awkward((200, 129))
     values, scales = encoded("int8", weight)
     error = np.abs(weight.astype(np.float64) - values.astype(np.float64) * scales)
@@ -111,7 +111,7 @@ def test_int8_is_within_half_a_step() -> None:
     assert (error <= 0.5000001 * scales)[normal].all()
 
 
-def test_fp8_is_within_a_sixteenth_of_the_value_or_half_the_smallest_step() -> None:
+def test_fp8_error_is_within_a_sixteenth_or_half_the_smallest_step() -> None:
     weight = awkward((200, 129))
     values, scales = encoded("fp8", weight)
     error = np.abs(weight.astype(np.float64) - values.astype(np.float64) * scales)
@@ -120,7 +120,7 @@ def test_fp8_is_within_a_sixteenth_of_the_value_or_half_the_smallest_step() -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_do_not_show_in_the_result(name: str) -> None:
+def test_block_size_does_not_change_quantized_result(name: str) -> None:
     weight = awkward((64, 33))
     whole = encoded(name, weight)
     for rows in (1, 7, 63):
@@ -129,7 +129,7 @@ def test_blocks_do_not_show_in_the_result(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_block_is_in_memory_at_a_time(name: str) -> None:
+def test_encode_reads_one_block_at_a_time(name: str) -> None:
     taken = []
 
     def blocks() -> Any:
@@ -147,7 +147,7 @@ def test_one_block_is_in_memory_at_a_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_outputs_describe_what_encode_makes(name: str) -> None:
+def test_scheme_outputs_match_encoded_types_and_shapes(name: str) -> None:
     scheme = quantization(name)
     assert scheme is not None
     weight = "model.layers.0.mlp.up_proj.weight"
@@ -159,14 +159,12 @@ def test_outputs_describe_what_encode_makes(name: str) -> None:
     assert (values.shape, values.itemsize, scales.shape, scales.itemsize) == ((7, 5), 1, (7, 1), 4)
 
 
-def test_no_quantization_is_none() -> None:
+def test_quantization_of_none_is_none() -> None:
     assert quantization(None) is None
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_what_can_carry_lora_is_quantized_and_no_other_linear_module_is_left_to_the_loader(
-    kind: str, tmp_path: Path
-) -> None:
+def test_lora_targets_are_quantized_and_other_linears_ignored(kind: str, tmp_path: Path) -> None:
     model = CHECKPOINTS[kind](tmp_path / "base")
     base = HFCheckpoint.open(tmp_path / "base")
     scheme = quantization("fp8")
@@ -188,7 +186,7 @@ def is_ignored(name: str, ignore: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
-def test_parts_are_ignored_under_the_names_of_every_loader(root: str, tmp_path: Path) -> None:
+def test_ignore_patterns_match_module_names_of_every_loader(root: str, tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base", audio=True, **tiny.GEMMA4_EXPERTS)
     base = HFCheckpoint.open(tmp_path / "base")
     scheme = quantization("int8")
@@ -209,7 +207,7 @@ def test_parts_are_ignored_under_the_names_of_every_loader(root: str, tmp_path: 
         assert not is_ignored(f"{root}layers.0.{name}", ignore), name
 
 
-def test_an_output_head_within_the_text_model_does_not_make_all_of_it_ignored() -> None:
+def test_nested_lm_head_does_not_ignore_whole_text_model() -> None:
     base = SimpleNamespace(
         family=SimpleNamespace(names=Names()),
         prefix="language_model.model.",
@@ -229,7 +227,7 @@ def test_an_output_head_within_the_text_model_does_not_make_all_of_it_ignored() 
     assert patterns == [rf"re:(.*\.)?{part}(\..*)?$" for part in parts]
 
 
-def test_config_says_what_loaders_read(tmp_path: Path) -> None:
+def test_quantization_config_is_in_compressed_tensors_format(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base", num_hidden_layers=1, layer_types=["full_attention"])
     base = HFCheckpoint.open(tmp_path / "base")
     for name, kind in (("fp8", "float"), ("int8", "int")):

@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_right_merge_passes(name: str, tmp_path: Path) -> None:
+def test_check_accepts_correct_merge(name: str, tmp_path: Path) -> None:
     case = Case.make(tmp_path, *CASES[name])
     for dtype, largest in (("bfloat16", 0.05), ("float32", 1e-5)):
         tensors = merged_tensors(case.base, case.trained, dtype)
@@ -146,7 +146,7 @@ def test_a_right_merge_passes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma4", "qwen2"])
-def test_full_fine_tuning_passes_and_a_wrong_element_does_not(family: str, tmp_path: Path) -> None:
+def test_check_accepts_full_fine_tuning_and_finds_reordered_rows(family: str, tmp_path: Path) -> None:
     make = {"gemma4": tiny.make_gemma4, "qwen2": tiny.make_qwen2}[family]
     make(tmp_path / "base", **(tiny.GEMMA4_EXPERTS if family == "gemma4" else {}))
     base = HFCheckpoint.open(tmp_path / "base")
@@ -172,7 +172,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case.make(folder, tiny.make_gemma3, {"num_hidden_layers": 2}, {"layers": [1]})
 
 
-def test_one_element_that_is_the_next_number_is_found(case: Case, tmp_path: Path) -> None:
+def test_check_finds_one_element_off_by_one_ulp(case: Case, tmp_path: Path) -> None:
     wrong = case.tensors[UP].copy()
     wrong.view(np.uint16)[7, 5] += 1
     text = case.message(tmp_path, **{UP: wrong})
@@ -180,14 +180,14 @@ def test_one_element_that_is_the_next_number_is_found(case: Case, tmp_path: Path
     assert "first [7, 5]: " in text and "it holds" not in text
 
 
-def test_a_cast_that_cuts_off_is_found(case: Case, tmp_path: Path) -> None:
+def test_check_finds_truncating_cast(case: Case, tmp_path: Path) -> None:
     change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
     exact = (weight + change.scale * (change.b @ change.a)).astype(np.float32)
     cut = (exact.view(np.uint32) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
     assert "is not what was trained" in case.message(tmp_path, **{UP: cut})
 
 
-def test_k_and_v_exchanged_are_found(case: Case, tmp_path: Path) -> None:
+def test_check_finds_exchanged_k_and_v(case: Case, tmp_path: Path) -> None:
     text = case.message(tmp_path / "whole", **{K: case.tensors[V], V: case.tensors[K]})
     assert f"{K} is not what was trained" in text
     changes = case.trained.changes(case.base)
@@ -200,14 +200,14 @@ def test_k_and_v_exchanged_are_found(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("times", "said"), [(2.0, "2.00"), (0.5, "0.50"), (0.0, "0.00"), (-1.0, "-1.00")])
-def test_a_wrong_scale_is_found_and_told(case: Case, times: float, said: str, tmp_path: Path) -> None:
+def test_check_reports_wrong_scale_factor(case: Case, times: float, said: str, tmp_path: Path) -> None:
     change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
     scaled = weight + np.float32(times * change.scale) * (change.b @ change.a)
     text = case.message(tmp_path, **{UP: scaled.astype(ml_dtypes.bfloat16)})
     assert text.endswith(f"; it holds {said} times the trained change")
 
 
-def test_the_scale_of_another_rank_is_found(case: Case, tmp_path: Path) -> None:
+def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path) -> None:
     """Find a wrong Projection.scale in the merge, because the check reads rank and alpha again."""
     adapters = tuple(
         replace(adapter, projections=tuple(replace(p, scale=2 * p.scale) for p in adapter.projections))
@@ -220,7 +220,7 @@ def test_the_scale_of_another_rank_is_found(case: Case, tmp_path: Path) -> None:
     assert "it holds 2.00 times the trained change" in text
 
 
-def test_an_untouched_tensor_is_the_base_s_to_the_last_bit(case: Case, tmp_path: Path) -> None:
+def test_check_finds_changed_bit_in_untrained_tensor(case: Case, tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.q_norm.weight"
     wrong = case.tensors[name].copy()
     wrong.view(np.uint8)[-1] ^= 0x80
@@ -228,7 +228,7 @@ def test_an_untouched_tensor_is_the_base_s_to_the_last_bit(case: Case, tmp_path:
     assert f"{SINGLE}: {name} was not trained, and does not have the base's bytes" in text
 
 
-def test_files_are_those_of_the_record(case: Case, tmp_path: Path) -> None:
+def test_check_files_finds_changed_short_and_missing_files(case: Case, tmp_path: Path) -> None:
     folder = write_folder(tmp_path, case.base, case.tensors)
     record = json.loads((folder / "merge.json").read_text())
     hashed = check_files(folder, record)
@@ -251,7 +251,7 @@ def test_files_are_those_of_the_record(case: Case, tmp_path: Path) -> None:
     assert "merge.json lists no files" in message(lambda: check_files(folder, {"merge": 1}))
 
 
-def test_names_types_and_shapes_are_the_base_s(case: Case, tmp_path: Path) -> None:
+def test_check_finds_wrong_tensor_names_types_and_shapes(case: Case, tmp_path: Path) -> None:
     without = {name: array for name, array in case.tensors.items() if name != UP}
     assert f"holds no {UP}, which the base has" in message(lambda: case.check(tmp_path / "0", without))
     text = case.message(tmp_path / "1", more=np.zeros(2, np.float32))
@@ -263,7 +263,7 @@ def test_names_types_and_shapes_are_the_base_s(case: Case, tmp_path: Path) -> No
     assert f"{UP} has shape {shape[::-1]}, the base's has {shape}" in text
 
 
-def test_tensors_of_two_files_are_found_by_their_index(case: Case, tmp_path: Path) -> None:
+def test_check_reads_sharded_index_and_finds_its_errors(case: Case, tmp_path: Path) -> None:
     def check() -> object:
         return check_tensors(case.base, case.trained, tmp_path, "bfloat16")
 
@@ -305,7 +305,9 @@ def encoded(weight: np.ndarray, kind: str, rows: bool) -> tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("rows", [True, False], ids=["row-scales", "one-scale"])
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_quantized_weights_are_within_half_a_step(case: Case, kind: str, rows: bool, tmp_path: Path) -> None:
+def test_check_finds_wrong_quantized_values_and_scales(
+    case: Case, kind: str, rows: bool, tmp_path: Path
+) -> None:
     untouched = UP.replace("layers.1", "layers.0")
     wide = merged_tensors(case.base, case.trained, "float32")
     tensors = dict(case.tensors)
@@ -327,7 +329,7 @@ def test_quantized_weights_are_within_half_a_step(case: Case, kind: str, rows: b
     assert f"{UP} is of type" in message(lambda: case.check(tmp_path / "c", tensors))
 
 
-def test_of_a_large_tensor_rows_of_all_its_parts_are_compared() -> None:
+def test_sampled_rows_cover_all_parts_of_large_tensor() -> None:
     for shape in ((21504, 5376), (5376, 21504), (262144, 5376), (128, 1408, 2816), (70, 1 << 16)):
         rows = sampling.sample_rows(shape, np.random.default_rng(3))
         width = int(np.prod(shape[1:]))
@@ -341,7 +343,7 @@ def test_of_a_large_tensor_rows_of_all_its_parts_are_compared() -> None:
         assert max(len(block) * width for block in blocks) <= max(sampling.BLOCK_ELEMENTS, width)
 
 
-def test_a_wrong_block_of_a_large_tensor_is_found(
+def test_check_finds_wrong_block_of_large_tensor(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "WHOLE", 1 << 10)

@@ -23,7 +23,7 @@ STORED = json.loads((Path(__file__).parent / "torchao_rounding.json").read_text(
 
 
 @pytest.mark.parametrize("case", STORED)
-def test_operands_and_gradients_are_those_of_torchao(case: str) -> None:
+def test_operands_and_gradients_match_torchao(case: str) -> None:
     """The rounded operands are equal to the last bit, except that products may be fused with sums."""
     import jax
     import jax.numpy as jnp
@@ -57,7 +57,7 @@ def test_operands_and_gradients_are_those_of_torchao(case: str) -> None:
 
 
 @pytest.mark.parametrize("equation", ["btd,ndh->btnh", "btnh,nhd->btd", "bsd,ckdh->cbskh", "btd,vd->btv"])
-def test_groups_are_of_the_inputs_of_one_output(equation: str) -> None:
+def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
     """In every layout of a weight, also with groups that extend over several heads."""
     import jax
     import jax.numpy as jnp
@@ -177,7 +177,7 @@ def highest() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", LORA)
-def test_lora_steps_round_the_adapted_projections(name: str, tmp_path: Path) -> None:
+def test_lora_qat_steps_match_peft_with_rounded_projections(name: str, tmp_path: Path) -> None:
     """Compare 20 steps with PEFT's adapters on linear layers that round as torchtune's QATLoRALinear does:
     the base's product, and not the adapter's."""
     make, sizes, targets, how, near = LORA[name]
@@ -201,7 +201,7 @@ the weights of two runs differ in the last bit, this weight may get another code
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_steps_round_every_projection(name: str, tmp_path: Path) -> None:
+def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -> None:
     """Compare steps and evaluations with torch, before rounding begins and after."""
     import optax
     import torch

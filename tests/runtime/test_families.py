@@ -127,7 +127,7 @@ def period(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", ["text", "multimodal"])
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("layers", ["period", pytest.param("all", marks=pytest.mark.nightly)])
-def test_every_text_tensor_is_used_once(layers: str, name: str, layout: str) -> None:
+def test_gemma_parameters_use_every_text_tensor_once(layers: str, name: str, layout: str) -> None:
     config = BASES[name] if layers == "all" else period(BASES[name])
     family = family_of(config)
     saved = hugging_face(config, layout)
@@ -138,7 +138,7 @@ def test_every_text_tensor_is_used_once(layers: str, name: str, layout: str) -> 
 
 
 @pytest.mark.parametrize("name", DENSE_BASES)
-def test_every_dense_tensor_is_used_once(name: str) -> None:
+def test_dense_parameters_use_every_tensor_once(name: str) -> None:
     """Include biases, norms and an untied head, in two layers."""
     config = with_layers(DENSE_BASES[name], range(2))
     family = family_of(config)
@@ -160,7 +160,7 @@ def test_every_dense_tensor_is_used_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BASES, *DENSE_BASES])
-def test_sources_make_the_parameter(name: str) -> None:
+def test_source_shapes_give_parameter_shape(name: str) -> None:
     """Get the parameter's shape from its sources. Only what E2B shares has no sources."""
     config = BASES.get(name) or DENSE_BASES[name]
     family = family_of(config)
@@ -196,14 +196,14 @@ def test_sources_make_the_parameter(name: str) -> None:
         ("qwen3", "Qwen3Config"),
     ],
 )
-def test_defaults_are_those_of_transformers(kind: str, config_class: str) -> None:
+def test_architecture_defaults_match_transformers(kind: str, config_class: str) -> None:
     """Use a published config.json without transformers' defaults: google/gemma-3-4b-it names no heads."""
     family = family_of({"model_type": kind})
     full = getattr(transformers, config_class)().to_dict()
     assert family.architecture({"model_type": kind}) == family.architecture(full)
 
 
-def test_both_spellings_of_rope_mean_the_same() -> None:
+def test_old_and_new_gemma3_rope_keys_give_same_architecture() -> None:
     family = FAMILIES["gemma3"]
     old = BASES["google/gemma-3-4b-pt"]["text_config"]
     new = transformers.Gemma3TextConfig(**old).to_dict()
@@ -215,7 +215,7 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
 @pytest.mark.parametrize(
     "name", ["meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-0.5B"]
 )
-def test_both_spellings_of_dense_rope_mean_the_same(name: str) -> None:
+def test_old_and_new_dense_rope_keys_give_same_architecture(name: str) -> None:
     old = ENTRIES[name]["config"]
     new = transformers.AutoConfig.for_model(**deepcopy(old)).to_dict()
     assert "rope_theta" in old and "rope_theta" not in new
@@ -235,7 +235,7 @@ def test_both_spellings_of_dense_rope_mean_the_same(name: str) -> None:
     ],
     ids=["default", "linear", "llama3-short", "llama3.2"],
 )
-def test_frequencies_are_those_of_transformers(
+def test_llama_rope_frequencies_match_transformers(
     rope: dict[str, Any], context: dict[str, int], head_dim: int
 ) -> None:
     """Give the length before scaling in rope_parameters, next to them, or as the longest position."""
@@ -255,7 +255,7 @@ def test_frequencies_are_those_of_transformers(
     ("change", "kv_heads", "head_dim"),
     [({"num_key_value_heads": None}, 16, 128), ({}, 32, 128), ({"num_key_value_heads": 2}, 2, 128)],
 )
-def test_null_key_value_heads_are_as_many_as_heads(
+def test_null_key_value_heads_equal_attention_heads(
     change: dict[str, Any], kv_heads: int, head_dim: int
 ) -> None:
     config = {"num_attention_heads": 16, "hidden_size": 512, **change}
@@ -269,7 +269,7 @@ def test_null_key_value_heads_are_as_many_as_heads(
     assert (found.num_kv_heads, found.head_dim) == (kv_heads, head_dim)
 
 
-def test_global_heads_count_only_where_keys_serve_as_values() -> None:
+def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
     family = FAMILIES["gemma4"]
     config = {"model_type": "gemma4_text", "num_key_value_heads": 4, "num_global_key_value_heads": 2}
     assert family.architecture(config).kv_heads(5) == 4
@@ -334,7 +334,7 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
         ("dbrx", {}, "model_type"),
     ],
 )
-def test_what_tunix_does_not_do_is_refused(kind: str, change: dict[str, Any], key: str) -> None:
+def test_unsupported_config_is_refused_with_its_key(kind: str, change: dict[str, Any], key: str) -> None:
     config = {"model_type": kind, **change}
     with pytest.raises(UnsupportedCheckpoint) as refusal:
         family_of(config).architecture(config)
@@ -344,7 +344,7 @@ def test_what_tunix_does_not_do_is_refused(kind: str, change: dict[str, Any], ke
 
 
 @pytest.mark.parametrize("kind", sorted(kind for family in FAMILIES.values() for kind in family.model_types))
-def test_floats_that_a_conversion_took_through_float32_are_what_they_were(kind: str) -> None:
+def test_float32_rounded_config_values_give_same_architecture(kind: str) -> None:
     def architecture(convert: Callable[[float], float]) -> Architecture:
         full = {"rope_type": "proportional", "partial_rotary_factor": convert(0.1)}
         rope = {"rope_parameters": {"full_attention": full}} if kind.startswith("gemma4") else {}
@@ -371,7 +371,7 @@ def test_floats_that_a_conversion_took_through_float32_are_what_they_were(kind: 
         ("[", False),
     ],
 )
-def test_targets_match_the_projections_that_they_name(target: str, matched: bool) -> None:
+def test_lora_targets_match_named_projections(target: str, matched: bool) -> None:
     assert matches(target, "layers.7.self_attn.q_proj") is matched
 
 
@@ -379,7 +379,7 @@ def test_targets_match_the_projections_that_they_name(target: str, matched: bool
     ("layers", "chosen"),
     [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))],
 )
-def test_layers_are_chosen_by_every_form(layers: Any, chosen: tuple[int, ...]) -> None:
+def test_parse_layers_accepts_every_form(layers: Any, chosen: tuple[int, ...]) -> None:
     assert parse_layers(layers, 4) == chosen
 
 
@@ -395,7 +395,7 @@ def test_layers_are_chosen_by_every_form(layers: Any, chosen: tuple[int, ...]) -
         ([-1], "layer -1 is not one of"),
     ],
 )
-def test_layers_that_are_not_there_are_refused(layers: Any, message: str) -> None:
+def test_parse_layers_refuses_invalid_or_missing_layers(layers: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_layers(layers, 4)
 
@@ -403,7 +403,7 @@ def test_layers_that_are_not_there_are_refused(layers: Any, message: str) -> Non
 @pytest.mark.parametrize("kv", ["independent", "shared"])
 @pytest.mark.parametrize("targets", [("k_proj", "v_proj"), ("v_proj",), ("q_proj", "o_proj", "down_proj")])
 @pytest.mark.parametrize("name", ["recipec/tiny-gemma4", "google/gemma-3-270m", "a small llama"])
-def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
+def test_adapter_in_hugging_face_layout_gives_same_delta(
     name: str, targets: tuple[str, ...], kv: str
 ) -> None:
     """Carry B @ A of each projection through its Source, which gives the delta of Tunix's weight."""

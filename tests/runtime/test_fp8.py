@@ -38,7 +38,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("case", ARRAYS)
-def test_values_are_transformers_own(case: str) -> None:
+def test_dequantized_values_match_transformers(case: str) -> None:
     """transformers reads blocks of equal size; others follow its formula, with each code's own block."""
     import torch
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -84,7 +84,7 @@ def without(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
-def test_a_checkpoint_is_read_as_if_it_were_stored_in_bfloat16(published: Any) -> None:
+def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(published: Any) -> None:
     import jax
 
     from recipec.runtime.backends.model import load_model
@@ -111,7 +111,7 @@ def test_a_checkpoint_is_read_as_if_it_were_stored_in_bfloat16(published: Any) -
     assert len(ours) == len(same) and all(map(np.array_equal, ours, same))
 
 
-def test_a_merge_is_that_of_the_dequantized_checkpoint(
+def test_fp8_base_merges_like_dequantized_base(
     published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipec.runtime.merging import merge
@@ -216,7 +216,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_damage_is_one_sentence(whole: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_fp8_checkpoint_error_names_defect(whole: Path, tmp_path: Path, damage: str) -> None:
     from recipec.runtime.weights.safetensors_files import write_arrays
 
     opened = HFCheckpoint.open(whole)
@@ -237,7 +237,7 @@ def test_damage_is_one_sentence(whole: Path, tmp_path: Path, damage: str) -> Non
 
 
 @pytest.mark.parametrize("size", [[128], [0, 128], "128", [128, True], {}])
-def test_a_block_size_that_is_none_is_refused(whole: Path, tmp_path: Path, size: Any) -> None:
+def test_invalid_weight_block_size_is_refused(whole: Path, tmp_path: Path, size: Any) -> None:
     for file in (*fp8.FILES, "config.json", "model.safetensors.index.json"):
         (tmp_path / file).write_bytes((whole / file).read_bytes())
     fp8.describe(tmp_path, quant_method="fp8", weight_block_size=size)
@@ -246,7 +246,7 @@ def test_a_block_size_that_is_none_is_refused(whole: Path, tmp_path: Path, size:
 
 
 @pytest.mark.parametrize("missing", ["formats", "fp8"])
-def test_an_artifact_whose_base_is_not_in_fp8_says_so(
+def test_artifact_without_fp8_modules_refuses_fp8_base(
     whole: Path, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, f"{headers.__package__}.{missing}", None)
@@ -257,7 +257,7 @@ def test_an_artifact_whose_base_is_not_in_fp8_says_so(
     assert refusal.value.help is not None and "--model" in refusal.value.help
 
 
-def test_the_weights_of_a_config_without_fp8_are_no_floats(whole: Path, tmp_path: Path) -> None:
+def test_fp8_weights_without_quantization_config_are_refused(whole: Path, tmp_path: Path) -> None:
     for file in (*fp8.FILES, "model.safetensors.index.json"):
         (tmp_path / file).write_bytes((whole / file).read_bytes())
     config = without(json.loads((whole / "config.json").read_text()))

@@ -132,7 +132,7 @@ def case(cases: Callable[[str], Case]) -> Case:
 
 
 @pytest.mark.parametrize("family", MARKED)
-def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[str], Case]) -> None:
+def test_twenty_full_steps_match_transformers_losses(family: str, cases: Callable[[str], Case]) -> None:
     case = cases(family)
     found = losses(case.folder / "run")["loss"]
     difference = np.abs(np.array(found) - case.torch_losses).max()
@@ -160,7 +160,7 @@ def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = 
 
 
 @pytest.mark.parametrize("family", MARKED)
-def test_the_merged_folder_computes_what_was_trained(
+def test_merged_folder_logits_match_trained_model(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare the merged folder in transformers with Tunix's model, and run `--verify` without torch."""
@@ -226,7 +226,7 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
         for name in FAMILIES
     ],
 )
-def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
+def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path: Path) -> None:
     """Load into Tunix, save from Tunix, and merge.
 
     Every number has its old name, and the rest is unchanged.
@@ -260,7 +260,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
     assert all(tensor.endswith(buffers) for tensor in text), "all of the text model but its buffers"
 
 
-def test_every_family_of_tunixs_is_among_them() -> None:
+def test_merge_back_cases_cover_every_tunix_family() -> None:
     from recipec.runtime.model.families import FAMILIES as ALL
     from recipec.runtime.model.families.decoder import DecoderFamily
 
@@ -269,7 +269,7 @@ def test_every_family_of_tunixs_is_among_them() -> None:
     }
 
 
-def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
+def test_merge_keeps_untrained_tensors_byte_for_byte(case: Case) -> None:
     if not (case.folder / "merged").is_dir():
         assert run_merge(case, case.folder, "float32") == 0
     merged = HFCheckpoint.open(case.folder / "merged")
@@ -296,7 +296,7 @@ def test_full_fine_tuning_merges_in_bfloat16_and_has_no_peft_adapter(
     assert "rounded to bfloat16" in capsys.readouterr().out
 
 
-def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
+def test_resumed_full_run_ends_with_identical_arrays(case: Case, tmp_path: Path) -> None:
     """Resume at the tenth step's checkpoint, with parameters, moments and buffers."""
     import shutil
 
@@ -314,7 +314,7 @@ def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
         assert all(np.array_equal(found[path], expected[path]) for path in found)
 
 
-def test_moments_lie_as_their_parameters_do(case: Case) -> None:
+def test_optimizer_moments_have_parameter_sharding(case: Case) -> None:
     from flax import nnx
 
     split = 0
@@ -325,7 +325,7 @@ def test_moments_lie_as_their_parameters_do(case: Case) -> None:
     assert split == 2 * SIZES["num_hidden_layers"], "mu and nu; a single micro-batch accumulates nothing"
 
 
-def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path) -> None:
+def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
     """Do not train arrays that nothing reads.
 
     In Tunix, Gemma 4's layers with shared keys and values have arrays of their own.

@@ -78,9 +78,7 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
         pytest.param(("embed_tokens", "lm_head", "input_layernorm"), id="some"),
     ],
 )
-def test_the_steps_are_those_of_trl_and_a_resumed_run_is_exact(
-    whole: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], tmp_path: Path) -> None:
     """Compare losses to 1e-5. From the second step on, they depend on the reference.
 
     PEFT's reference is the original modules, which it keeps.

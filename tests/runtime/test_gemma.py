@@ -49,7 +49,7 @@ def highest() -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_packed_row_is_as_its_samples_alone(kind: str, folder: Callable[[str], Path]) -> None:
+def test_packed_row_logits_match_separate_samples(kind: str, folder: Callable[[str], Path]) -> None:
     """Use rows longer than the window: a window over positions would hide tokens of a sample."""
     mesh, built = training.build(folder(kind), MESH, remat="none")
     packed, rows = training.packed_batch(), training.ROWS
@@ -99,7 +99,7 @@ def expert_weights(experts: int, hidden: int, features: int) -> tuple[Any, dict[
 
 
 @pytest.mark.parametrize("axes", [None, SLICED], ids=["one device", "2x2x2"])
-def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, int] | None) -> None:
+def test_gemma4_experts_match_transformers_outputs_and_gradients(axes: dict[str, int] | None) -> None:
     """Compare gradients too.
 
     The router reads another tensor than the experts do, and full fine-tuning needs the weights' gradients.
@@ -152,7 +152,7 @@ def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, i
         )
 
 
-def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
+def test_each_device_computes_experts_only_for_local_rows() -> None:
     """Do not sort rows over the whole batch, as Tunix does: each device would compute all rows."""
     import jax
     import jax.numpy as jnp
@@ -174,7 +174,7 @@ def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
     assert products == ["f32[20,8]", "f32[20,16]"]
 
 
-def test_bfloat16_norms_are_those_of_transformers() -> None:
+def test_bfloat16_norms_match_transformers() -> None:
     """Compare bit for bit, because 1 + scale in bfloat16 would lose most of a small scale."""
     import jax.numpy as jnp
     import torch

@@ -17,7 +17,7 @@ from tests.runtime.runs import write_merged
 
 
 @pytest.mark.parametrize("case", ["gemma3", "phi3"])
-def test_a_merged_model_has_the_rows_that_transformers_adds(case: str, tmp_path: Path) -> None:
+def test_merged_grown_vocabulary_matches_transformers_resize(case: str, tmp_path: Path) -> None:
     import torch
     import transformers
 
@@ -46,7 +46,7 @@ def test_a_merged_model_has_the_rows_that_transformers_adds(case: str, tmp_path:
         base.grown(4)
 
 
-def test_any_bytes_of_a_grown_tensor_are_those_of_the_whole(tmp_path: Path) -> None:
+def test_byte_ranges_of_grown_tensor_match_whole_tensor(tmp_path: Path) -> None:
     make("phi3", tmp_path / "base", num_hidden_layers=1, vocab_size=400)
     wider = HFCheckpoint.open(tmp_path / "base").grown(403)
     whole = wider.read("lm_head.weight")

@@ -117,7 +117,7 @@ def test_ctrl_c_at_any_point_of_a_lock_or_queue_ends_the_work(
     assert number > 50
 
 
-def test_a_signal_within_a_held_block_takes_effect_at_its_end_and_once() -> None:
+def test_signal_in_held_block_takes_effect_once_at_block_end() -> None:
     done = []
     with Interrupts() as handling:
         with pytest.raises(Interrupted):
@@ -140,7 +140,7 @@ class Freed:
     pass
 
 
-def test_a_signal_whose_exception_python_loses_takes_effect_at_the_next_block(
+def test_signal_with_discarded_exception_takes_effect_at_next_held_block(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     freed = Freed()
@@ -153,7 +153,7 @@ def test_a_signal_whose_exception_python_loses_takes_effect_at_the_next_block(
     assert capsys.readouterr().err == ""
 
 
-def test_other_exceptions_that_python_loses_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_unraisable_exceptions_reach_unraisablehook(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
     freed = Freed()
@@ -164,13 +164,13 @@ def test_other_exceptions_that_python_loses_are_told(monkeypatch: pytest.MonkeyP
     assert told == ["invalid literal for int() with base 10: 'none'"]
 
 
-def test_an_error_of_a_held_block_is_told_before_a_signal() -> None:
+def test_error_in_held_block_is_raised_instead_of_signal() -> None:
     with Interrupts(), pytest.raises(OSError, match="disk"), held():
         signal.raise_signal(signal.SIGINT)
         raise OSError("disk")
 
 
-def test_a_held_block_within_deferred_work_leaves_the_signal_to_the_work() -> None:
+def test_held_block_in_deferred_work_only_records_signal() -> None:
     with Interrupts() as handling:
         handling.deferred = True
         with held():
@@ -178,7 +178,7 @@ def test_a_held_block_within_deferred_work_leaves_the_signal_to_the_work() -> No
         assert handling.requested == signal.SIGTERM
 
 
-def test_held_blocks_hold_nothing_where_nobody_handles_signals() -> None:
+def test_held_block_does_not_delay_signal_without_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt), held():
         signal.raise_signal(signal.SIGINT)
         time.sleep(SECONDS)
@@ -209,7 +209,7 @@ DEFERRED = """interrupts.deferred = True
     [(HELD, ""), (DEFERRED, "\nstopping after this step; interrupt again to stop at once\n")],
     ids=["held", "deferred"],
 )
-def test_a_second_ctrl_c_ends_what_is_held_or_deferred_on_the_spot(work: str, first: str) -> None:
+def test_second_ctrl_c_ends_held_or_deferred_work_immediately(work: str, first: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT.replace("WORK", work)],
         stdout=subprocess.PIPE,

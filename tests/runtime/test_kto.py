@@ -201,7 +201,7 @@ class Run:
     ],
     ids=["kto-fsdp2-tp2", "kto-one-device", "apo"],
 )
-def test_twenty_steps_are_those_of_trl(
+def test_twenty_kto_steps_match_trl(
     loss_type: str, axes: dict[str, int], checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
     """Cover accumulation, rows of only one kind, a partial last micro-batch, and an evaluation."""
@@ -248,7 +248,7 @@ def goes_on(run: Run, checkpoint: tuple[Path, Any], axes: dict[str, int]) -> Non
     assert all(np.array_equal(a, b) for name in moved for a, b in zip(moved[name], ended[name], strict=True))
 
 
-def test_train_trl_has_the_same_loss(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+def test_train_trl_kto_loss_and_gradients_match_trl(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     """Compare losses and gradients of micro-batches, one with a row that is paired with itself."""
     import torch
 
@@ -275,7 +275,7 @@ def test_train_trl_has_the_same_loss(checkpoint: tuple[Path, Any], tmp_path: Pat
     assert number == 5 and int((piece["pair_weights"] > 0).sum()) == 3
 
 
-def test_any_number_of_processes_computes_a_micro_batch_together(
+def test_two_process_kto_pieces_sum_to_whole_micro_batch_loss(
     checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sum the pieces of two processes to train.py's loss and metrics, also in a partial step."""

@@ -75,7 +75,7 @@ LOGGERS = pytest.mark.parametrize("log", [by_metrics, by_other])
 
 
 @LOGGERS
-def test_tensorboard_shows_what_metrics_jsonl_has(log: Callable[..., None], tmp_path: Path) -> None:
+def test_tensorboard_matches_metrics_jsonl(log: Callable[..., None], tmp_path: Path) -> None:
     log(tmp_path, 0, 6)
     first = of_lines(tmp_path)
     assert ("eval/loss", 0) in first and ("train/tokens", 6) in first
@@ -92,7 +92,7 @@ def test_tensorboard_shows_what_metrics_jsonl_has(log: Callable[..., None], tmp_
     assert max(step for _, step in of_lines(tmp_path)) == 2, "begun anew"
 
 
-def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+def test_metrics_are_on_disk_immediately_after_logging(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, None, True)
     metrics.log("train", 1, {"loss": 1.5})
     assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
@@ -100,7 +100,7 @@ def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> None:
+def test_state_json_records_run_state_and_end_reason(tmp_path: Path) -> None:
     folder, told = tmp_path / "run", []
 
     def state() -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> 
         pass  # nothing can be written there, and nothing needs it
 
 
-def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> None:
+def test_metrics_are_published_to_and_fetched_from_checkpoint_folder(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
     metrics = Metrics(here, None, False, publish=remote_metrics.publisher(str(there)))
@@ -163,7 +163,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def test_wandb_records_what_metrics_jsonl_has(
+def test_wandb_matches_metrics_jsonl_after_resume(
     artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Start, kill after step 6, and resume after step 4: one run, with each step once."""
@@ -306,7 +306,7 @@ REST = "metrics.jsonl has all values"
         (Fake(finish=TimeoutError("60 s are over")), ["60 s are over; `wandb sync "]),
     ],
 )
-def test_nothing_that_wandb_does_ends_a_run(
+def test_wandb_failures_do_not_end_run(
     log_with: Callable[..., None], capsys: pytest.CaptureFixture[str], fake: Any, told: list[str]
 ) -> None:
     log_with(fake)
@@ -319,7 +319,9 @@ def test_nothing_that_wandb_does_ends_a_run(
         assert fake.torn == 1
 
 
-def test_the_environment_is_respected(log_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_environment_variables_are_respected(
+    log_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = {
         "PROJECT": "theirs",
         "ENTITY": "team",
@@ -350,7 +352,7 @@ def test_the_environment_is_respected(log_with: Callable[..., None], monkeypatch
     assert not disabled.begun
 
 
-def test_a_resumed_run_goes_on_in_the_run_that_it_was(log_with: Callable[..., None]) -> None:
+def test_resumed_run_continues_same_wandb_run(log_with: Callable[..., None]) -> None:
     first, again, other, anew = Fake(), Fake(), Fake(), Fake()
     log_with(first)
     log_with(again, resume=True, restored=1, status=143, stopped=True)

@@ -44,7 +44,7 @@ trainer.Trainer._step = slow
 
 
 @pytest.mark.nightly
-def test_a_killed_run_goes_on_from_its_own_disk(
+def test_killed_run_resumes_from_local_checkpoint(
     place: Path, lives: Lives, whole: object, tmp_path: Path
 ) -> None:
     """Resume from the newest complete checkpoint, or from the shared ones on a new disk.
@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_from_its_own_disk(
     assert steps(own) == []
 
 
-def test_a_local_disk_that_is_full_stops_nothing(
+def test_full_local_disk_stops_only_local_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import errno
@@ -155,7 +155,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
 
 
 @pytest.mark.nightly
-def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_path: Path) -> None:
+def test_two_hosts_resume_from_local_checkpoints(place: Path, lives: Lives, tmp_path: Path) -> None:
     """Resume from the newest step that is complete on both hosts, each from its own shards."""
     local = tmp_path / "disks"
     mesh = '\nMESH = replace(MESH, axes={"dcn": 2, "fsdp": 2, "tp": 1})\n'

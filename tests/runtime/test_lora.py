@@ -35,7 +35,9 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma3"])
-def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.FixtureRequest) -> None:
+def test_lora_arrays_match_qwix_paths_shapes_and_shardings(
+    family: str, request: pytest.FixtureRequest
+) -> None:
     """Compare paths, shapes and shardings with Qwix, which finds them by tracing the model."""
     import jax
     import jax.numpy as jnp
@@ -76,7 +78,9 @@ def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.Fixt
     assert jax.devices()[0].platform == "cpu"
 
 
-def test_a_family_that_tunix_does_not_match_is_refused(gemma4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_parameters_that_differ_from_tunix_are_refused(
+    gemma4: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from recipec.runtime.model.families.gemma4 import Gemma4
 
     parameters = Gemma4.parameters
@@ -85,7 +89,7 @@ def test_a_family_that_tunix_does_not_match_is_refused(gemma4: Path, monkeypatch
         training.build(gemma4, MESH)
 
 
-def test_an_adapter_that_takes_no_part_is_noticed(gemma4: Path) -> None:
+def test_unused_adapters_are_refused(gemma4: Path) -> None:
     mesh, built = training.build(gemma4, MESH)
     with pytest.raises(UserError, match="12 of 12 adapters"):
         built.provider.check_used()
@@ -93,7 +97,7 @@ def test_an_adapter_that_takes_no_part_is_noticed(gemma4: Path) -> None:
     built.provider.check_used()
 
 
-def test_variables_carry_the_sharding_that_they_have(gemma4: Path) -> None:
+def test_variable_metadata_matches_array_sharding(gemma4: Path) -> None:
     """Check the shardings, with rules, that the optimizer's state and a restored checkpoint follow."""
     from flax import nnx
     from jax.sharding import PartitionSpec
@@ -128,7 +132,7 @@ def _named(mesh: Any, spec: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["gemma3"])
-def test_rematerialization_changes_no_logit(family: str, request: pytest.FixtureRequest) -> None:
+def test_rematerialization_does_not_change_logits(family: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(family)
     one, found, programs = training.batch(0), {}, {}
     for policy in ("none", "block", "decoder"):
@@ -146,7 +150,7 @@ def test_rematerialization_changes_no_logit(family: str, request: pytest.Fixture
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma3"])
-def test_activation_constraints_are_live_on_the_cpu(
+def test_activation_sharding_constraints_apply_on_cpu(
     family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.model import sharding
@@ -162,7 +166,7 @@ def test_activation_constraints_are_live_on_the_cpu(
     assert jaxpr(built, mesh).count("sharding_constraint") == 0, "without the patch there is none"
 
 
-def test_an_axis_that_does_not_divide_is_left_out() -> None:
+def test_sharding_omits_axes_that_do_not_divide() -> None:
     from recipec.runtime.model.sharding import divisible
 
     axes = {"fsdp": 4, "tp": 2}
@@ -172,7 +176,7 @@ def test_an_axis_that_does_not_divide_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma3"])
-def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
+def test_bfloat16_model_computes_in_bfloat16_with_float32_adapters(
     family: str, request: pytest.FixtureRequest
 ) -> None:
     folder = request.getfixturevalue(family)
@@ -194,7 +198,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
     assert 1e-3 < difference.mean() < 0.5, "bfloat16 rounds, and rounds no more than that"
 
 
-def test_initial_values_are_peft_s_and_of_their_seed() -> None:
+def test_initial_adapters_follow_peft_bounds_and_seed() -> None:
     from recipec.runtime.model.families import FAMILIES
     from recipec.runtime.model.initial import initial_pair
 
@@ -240,7 +244,7 @@ def test_initial_values_do_not_depend_on_the_mesh(gemma4: Path) -> None:
 
 
 @pytest.mark.parametrize(("targets", "kept"), [(("k_proj", "v_proj"), [0, 1]), (("v_proj",), [1])])
-def test_entries_of_no_trained_projection_have_no_gradient(
+def test_gradient_mask_zeroes_entries_of_untrained_projections(
     gemma4: Path, targets: tuple[str, ...], kept: list[int]
 ) -> None:
     import jax.numpy as jnp
@@ -273,7 +277,7 @@ RUNS = ((0, 0), (0, 1), (1, 0), (2**32 - 1, 7))
 """Seeds and micro-batches."""
 
 
-def test_dropout_is_a_function_of_seed_row_and_projection() -> None:
+def test_dropout_mask_depends_on_seed_row_and_projection() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -301,7 +305,7 @@ def test_dropout_is_a_function_of_seed_row_and_projection() -> None:
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
 
 
-def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path) -> None:
+def test_dropout_changes_training_loss_repeatably_and_not_evaluation(gemma4: Path) -> None:
     import jax
     from flax import nnx
 
@@ -334,7 +338,7 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
         assert plain == float(whole(state)), "evaluation has no dropout"
 
 
-def test_tracing_many_layers_is_linear() -> None:
+def test_tracing_time_is_linear_in_number_of_layers() -> None:
     import time
 
     from recipec.runtime.model.families import FAMILIES

@@ -60,7 +60,7 @@ def gemma4_adapters(**options: Any) -> dict[str, Any]:
         ({"self_attn": 5}, "layers.3.self_attn.k_proj"),
     ],
 )
-def test_a_pattern_means_what_it_means_in_peft(patterns: dict[str, int], module: str) -> None:
+def test_pattern_lookup_matches_peft(patterns: dict[str, int], module: str) -> None:
     from peft.utils.other import get_pattern_key
 
     name = f"model.{module}"
@@ -68,7 +68,7 @@ def test_a_pattern_means_what_it_means_in_peft(patterns: dict[str, int], module:
     assert by_pattern(patterns, module, 4) == expected
 
 
-def test_fused_projections_have_blocks_of_their_own_rank_and_scale() -> None:
+def test_fused_projections_keep_separate_ranks_and_scales() -> None:
     adapter = gemma4_adapters(**OPTIONS)["layers.0.attn.kv_einsum.w"]
     assert (adapter.a_shape, adapter.b_shape) == ((64, 6), (6, 2, 4, 16))
     key, value = adapter.projections
@@ -84,7 +84,7 @@ def test_fused_projections_have_blocks_of_their_own_rank_and_scale() -> None:
     assert np.array_equal(initial_pair(adapter, lora, 7)[0][:, 2:], initial_pair(alone, lora, 7)[0])
 
 
-def test_projections_that_share_a_cannot_have_ranks_of_their_own() -> None:
+def test_shared_kv_adapter_refuses_different_ranks_or_alphas() -> None:
     with pytest.raises(ValueError, match=r"layers.0.self_attn.k_proj and layers.0.self_attn.v_proj share"):
         gemma4_adapters(kv="shared", rank_pattern={"k_proj": 2})
     with pytest.raises(ValueError, match="share one A"):
@@ -93,7 +93,7 @@ def test_projections_that_share_a_cannot_have_ranks_of_their_own() -> None:
     assert adapters["layers.0.attn.kv_einsum.w"].a_shape == (64, 2)
 
 
-def test_an_older_record_has_neither_patterns_nor_rslora() -> None:
+def test_old_record_without_patterns_or_rslora_is_read() -> None:
     section = lora_section()
     for key in ("quantize", "rslora", "rank_pattern", "alpha_pattern"):
         section.pop(key, None)
@@ -185,13 +185,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         return Case(tmp_path_factory.mktemp("patterns"))
 
 
-def test_training_is_as_in_peft(case: Case) -> None:
+def test_training_with_patterns_matches_peft_losses(case: Case) -> None:
     difference = np.abs(np.array(case.losses) - case.peft_losses).max()
     print(f"\nlosses differ by {difference:.1e} of {case.losses[0]:.1f}")
     assert difference <= 1e-4
 
 
-def test_merged_model_and_exported_adapter_are_what_peft_trained(case: Case) -> None:
+def test_merged_model_and_exported_adapter_match_peft_logits(case: Case) -> None:
     import peft
 
     from recipec.runtime.merging.logits import token_rows
@@ -208,7 +208,7 @@ def test_merged_model_and_exported_adapter_are_what_peft_trained(case: Case) -> 
     assert np.abs(expected - torch_logits(case.reference, rows)).max() > 0.1
 
 
-def test_the_exported_config_says_it_in_pefts_terms(case: Case) -> None:
+def test_exported_adapter_config_records_rslora_and_patterns(case: Case) -> None:
     config = json.loads((case.folder / "merged-adapter" / "adapter_config.json").read_text())
     assert config["use_rslora"] is True
     assert (config["r"], config["lora_alpha"]) == (4, 8)
@@ -216,7 +216,7 @@ def test_the_exported_config_says_it_in_pefts_terms(case: Case) -> None:
     assert config["alpha_pattern"] == {r"layers\.0\.self_attn\.[kv]_proj": 3}
 
 
-def test_patterns_that_peft_would_read_otherwise_become_full_names() -> None:
+def test_export_writes_full_names_for_patterns_peft_reads_differently() -> None:
     from recipec.runtime.peft.exporting import peft_pattern
 
     wanted = {"model.language_model.layers.0.mlp.up_proj": 2, "model.language_model.layers.1.mlp.up_proj": 4}

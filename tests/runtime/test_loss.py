@@ -86,7 +86,7 @@ def largest(found: Any, expected: Any) -> float:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_losses_of_padded_and_packed_rows_are_the_reference_s() -> None:
+def test_padded_and_packed_row_losses_match_reference() -> None:
     import jax
 
     hidden, weight = random()
@@ -97,7 +97,7 @@ def test_losses_of_padded_and_packed_rows_are_the_reference_s() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_micro_batch_without_targets_is_zero() -> None:
+def test_micro_batch_without_targets_has_zero_loss_and_gradient() -> None:
     import jax
 
     one = training.batch(0)
@@ -125,7 +125,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     ("vocabulary", "tied", "softcap"),
     [(tiny.VOCAB, True, None), (tiny.VOCAB, False, 3.0), (512, True, 3.0)],
 )
-def test_chunks_change_neither_loss_nor_gradients(
+def test_chunking_does_not_change_loss_or_gradients(
     mesh: Any, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import jax
@@ -165,7 +165,7 @@ def test_chunks_change_neither_loss_nor_gradients(
             assert largest(gradient[1], weight_gradient) < 2e-6
 
 
-def test_a_chunk_keeps_within_its_memory_and_pads_little(mesh: Any) -> None:
+def test_chunks_fit_memory_limit_with_little_padding(mesh: Any) -> None:
     with mesh:
         rows, tp = 8 // mesh.shape["fsdp"], mesh.shape["tp"]
         for length, count in ((1, 1), (16, 1), (512, 8), (3072, 12), (4099, 17)):
@@ -178,7 +178,7 @@ def test_a_chunk_keeps_within_its_memory_and_pads_little(mesh: Any) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_log_probabilities_of_tokens_and_their_gradients_are_the_reference_s() -> None:
+def test_token_logps_and_gradients_match_reference() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -213,7 +213,7 @@ def test_log_probabilities_of_tokens_and_their_gradients_are_the_reference_s() -
     assert max(largest(*pair) for pair in pairs) < 2e-6
 
 
-def test_a_trained_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_head_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use 256 chunks: sums in bfloat16 would lose what a single product keeps."""
     import jax
     import jax.numpy as jnp
@@ -251,7 +251,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     jax.config.update("jax_default_matmul_precision", before)
 
 
-def test_the_head_gives_tunix_own_logits(built: Any) -> None:
+def test_head_gives_same_logits_as_tunix(built: Any) -> None:
     import jax
     from flax import nnx
 
@@ -276,7 +276,7 @@ def test_the_head_gives_tunix_own_logits(built: Any) -> None:
     assert largest(found, expected) < 1e-6
 
 
-def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
+def test_tied_embedding_gradient_covers_input_and_output_uses(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import jax
@@ -311,13 +311,13 @@ def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
 
 
 @pytest.mark.e2e
-def test_temporaries_at_a_full_vocabulary_are_a_quarter_of_tunix() -> None:
+def test_full_vocabulary_temporaries_are_at_most_a_quarter_of_tunix() -> None:
     found = step.measure_temporaries()
     assert found["tunix"] > 2 * 2**30
     assert found["recipec"] <= found["tunix"] / 4, found
 
 
-def test_a_token_sees_what_came_before_it_in_its_own_sample() -> None:
+def test_attention_mask_is_causal_within_each_sample() -> None:
     import jax.numpy as jnp
 
     from recipec.runtime.model.forward import attention_mask

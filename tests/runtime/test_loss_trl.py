@@ -44,7 +44,7 @@ def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]], los
 @pytest.mark.parametrize(
     ("normalization", "loss_type"), [("tokens", "nll"), ("micro_batches", "nll"), ("tokens", "dft")]
 )
-def test_normalization_is_trls(normalization: str, loss_type: str, tmp_path: Path) -> None:
+def test_loss_normalization_and_dft_match_trl(normalization: str, loss_type: str, tmp_path: Path) -> None:
     import jax
     from flax import nnx
 

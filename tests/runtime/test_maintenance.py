@@ -138,7 +138,7 @@ def deferred() -> Iterator[Interrupts]:
         ("preempted", "TRUE", "this machine is being preempted"),
     ],
 )
-def test_a_notice_is_one_sigterm(
+def test_maintenance_notice_sends_one_sigterm(
     metadata: Metadata, capfd: pytest.CaptureFixture[str], key: str, value: str, line: str
 ) -> None:
     """Ignore further notices, and do not count the system's own signal as a second one."""
@@ -161,13 +161,13 @@ def test_a_notice_is_one_sigterm(
     assert error.count("notice from Google Cloud") == 1 and f"notice from Google Cloud: {line}\n" in error
 
 
-def test_a_notice_that_is_there_before_the_run_stops_it(metadata: Metadata) -> None:
+def test_notice_before_run_start_stops_run(metadata: Metadata) -> None:
     metadata.set("preempted", "TRUE")
     with Interrupts() as interrupts, pytest.raises(Interrupted), maintenance.watching(interrupts, "tpu"):
         time.sleep(10)
 
 
-def test_a_notice_is_heard_after_the_server_was_away_for_a_while(metadata: Metadata) -> None:
+def test_notice_is_received_after_metadata_server_outage(metadata: Metadata) -> None:
     with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
         until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
         metadata.refuses = 6
@@ -177,7 +177,7 @@ def test_a_notice_is_heard_after_the_server_was_away_for_a_while(metadata: Metad
         until(lambda: interrupts.requested is not None)
 
 
-def test_a_machine_without_a_metadata_server_is_said_once(
+def test_missing_metadata_server_prints_one_note(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Print one line and leave no thread running. On a CPU, send no request."""
@@ -201,7 +201,7 @@ def test_a_machine_without_a_metadata_server_is_said_once(
 
 
 @pytest.mark.e2e
-def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
+def test_run_stopped_by_notice_resumes_exactly(
     place: Path, lives: Lives, metadata: Metadata, whole: object
 ) -> None:
     """Send the machine's SIGTERM during the save, as in a shutdown."""
@@ -226,7 +226,7 @@ def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.nightly
-def test_a_run_that_is_taken_away_again_and_again_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
+def test_repeatedly_preempted_run_ends_like_uninterrupted_run(place: Path, lives: Lives) -> None:
     """Send SIGTERM at random steps.
 
     Every second machine disappears soon after, whether or not it has saved.

@@ -37,7 +37,7 @@ def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
+def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
     """Compare outputs and gradients with the recurrence and torch's autograd in float64."""
     import jax
     import torch
@@ -83,7 +83,7 @@ def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None
         ("short steps", {"time_step_limit": [0.05, 0.3]}),
     ],
 )
-def test_the_mixer_is_transformers_own(norm: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_mamba2_mixer_matches_transformers(norm: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Compare packed sequences in the first layer's mixer with each sequence alone in transformers."""
     import jax
     import torch

@@ -33,7 +33,7 @@ def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_packed_row_is_its_sequences_one_by_one(case: tuple[Any, ...]) -> None:
+def test_mamba1_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
     """Compare outputs and gradients with the recurrence and torch's autograd in float64."""
     import jax
     import torch

@@ -62,7 +62,7 @@ def run_merge(base: HFCheckpoint, run: Path, work: Path, *argv: str, **settings:
     )
 
 
-def test_the_output_is_the_base_but_for_the_adapted_tensors(
+def test_merge_changes_only_adapted_tensors(
     base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_merge(base, trained, tmp_path) == 0
@@ -105,7 +105,7 @@ def test_the_output_is_the_base_but_for_the_adapted_tensors(
 
 
 @pytest.mark.parametrize("size", ["100KB", "1.5MB", "5GB"])
-def test_shards_are_at_most_as_large_as_asked_and_hold_the_same_tensors(
+def test_shards_respect_max_shard_size_and_keep_tensors(
     base: HFCheckpoint, trained: Path, tmp_path: Path, size: str
 ) -> None:
     from safetensors import safe_open
@@ -148,7 +148,7 @@ def test_a_dry_run_writes_nothing(
     assert f"merged: {sum(file.stat().st_size for file in files) / 1e6:.1f}MB, {len(files)} files" in lines[2]
 
 
-def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
+def test_merge_at_addresses_writes_same_bytes_as_local_merge(
     base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     """Merge a base and a checkpoint at fsspec addresses: the output equals a local merge byte for byte."""
@@ -174,7 +174,7 @@ def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
         memory.rm("/merging", recursive=True)
 
 
-def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
+def test_training_chat_template_replaces_base_template(
     base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     assert run_merge(base, trained, tmp_path, chat_template="{{ 'trained' }}") == 0
@@ -185,7 +185,7 @@ def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
     assert gguf.SpecialVocab(tmp_path / "merged").chat_template[0]["template"] == "{{ 'trained' }}"
 
 
-def test_another_dtype_changes_the_adapted_tensors_alone(
+def test_merge_dtype_applies_only_to_adapted_tensors(
     base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors import safe_open
@@ -217,7 +217,7 @@ def test_another_dtype_changes_the_adapted_tensors_alone(
     ],
     ids=lambda section: "-".join(section),
 )
-def test_adapters_of_some_projections_and_layers_merge_with_their_scale(
+def test_merge_changes_only_selected_projections_and_layers(
     base: HFCheckpoint, section: dict[str, Any], tmp_path: Path
 ) -> None:
     full = lora_section(**section)
@@ -232,7 +232,7 @@ def test_adapters_of_some_projections_and_layers_merge_with_their_scale(
     assert plan.merged == len(changed) and plan.copied == len(base.tensors) - len(changed)
 
 
-def test_the_step_to_merge_is_a_whole_one_that_is_there(
+def test_choose_step_accepts_only_complete_existing_steps(
     base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     (trained / "12.orbax-checkpoint-tmp-1").mkdir()
@@ -249,9 +249,7 @@ def test_the_step_to_merge_is_a_whole_one_that_is_there(
     assert not np.array_equal(first.arrays[weight][0], last.arrays[weight][0])
 
 
-def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
-    base: HFCheckpoint, tmp_path: Path
-) -> None:
+def test_best_step_is_kept_step_with_lowest_eval_loss(base: HFCheckpoint, tmp_path: Path) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), steps=(2, 4, 6))
     rows = [(1, None), (2, 3.0), (3, 1.0), (4, 2.5), (6, 2.75)]
     lines = [json.dumps({"step": step, "loss": 1.0}) for step, _ in rows]
@@ -260,7 +258,7 @@ def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
     assert load_trained(tmp_path, "best", base).step == 4
 
 
-def test_a_record_that_does_not_fit_the_arrays_is_refused(
+def test_record_that_does_not_match_arrays_is_refused(
     base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
@@ -281,12 +279,12 @@ def test_a_record_that_does_not_fit_the_arrays_is_refused(
     assert "recipe.lock.json" in message(lambda: load_trained(run, "latest", base))
 
 
-def test_values_that_are_not_finite_are_refused(base: HFCheckpoint, tmp_path: Path) -> None:
+def test_non_finite_adapter_values_are_refused(base: HFCheckpoint, tmp_path: Path) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), scale=np.inf)
     assert "not finite" in message(lambda: load_trained(tmp_path, "latest", base))
 
 
-def test_a_delta_without_its_weight_is_refused(base: HFCheckpoint, tmp_path: Path) -> None:
+def test_delta_without_matching_base_weight_is_refused(base: HFCheckpoint, tmp_path: Path) -> None:
     delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
     name = f"{base.prefix}layers.5.self_attn.v_proj.weight"
     assert f"no {name}" in message(lambda: write_merged(base, {name: delta}, tmp_path))

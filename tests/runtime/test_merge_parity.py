@@ -206,7 +206,7 @@ def load(case: Case, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, *map(nightly, ALIKE), *map(decoders.marked, DECODERS)])
-def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(
+def test_merged_model_and_exported_adapter_match_tunix_logits(
     cases: Callable[[str], Case], name: str, record_property: Callable[[str, object], None]
 ) -> None:
     import peft
@@ -318,7 +318,7 @@ def run_verify(case: Case, folder: Path, dtype: str) -> int:
         nightly("llama", "bfloat16"),
     ],
 )
-def test_verify_passes_on_what_was_merged(
+def test_verify_passes_on_correct_merge(
     cases: Callable[[str], Case], name: str, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = cases(name)
@@ -347,7 +347,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "check_tensors", lambda *arguments: Sampled())
 
 
-def test_verify_finds_a_wrong_file_by_its_hash_and_by_its_tensors_and_by_its_logits(
+def test_verify_finds_wrong_file_by_hash_tensors_and_logits(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_merge(small, tmp_path, "bfloat16") == 0
@@ -373,7 +373,7 @@ def test_verify_finds_a_wrong_file_by_its_hash_and_by_its_tensors_and_by_its_log
     assert "is not what was trained: logits differ by" in capsys.readouterr().err
 
 
-def test_verify_finds_a_wrong_rule_by_tensors_and_by_logits(
+def test_verify_finds_wrong_merge_rule_by_tensors_and_logits(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deltas = TrainedAdapters.deltas
@@ -389,7 +389,7 @@ def test_verify_finds_a_wrong_rule_by_tensors_and_by_logits(
     assert "the merge rule is not what was trained: logits differ by" in capsys.readouterr().err
 
 
-def test_verify_leaves_logits_out_where_memory_is_short(
+def test_verify_skips_logits_if_memory_is_short(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.merging import verify
@@ -413,7 +413,7 @@ def test_verify_leaves_logits_out_where_memory_is_short(
         run_verify(small, tmp_path, "bfloat16")
 
 
-def test_the_memory_that_is_left_is_that_of_machine_and_container(
+def test_available_memory_respects_machine_and_container_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -429,7 +429,7 @@ def test_the_memory_that_is_left_is_that_of_machine_and_container(
     assert memory.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
 
 
-def test_verify_says_so_when_there_is_nothing_to_see(
+def test_verify_warns_about_zero_or_tiny_adapters(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for scale, words in ((0.0, "are all zero"), (1e-5, "little of what was trained is in the merged model")):
@@ -448,7 +448,7 @@ def test_verify_says_so_when_there_is_nothing_to_see(
         assert words in capsys.readouterr().out
 
 
-def test_every_family_is_merged() -> None:
+def test_merge_cases_cover_every_family() -> None:
     from recipec.runtime.model.families import FAMILIES
 
     assert {name.partition("-")[0] for name in CASES} == set(FAMILIES)

@@ -69,7 +69,7 @@ def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np
     "targets", [ALL, ("k_proj",), ("v_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
 )
 @pytest.mark.parametrize("kind", ["gemma4", "gemma3", "gemma3-fused"])
-def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...], kv: str) -> None:
+def test_split_deltas_match_fused_array_products(kind: str, targets: tuple[str, ...], kv: str) -> None:
     family, arch = architecture(kind)
     lora = LoraSettings(rank=3, alpha=5.0, targets=targets, kv=kv, dropout=0.0)
     adapters = build_adapters(family, arch, lora)
@@ -97,7 +97,7 @@ def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...
     assert seen == {name for name in shapes if name.rpartition(".")[2] in targets}
 
 
-def test_the_merge_rule_adds_scaled_ba_and_rounds_once_in_any_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge_adds_scaled_ba_and_rounds_once_for_any_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     import ml_dtypes
 
     random = np.random.default_rng(0)
@@ -147,14 +147,14 @@ VISION = {f"vision.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qk
         ),
     ],
 )
-def test_peft_targets_mean_the_trained_modules_alone(
+def test_peft_target_modules_select_only_trained_modules(
     chosen: set[str], modules: set[str], targets: object, layers: object
 ) -> None:
     assert select_modules(chosen, modules, "model.") == (targets, layers)
 
 
 @pytest.mark.parametrize("kind", DTYPES.values(), ids=DTYPES)
-def test_what_is_not_finite_is_told_from_every_value_that_is(kind: np.dtype) -> None:
+def test_is_finite_separates_finite_and_non_finite_values(kind: np.dtype) -> None:
     bits = np.arange(2**16, dtype=np.uint16).astype(f"u{min(kind.itemsize, 2)}")
     shift = 8 * max(0, kind.itemsize - 2)  # the highest 16 bits distinguish the values
     values = (bits.astype(f"u{kind.itemsize}") << shift).view(kind) if kind.kind != "b" else bits == 1

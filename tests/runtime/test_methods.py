@@ -40,7 +40,7 @@ def held(alike: Alike) -> None:
 
 
 @pytest.mark.parametrize("case", ["gemma1", pytest.param("granite", marks=pytest.mark.nightly)])
-def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_path: Path) -> None:
+def test_twenty_steps_with_combined_methods_match_peft(case: str, tmp_path: Path) -> None:
     """Cover both orders: transformers scales Gemma's embeddings before the noise, and Granite's after it."""
     import jax
 
@@ -59,7 +59,7 @@ def test_twenty_steps_of_all_methods_at_once_are_those_of_peft(case: str, tmp_pa
         pytest.param("gemma3", ("q_proj", "v_proj", "down_proj"), None, marks=pytest.mark.nightly),
     ],
 )
-def test_twenty_steps_of_dora_are_those_of_peft(
+def test_twenty_dora_steps_match_peft(
     case: str, targets: tuple[str, ...], quantize: str | None, tmp_path: Path
 ) -> None:
     """Cover fused keys and values of which only one half has an adapter, and a base of nf4's numbers."""
@@ -85,7 +85,7 @@ def test_twenty_steps_of_dora_are_those_of_peft(
         ),
     ],
 )
-def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
+def test_twenty_steps_from_pissa_and_olora_init_match_peft(
     case: str, axes: dict[str, int], methods: dict[str, Any], tmp_path: Path
 ) -> None:
     """Subtract the adapters' first product from the base, as PEFT does."""
@@ -108,7 +108,7 @@ def test_twenty_steps_from_the_weights_principal_part_are_those_of_peft(
         ("gemma1", (), (3, 499, 400, 516), 2),
     ],
 )
-def test_twenty_steps_with_whole_modules_and_rows_are_those_of_peft(
+def test_twenty_steps_with_whole_modules_and_token_rows_match_peft(
     case: str, whole: tuple[str, ...], rows: tuple[int, ...], tp: int, tmp_path: Path
 ) -> None:
     """Train whole modules, and rows of the embedding.
@@ -187,7 +187,7 @@ def test_whole_modules_and_rows_in_bfloat16_accumulate_gradients_in_float32(tmp_
 
 
 @pytest.mark.parametrize(("init", "which"), [("gaussian", 0), ("zero_a", 1)])
-def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
+def test_gaussian_and_zero_a_init_draw_expected_values(init: str, which: int) -> None:
     family = FAMILIES["gemma4"]
     architecture = family.architecture({**tiny.gemma4_text(), "model_type": "gemma4_text"})
     lora = LoraSettings(rank=8, alpha=8.0, targets=EVERY, dropout=0.0, init=init)
@@ -200,7 +200,7 @@ def test_adapters_start_as_their_init_says(init: str, which: int) -> None:
     assert init == "gaussian" or np.abs(drawn).max() <= 8**-0.5
 
 
-def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
+def test_resumed_run_reads_initial_values_on_another_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read the frozen and initial values of the run's start bit for bit, or report that they are missing."""
@@ -226,7 +226,7 @@ def test_a_resumed_run_reads_its_first_values_on_whatever_mesh(
         training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, **lora)
 
 
-def test_the_fast_svd_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_svd_lowrank_matches_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start from the same random directions, without more of them than the rank."""
     import torch
 

@@ -84,9 +84,7 @@ def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: An
     return folder
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(
-    tmp_path: Path, runs: dict[str, SimpleNamespace]
-) -> None:
+def test_resumed_run_continues_same_mlflow_run(tmp_path: Path, runs: dict[str, SimpleNamespace]) -> None:
     folder = log(tmp_path, 0, 5, status=143, stopped=True)
     (run,) = runs.values()
     assert (run.experiment, run.name, run.status) == ("support", "tiny", "KILLED")
@@ -99,7 +97,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(
     assert len(runs) == 2, "begun anew"
 
 
-def test_a_run_that_mlflow_does_not_have_is_logged_from_its_beginning(
+def test_run_unknown_to_mlflow_is_logged_from_beginning(
     tmp_path: Path, runs: dict[str, SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
@@ -110,7 +108,7 @@ def test_a_run_that_mlflow_does_not_have_is_logged_from_its_beginning(
     assert_same(runs["run-0"].numbers, of_lines(folder))
 
 
-def test_nothing_that_mlflow_does_ends_a_run(
+def test_mlflow_failures_do_not_end_run(
     tmp_path: Path,
     runs: dict[str, SimpleNamespace],
     monkeypatch: pytest.MonkeyPatch,

@@ -84,7 +84,7 @@ def train_torch(model: Any) -> dict[str, np.ndarray]:
     return {name: weight.detach().numpy() for name, weight in weights.items()}
 
 
-def test_every_models_matrices_have_their_sides() -> None:
+def test_muon_matrix_axes_match_hugging_face_shapes() -> None:
     """Check the axes of each array of the catalog's models against the shapes in Hugging Face's layout.
 
     Models of one config.json are one case, of which each kind of layer is checked once.
@@ -115,7 +115,7 @@ def test_every_models_matrices_have_their_sides() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_steps_are_those_of_the_tools_parameters(name: str, tmp_path: Path) -> None:
+def test_muon_steps_match_torch_reference(name: str, tmp_path: Path) -> None:
     """Cover stacked keys and values, Hugging Face's fused projections, and biases."""
     import jax
 

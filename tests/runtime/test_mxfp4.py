@@ -21,7 +21,7 @@ from tests.runtime.decoders import EVERY, LIMIT
 AXES = {"fsdp": 2, "tp": 2}
 
 
-def test_every_byte_of_every_scale_is_what_transformers_makes_of_it() -> None:
+def test_every_mxfp4_byte_and_scale_matches_transformers() -> None:
     """Cover the infinities of the largest scales too."""
     import torch
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -61,7 +61,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
-def test_a_checkpoint_is_loaded_merged_and_read_by_transformers(
+def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     published: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import jax
@@ -126,7 +126,7 @@ def test_a_checkpoint_is_loaded_merged_and_read_by_transformers(
 
 
 @pytest.mark.nightly
-def test_twenty_training_steps_are_those_of_peft(published: tuple[Path, Any], tmp_path: Path) -> None:
+def test_twenty_training_steps_on_mxfp4_match_peft(published: tuple[Path, Any], tmp_path: Path) -> None:
     import jax
 
     from tests.runtime.references import twenty_steps
@@ -184,7 +184,7 @@ DAMAGED: dict[Callable[[Arrays], None], str] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED, ids=lambda damage: damage.__name__)
-def test_a_damaged_pair_is_one_sentence(
+def test_damaged_blocks_or_scales_error_names_defect(
     published: tuple[Path, Any], tmp_path: Path, damage: Callable[[Arrays], None]
 ) -> None:
     from safetensors.numpy import load_file
@@ -203,7 +203,7 @@ def test_a_damaged_pair_is_one_sentence(
 
 
 @pytest.mark.parametrize("method", [{"quant_method": "gptq"}, {}, "mxfp4"])
-def test_other_methods_are_refused(method: Any) -> None:
+def test_other_quantization_methods_are_refused(method: Any) -> None:
     from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 
     config = {"model_type": "gpt_oss", "quantization_config": method}

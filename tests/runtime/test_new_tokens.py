@@ -35,7 +35,7 @@ def loaded(folder: Path, **tokens: str | None) -> Any:
     return load_tokenizer(folder, settings, DATA)
 
 
-def test_spare_rows_are_taken_in_the_order_of_the_texts(tmp_path: Path) -> None:
+def test_new_tokens_take_spare_rows_in_sorted_order(tmp_path: Path) -> None:
     expected = saved(tmp_path, 10_000)
     names = ["</tool>", "<tool>", "<|turn_a|>", "<|turn_b|>"]
     expected.add_tokens(names, special_tokens=True)
@@ -45,7 +45,7 @@ def test_spare_rows_are_taken_in_the_order_of_the_texts(tmp_path: Path) -> None:
     assert found.decode(found(TEXT).input_ids, skip_special_tokens=True) == "user: 12+"
 
 
-def test_a_reserved_token_gives_up_its_row(tmp_path: Path) -> None:
+def test_new_token_takes_row_of_reserved_token(tmp_path: Path) -> None:
     before = saved(tmp_path, 10_000, "<reserved_0>", "<reserved_1>")
     row = before.convert_tokens_to_ids("<reserved_1>")
     found = loaded(tmp_path, **{"<|turn_c|>": "<reserved_1>"})
@@ -54,7 +54,7 @@ def test_a_reserved_token_gives_up_its_row(tmp_path: Path) -> None:
     assert found("7<|turn_c|>").input_ids == [*before("7").input_ids, row]
 
 
-def test_a_pieces_list_has_its_text_changed() -> None:
+def test_reserved_unigram_vocabulary_entry_is_renamed() -> None:
     files = {"tokenizer.json": {"model": {"type": "Unigram", "vocab": [["<unk>", 0], ["<unused0>", 0]]}}}
     made = with_tokens({n: json.dumps(c).encode() for n, c in files.items()}, {"<a>": "<unused0>"}, 2, "base")
     content = json.loads(made["tokenizer.json"])
@@ -70,7 +70,7 @@ def test_a_pieces_list_has_its_text_changed() -> None:
         (("<b>", 11, "<a>", 10_000 - 1), None),
     ],
 )
-def test_rows_to_train_have_the_numbers_of_their_tokens(
+def test_train_tokens_resolve_to_embedding_rows_or_are_refused(
     tmp_path: Path, tokens: tuple[int | str, ...], message: str | None
 ) -> None:
     """A token that the recipe adds has the number that the run's tokenizer gives it."""
@@ -101,7 +101,7 @@ def test_rows_to_train_have_the_numbers_of_their_tokens(
         ({"<reserved_0>": None}, "has `<reserved_0>` already", "leave it out"),
     ],
 )
-def test_a_token_without_a_place_is_refused(
+def test_new_token_that_cannot_be_placed_is_refused(
     tmp_path: Path, tokens: dict[str, str | None], message: str, help: str
 ) -> None:
     made = saved(tmp_path, 0, "<reserved_0>")

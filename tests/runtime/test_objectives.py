@@ -23,7 +23,7 @@ from tests.emit.emitting import program_of
 PREFERENCES = ["data.format=preference", "data.packing=false"]
 
 
-def test_each_objective_of_the_language_has_its_losses() -> None:
+def test_objective_table_matches_recipe_objectives_losses_and_defaults() -> None:
     names = set(get_args(Train.model_fields["objective"].annotation))
     assert names == set(objectives.OBJECTIVES)
     chosen = {
@@ -41,7 +41,9 @@ def test_each_objective_of_the_language_has_its_losses() -> None:
     assert keys == {key: getattr(TrainSettings, key) for key in objectives.SETTINGS}
 
 
-def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_script_card_and_checks_follow_objective_table_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Add a row for an objective, and check what checks, plans, scripts and cards derive from it."""
     orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
     flops = bound.model_flops(orpo, 1.0)

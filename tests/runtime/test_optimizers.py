@@ -146,7 +146,9 @@ def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sharded_steps_are_those_of_plain_arrays(name: str, whole: Callable[[str], tuple[Any, Path]]) -> None:
+def test_sharded_optimizer_steps_match_plain_arrays(
+    name: str, whole: Callable[[str], tuple[Any, Path]]
+) -> None:
     import jax
     import optax
 
@@ -169,7 +171,9 @@ def test_sharded_steps_are_those_of_plain_arrays(name: str, whole: Callable[[str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_resuming_is_exact(name: str, whole: Callable[[str], tuple[Any, Path]], tmp_path: Path) -> None:
+def test_resumed_optimizer_run_is_exact(
+    name: str, whole: Callable[[str], tuple[Any, Path]], tmp_path: Path
+) -> None:
     run, folder = whole(name)
     parts = resumed(folder, chain(name), tmp_path / "parts")
     for left, right in ((run.model, parts.model), (run.optimizer, parts.optimizer)):
@@ -180,7 +184,7 @@ def test_resuming_is_exact(name: str, whole: Callable[[str], tuple[Any, Path]], 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_state_is_sharded_where_it_has_a_parameters_shape(
+def test_optimizer_state_of_parameter_shape_is_sharded_like_parameter(
     name: str, whole: Callable[[str], tuple[Any, Path]]
 ) -> None:
     from flax import nnx
@@ -201,7 +205,7 @@ def test_the_state_is_sharded_where_it_has_a_parameters_shape(
     assert seen == {leaf: expected - (leaf in fewer) for leaf in SHAPES}
 
 
-def test_small_updates_of_bfloat16_weights_add_up() -> None:
+def test_master_weights_accumulate_small_bfloat16_updates() -> None:
     """Sum a hundred steps of 1/4000 of a weight.
 
     In bfloat16 each step is lost. On float32 copies they add up to a fortieth.
@@ -226,7 +230,7 @@ def test_small_updates_of_bfloat16_weights_add_up() -> None:
     assert after(master_weights(optax.sgd(2.5e-4))) == float(jnp.bfloat16(0.975))
 
 
-def test_master_weights_of_float32_are_the_rule_itself(
+def test_master_weights_do_not_change_float32_training(
     whole: Callable[[str], tuple[Any, Path]], tmp_path: Path
 ) -> None:
     import optax
@@ -264,7 +268,7 @@ def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
         assert np.array_equal(array, arrays(parts.optimizer)[path]), path
 
 
-def test_a_bfloat16_state_keeps_its_type(tmp_path: Path) -> None:
+def test_bfloat16_optimizer_state_stays_bfloat16(tmp_path: Path) -> None:
     """Check that gradients are float32, and that the moments are bfloat16 without a master copy."""
     import jax.numpy as jnp
 
@@ -306,7 +310,7 @@ def torch_rule(name: str, weights: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "rmsprop", "adafactor"])
-def test_the_rule_is_pytorchs(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
+def test_optimizer_updates_match_pytorch(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
     """Use a changing rate. Adafactor's reference is transformers', without its own learning rates."""
     import jax
     import optax

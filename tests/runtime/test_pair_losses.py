@@ -24,7 +24,7 @@ ROWS = [(1, 5), (1, 2), (3, 4), (3, 8), (2, 9), (2, 3)]
 @pytest.mark.parametrize(
     ("objective", "loss_type"), [(objective, loss) for objective, names in LOSSES.items() for loss in names]
 )
-def test_each_loss_is_trls(objective: str, loss_type: str) -> None:
+def test_pair_loss_gradient_and_rewards_match_trl(objective: str, loss_type: str) -> None:
     """Compare the loss and its gradient to 1e-5. A fourth pair fills up our batch."""
     import jax
     import torch

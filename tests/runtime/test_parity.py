@@ -148,7 +148,7 @@ def highest() -> Any:
         if ONE_MESH.get(kind, mesh_name(axes)) == mesh_name(axes)
     ],
 )
-def test_logits_are_those_of_transformers(
+def test_logits_match_transformers(
     kind: str,
     axes: dict[str, int],
     checkpoint: Callable[[str], tuple[Path, Any]],
@@ -171,7 +171,7 @@ def test_logits_are_those_of_transformers(
     assert difference <= LOGITS
 
 
-def test_packed_samples_are_as_alone_in_transformers(
+def test_packed_samples_match_separate_samples_in_transformers(
     checkpoint: Callable[[str], tuple[Path, Any]],
 ) -> None:
     """Put two samples into each row, so that positions restart under scaled frequencies."""
@@ -205,7 +205,7 @@ def test_packed_samples_are_as_alone_in_transformers(
     ],
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),
 )
-def test_twenty_training_steps_are_those_of_peft(
+def test_twenty_training_steps_match_peft(
     kind: str,
     axes: dict[str, int],
     checkpoint: Callable[[str], tuple[Path, Any]],

@@ -132,7 +132,7 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **setting
     ],
     ids=["dpo", "dpo-ipo", "cpo-simpo", "orpo"],
 )
-def test_loss_and_gradient_are_trls(
+def test_preference_loss_and_gradient_match_trl(
     objective: str,
     settings: dict[str, Any],
     checkpoint: tuple[Path, Any, Any],
@@ -169,7 +169,7 @@ def test_loss_and_gradient_are_trls(
     assert metrics["rewards_margin"] == pytest.approx(np.mean(logged["rewards/margins"]), abs=1e-3)
 
 
-def test_label_smoothing_takes_some_preferences_for_mistaken(built: tuple[Any, Any]) -> None:
+def test_label_smoothing_mixes_in_loss_of_reversed_pair(built: tuple[Any, Any]) -> None:
     """Check smoothing by s: a pair's loss counts 1 - s, and the reversed pair's loss counts s."""
     mesh, ours_built = built
     batch = batch_of_pairs()
@@ -191,7 +191,7 @@ def batch_of_pairs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
-def test_a_pair_that_fills_a_batch_up_counts_for_nothing(objective: str, built: tuple[Any, Any]) -> None:
+def test_padding_pairs_do_not_change_preference_loss(objective: str, built: tuple[Any, Any]) -> None:
     mesh, ours_built = built
     batch = batch_of_pairs()
     half = {name: np.array(value) for name, value in batch.items()}
@@ -230,7 +230,7 @@ def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
     return prepare(data, train, 4, tokenizer, folder, vocabulary=512)
 
 
-def test_pairs_are_tokenized_as_trl_does(
+def test_pair_tokenization_matches_trl(
     checkpoint: tuple[Path, Any, Any], built: tuple[Any, Any], tmp_path: Path
 ) -> None:
     write_pairs(tmp_path, PAIRS)
@@ -248,7 +248,9 @@ def test_pairs_are_tokenized_as_trl_does(
         assert found["loss_mask"][i].sum() == len(ids) - expected[ids]
 
 
-def test_a_pair_is_left_out_whole_and_named_once(checkpoint: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_overlong_pair_is_dropped_whole_and_reported_once(
+    checkpoint: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
     long = {"prompt": "Name a river.", "chosen": " Rhine.", "rejected": " and on" * 100}
     write_pairs(tmp_path, [PAIRS[0], long, PAIRS[1], PAIRS[2]])
     whole = prepared(tmp_path, checkpoint[2])
@@ -262,7 +264,7 @@ def test_a_pair_is_left_out_whole_and_named_once(checkpoint: tuple[Path, Any, An
     assert whole.origins(0) == [f"pairs.jsonl:{line}" for line in (1, 1, 3, 3, 4, 4)]
 
 
-def test_conversations_with_an_implicit_prompt_learn_the_answers_alone(
+def test_implicit_prompt_conversations_train_only_on_answers(
     checkpoint: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
     question = {"role": "user", "content": "Name a river."}

@@ -40,7 +40,7 @@ def environment(artifact: Path) -> Mapping[str, str]:
     return environment_of(artifact)
 
 
-def test_a_chip_that_is_missing_is_one_sentence(artifact: Path, environment: Mapping[str, str]) -> None:
+def test_missing_devices_give_one_sentence_error(artifact: Path, environment: Mapping[str, str]) -> None:
     two = environment["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
     ran = run(artifact, {**environment, "XLA_FLAGS": two})
     assert ran.returncode == 1
@@ -49,7 +49,7 @@ def test_a_chip_that_is_missing_is_one_sentence(artifact: Path, environment: Map
 
 
 @pytest.mark.nightly
-def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_files(artifact: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
     (artifact / "probe.json").unlink(missing_ok=True)
     with subprocess.Popen(
         [sys.executable, str(artifact / "probe.py")],
@@ -69,7 +69,7 @@ def test_ctrl_c_leaves_nothing(artifact: Path, environment: Mapping[str, str], t
 
 
 @pytest.mark.nightly
-def test_a_disk_without_room_is_one_sentence(
+def test_full_disk_gives_one_sentence_error(
     artifact: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of at most 8 KiB
@@ -84,7 +84,7 @@ def test_a_disk_without_room_is_one_sentence(
     assert str(tmp_path) in ran.stderr and "Traceback" not in ran.stderr and not list(tmp_path.iterdir())
 
 
-def test_what_is_not_there_or_damaged_is_one_sentence(
+def test_missing_output_folder_or_artifact_gives_clear_error(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -105,7 +105,7 @@ def settings() -> RunSettings:
     )
 
 
-def test_a_weight_that_is_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.numpy import load_file, save_file
 
     monkeypatch.setattr(numbers, "STEPS", 3)
@@ -139,6 +139,6 @@ def test_a_device_that_is_slower_than_the_others_is_named() -> None:
     assert machine.slow(lambda device: usual * (1 + device.id / 100))["slow"] == []
 
 
-def test_what_is_beyond_its_tolerance_is_no_number_or_larger() -> None:
+def test_beyond_lists_nan_and_differences_above_tolerance() -> None:
     found = numbers.Compared("here", "bfloat16", {"loss": np.nan, "logits": 0.04, "losses": 0.2})
     assert set(found.beyond) == {"loss", "losses"}

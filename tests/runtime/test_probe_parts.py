@@ -66,7 +66,7 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {{
 """
 
 
-def test_what_operations_of_a_tpus_program_are() -> None:
+def test_tpu_program_operations_are_classified_by_kind() -> None:
     found = parts.kinds(TEXT)
     told = {part: {name for name, kind in found.items() if kind == part} for part in parts.PARTS}
     assert told["products"] == {"c.1", "fusion.1", "fusion.9"}
@@ -98,7 +98,7 @@ def plane(name: str, **lines: list[tuple[str, float, float]]) -> str:
     return f"{out} }}\n"
 
 
-def test_a_tpus_trace_is_summed_by_what_its_operations_are() -> None:
+def test_tpu_trace_time_is_summed_by_operation_kind() -> None:
     ops = [
         ("fusion.1", 0, 30),
         ("splash.1", 30, 20),
@@ -123,7 +123,7 @@ def test_a_tpus_trace_is_summed_by_what_its_operations_are() -> None:
     assert parts.summed(ProfileData.from_serialized_xspace(b""), {}) == {}
 
 
-def test_a_step_on_cpu_devices_is_traced_and_leaves_nothing(tmp_path: Any, monkeypatch: Any) -> None:
+def test_cpu_step_trace_finds_parts_and_leaves_no_files(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
 

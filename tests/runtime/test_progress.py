@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_bytes_tell_pace_and_time_left(clock: Clock) -> None:
+def test_byte_progress_shows_rate_and_time_left(clock: Clock) -> None:
     out = io.StringIO()
     with Progress("merging", 10e9, out, unit="B") as bar:
         bar.skip(2e9)
@@ -39,7 +39,7 @@ def test_bytes_tell_pace_and_time_left(clock: Clock) -> None:
     assert out.getvalue() == "merging:  25%, 0.50 GB/s, 12 s left\n"
 
 
-def test_the_first_moments_foresee_nothing(clock: Clock) -> None:
+def test_early_progress_shows_no_estimate(clock: Clock) -> None:
     out = io.StringIO()
     with Progress("merging", 100e9, out, unit="B") as bar:
         clock.now = 3.0
@@ -47,7 +47,7 @@ def test_the_first_moments_foresee_nothing(clock: Clock) -> None:
     assert out.getvalue() == "merging:   1%\n"
 
 
-def test_a_job_of_unknown_length_tells_what_is_done(clock: Clock) -> None:
+def test_job_of_unknown_length_shows_count_done(clock: Clock) -> None:
     out = io.StringIO()
     with Progress("tokenizing", None, out, unit="rows") as bar:
         clock.now = 3.0
@@ -58,5 +58,5 @@ def test_a_job_of_unknown_length_tells_what_is_done(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(42.4, "42 s"), (185, "3 min 05 s"), (2 * 3600 + 600, "2 h 10 min")]
 )
-def test_durations_are_written_as_people_say_them(seconds: float, words: str) -> None:
+def test_durations_use_seconds_minutes_and_hours(seconds: float, words: str) -> None:
     assert duration(seconds) == words

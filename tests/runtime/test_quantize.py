@@ -116,7 +116,9 @@ def replaced(model: Path, quantized: Any) -> Any:
     return plain
 
 
-def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callable[[str | None], Any]) -> None:
+def test_nf4_weights_match_reference_in_bitsandbytes_blocks(
+    model: Path, built: Callable[[str | None], Any]
+) -> None:
     """Compare every linear layer and every expert with the Hugging Face tensors."""
     base = HFCheckpoint.open(model)
     stored = variables(built("nf4"))
@@ -142,9 +144,7 @@ def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callabl
 
 
 @pytest.mark.parametrize("init", ["loftq", "olora"])
-def test_adapters_start_from_what_nf4_loses_or_it_stores_what_they_leave(
-    init: str, model: Path, tmp_path: Path
-) -> None:
+def test_nf4_base_and_loftq_adapters_match_reference(init: str, model: Path, tmp_path: Path) -> None:
     """Check LoftQ's one iteration and nf4 of the remainder, by the paper's table and LAPACK."""
     base = HFCheckpoint.open(model)
     run = training.build(model, MESH, kept=tmp_path, quantize="nf4", targets=QUERIES, init=init)[1]
@@ -169,7 +169,7 @@ def test_adapters_start_from_what_nf4_loses_or_it_stores_what_they_leave(
         assert np.abs(stored - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_dequantizing_is_qwixs_to_the_bit() -> None:
+def test_dequantize_matches_qwix_bit_for_bit() -> None:
     import jax.numpy as jnp
     import qwix
 
@@ -182,7 +182,7 @@ def test_dequantizing_is_qwixs_to_the_bit() -> None:
     assert np.array_equal(dequantize(codes, jnp.bfloat16), qwix.dequantize(codes).astype(jnp.bfloat16))
 
 
-def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | None], Any]) -> None:
+def test_int8_error_is_at_most_half_a_channel_step(built: Callable[[str | None], Any]) -> None:
     plain, stored, quantized = variables(built(None)), variables(built("int8")), built("int8").quantized
     assert quantized
     for path, how in quantized.items():
@@ -205,7 +205,7 @@ def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | 
     ],
     ids=["nf4", "int8", "nf4 whole"],
 )
-def test_quantized_experts_are_the_same_on_every_mesh(kind: str, features: int, specs: Any) -> None:
+def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features: int, specs: Any) -> None:
     """Compare the experts' sum and its gradient.
 
     A rule may replicate arrays. Then their blocks are not within a device's features, and the blocks are not
@@ -243,7 +243,7 @@ def test_quantized_experts_are_the_same_on_every_mesh(kind: str, features: int, 
         assert np.abs(np.asarray(one) - np.asarray(other)).max() <= 1e-5 * np.abs(one).max() > 0
 
 
-def test_no_block_is_split_over_devices() -> None:
+def test_nf4_blocks_are_not_split_over_devices() -> None:
     from recipec.runtime.model.quantize import layout
 
     def block(size: int, fsdp: int) -> int:
@@ -255,7 +255,7 @@ def test_no_block_is_split_over_devices() -> None:
     assert block(4 * 67, 4) == 67, "a part without a divisor is one block"
 
 
-def test_a_block_is_of_inputs_that_are_neighbors_in_hugging_faces_tensor() -> None:
+def test_nf4_blocks_hold_adjacent_inputs_of_hugging_face_tensor() -> None:
     """Let small heads share a block, as in bitsandbytes, which does not know heads.
 
     The inputs of an output projection are heads times their size.
@@ -272,7 +272,9 @@ def test_a_block_is_of_inputs_that_are_neighbors_in_hugging_faces_tensor() -> No
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_codes_and_scales_lie_as_their_weight_does(kind: str, built: Callable[[str | None], Any]) -> None:
+def test_codes_and_scales_are_sharded_like_their_weight(
+    kind: str, built: Callable[[str | None], Any]
+) -> None:
     stored, quantized = variables(built(kind)), built(kind).quantized
     assert quantized
     for path, how in quantized.items():
@@ -312,7 +314,7 @@ def stepper(built: Any) -> Any:
     return step
 
 
-def test_training_is_that_of_the_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
+def test_nf4_training_matches_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
     """Compare losses and adapters after three steps from the same adapters."""
 
     def steps(step: Any, built: Any) -> tuple[list[float], dict[str, np.ndarray]]:
@@ -419,7 +421,7 @@ def gathers(program: Any) -> set[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("nf4", 4 + 32 / 64), pytest.param("int8", 8 + 32 / 256, marks=pytest.mark.e2e)]
 )
-def test_a_quantized_base_computes_the_dequantized_one_s_logits_in_less_memory(
+def test_quantized_base_matches_dequantized_logits_in_less_memory(
     kind: str, expected: float, model: Path, built: Callable[[str | None], Any]
 ) -> None:
     """Compare logits with the dequantized base, and the bytes of a device's arguments.

@@ -97,7 +97,7 @@ def kept(mesh: Any, built: Any, policy: str) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in jax.tree.leaves(left)]
 
 
-def test_every_policy_computes_what_none_computes(built: Any) -> None:
+def test_remat_policies_keep_results_and_recompute_expected_products(built: Any) -> None:
     import jax
 
     expected: Any = None

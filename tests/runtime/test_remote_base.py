@@ -50,7 +50,7 @@ def refusal(action: Callable[[], object]) -> UserError:
 
 
 @pytest.mark.parametrize("header_at_once", [headers.HEAD, 16])
-def test_every_tensor_and_side_file_is_that_of_the_local_folder(
+def test_remote_tensors_and_side_files_match_local_folder(
     folder: Path,
     uploaded: Callable[[Path], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -79,9 +79,7 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
 
 
 @pytest.mark.parametrize("where", ["local", "memory"])
-def test_a_part_of_a_tensor_is_read_by_its_bytes(
-    folder: Path, uploaded: Callable[[Path], str], where: str
-) -> None:
+def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], str], where: str) -> None:
     base = HFCheckpoint.open(folder if where == "local" else uploaded(folder))
     name = base.prefix + "embed_tokens.weight"
     whole = bytes(base.bytes_of(name))
@@ -92,7 +90,7 @@ def test_a_part_of_a_tensor_is_read_by_its_bytes(
     assert base.bytes_of(name, 7, 7) == b""
 
 
-def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str]) -> None:
+def test_threads_read_remote_base_concurrently(folder: Path, uploaded: Callable[[Path], str]) -> None:
     local, remote = HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))
     differ: list[str] = []
 
@@ -108,7 +106,7 @@ def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str])
     assert differ == []
 
 
-def test_a_host_reads_the_rows_of_its_shards_once(
+def test_host_reads_only_its_shard_rows_once(
     folder: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.model.loading import Bounds, read_shards
@@ -151,7 +149,7 @@ def test_a_host_reads_the_rows_of_its_shards_once(
     assert cut > 10
 
 
-def test_file_addresses_are_mapped_as_local_folders_are(folder: Path) -> None:
+def test_file_address_opens_as_local_folder(folder: Path) -> None:
     base = HFCheckpoint.open(f"file://{folder}")
     assert base.directory == folder and base.name == str(folder)
 
@@ -183,7 +181,7 @@ def shard(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_named_as_in_a_local_folder(
+def test_broken_remote_base_gives_same_error_as_local_folder(
     folder: Path, tmp_path: Path, uploaded: Callable[[Path], str], what: str
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -198,7 +196,9 @@ def test_what_is_broken_is_named_as_in_a_local_folder(
     )
 
 
-def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Callable[[Path], str]) -> None:
+def test_remote_file_truncated_or_removed_after_open_gives_error(
+    folder: Path, uploaded: Callable[[Path], str]
+) -> None:
     address = uploaded(folder)
     base = HFCheckpoint.open(address)
     name = list(base.headers[shard(folder).name].tensors)[-1]
@@ -210,9 +210,7 @@ def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Call
     assert "no such file" in refusal(lambda: base.read(name)).message
 
 
-def test_an_address_that_cannot_be_opened_is_one_sentence(
-    no_buckets: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unopenable_address_gives_error_with_help(no_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
         assert refusal(lambda a=address: HFCheckpoint.open(a)).help == f"pip install {package}"
     assert "nowhere://x" in refusal(lambda: HFCheckpoint.open("nowhere://x")).message
@@ -246,7 +244,7 @@ def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: p
     assert error.help == "pip install s3fs"
 
 
-def test_importing_what_reads_a_checkpoint_imports_neither_jax_nor_fsspec() -> None:
+def test_checkpoint_reader_imports_neither_jax_nor_fsspec() -> None:
     code = (
         "import sys, runtime.weights.locate, runtime.merging.folder; "
         "print(*({'jax', 'fsspec'} & sys.modules.keys()))"

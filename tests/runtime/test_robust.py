@@ -54,7 +54,7 @@ trainer.Trainer._step = poisoned
         pytest.param(20, 24, 7, marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
+def test_randomly_killed_run_ends_like_uninterrupted_run(
     kills: int, last: int, seed: int, place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """Send SIGKILL during start-up, steps and saves, and resume each time.
@@ -116,7 +116,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
         pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly),
     ],
 )
-def test_a_signal_within_a_slow_step_saves_that_step(
+def test_signal_during_step_saves_that_step(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], signum: int, status: int
 ) -> None:
     """Save at a step where no checkpoint is due, because of the signal."""
@@ -156,7 +156,7 @@ def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
     )
 
 
-def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
+def test_full_disk_ends_run_and_keeps_last_checkpoint(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """Refuse files of more than 8 KiB from the second save on."""
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
     assert_equal(place, "whole", "cramped", STEPS)
 
 
-def test_writes_that_fail_together_are_told_once() -> None:
+def test_quiet_hides_tracebacks_of_unawaited_failed_writes() -> None:
     """Hide asyncio's traceback of a write that nobody awaits any more."""
     program = (
         "import asyncio, sys\n"
@@ -198,7 +198,9 @@ def test_writes_that_fail_together_are_told_once() -> None:
     assert said("quiet") == ""
 
 
-def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_background_save_is_reported_and_previous_step_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Report the error at the end, or at the next save. The previous checkpoint stays the newest."""
     import jax.numpy as jnp
     import optax
@@ -238,7 +240,7 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
     assert (found.step, found.data, found.damaged) == (1, {"next": 1}, ())
 
 
-def test_metrics_on_a_full_disk_end_the_run_with_a_sentence(
+def test_metrics_on_full_disk_raise_one_sentence_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.errors import UserError
@@ -258,7 +260,7 @@ def test_metrics_on_a_full_disk_end_the_run_with_a_sentence(
     metrics.close()
 
 
-def test_a_loss_that_is_not_finite_names_its_rows(
+def test_non_finite_loss_error_names_data_rows(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     write_artifact(place / "poisoned", prelude=POISONED)
@@ -281,7 +283,7 @@ def test_a_loss_that_is_not_finite_names_its_rows(
     assert (last["step"], last["loss"]) == (9, "Infinity")
 
 
-def test_a_signal_as_a_file_is_opened_leaves_nothing_of_it(
+def test_interrupt_while_opening_output_file_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.merging.folder import output_folder

@@ -94,7 +94,7 @@ def queries(module: Any, x: np.ndarray, cos: Any, sin: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sines_cosines_and_rotation_are_those_of_transformers(case: str) -> None:
+def test_sines_cosines_and_rotation_match_transformers(case: str) -> None:
     """Compare within the original context, in a batch with one longer row, and far beyond."""
     family, given, options = CASES[case]
     config = SIZES | given
@@ -130,7 +130,7 @@ def test_sines_cosines_and_rotation_are_those_of_transformers(case: str) -> None
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "dynamic"])
-def test_frequencies_are_rounded_as_transformers_rounds(case: str) -> None:
+def test_frequencies_and_attention_factor_match_transformers(case: str) -> None:
     family, given, options = CASES[case]
     theirs, _ = reference(family, given)
     head_dim = (SIZES | given).get("head_dim") or 48
@@ -148,7 +148,7 @@ def test_frequencies_are_rounded_as_transformers_rounds(case: str) -> None:
     assert math.isclose(rope.attention, theirs.attention_scaling, rel_tol=1e-12)
 
 
-def test_what_does_not_turn_keeps_its_bits_and_its_dtype() -> None:
+def test_partial_rotation_keeps_unrotated_features_and_dtype() -> None:
     x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 4, 2, 24)), jnp.bfloat16)
     out = rotate(x, *sin_cos(Rope(1e4, share=0.5), jnp.arange(4)[None], 24))
     assert out.dtype == jnp.bfloat16
@@ -157,7 +157,7 @@ def test_what_does_not_turn_keeps_its_bits_and_its_dtype() -> None:
     assert jnp.array_equal(out, whole.astype(jnp.bfloat16)), "turned in less than float32"
 
 
-def test_layers_of_different_types() -> None:
+def test_layer_types_have_separate_rope_parameters() -> None:
     plain, scaled = {"rope_type": "default", "rope_theta": 1e4}, {**YARN, "rope_theta": 5e5}
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     nested = {"sliding_attention": plain, "full_attention": scaled}
@@ -172,7 +172,7 @@ def test_layers_of_different_types() -> None:
         read_rope(SIZES | {"rope_parameters": nested}, "a model")
 
 
-def test_mrope_of_text_is_plain() -> None:
+def test_mrope_of_text_equals_default_rope() -> None:
     old = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}, "rope_theta": 1e6}
     assert read_rope(SIZES | old, "a model") == Rope(1e6)
 
@@ -204,13 +204,13 @@ def test_mrope_of_text_is_plain() -> None:
         ({"rope_theta": 1.0}, "rope_theta", "not above 1"),
     ],
 )
-def test_a_config_that_lies_is_refused(scaling: dict[str, Any], key: str, said: str) -> None:
+def test_invalid_rope_config_is_refused_with_its_key(scaling: dict[str, Any], key: str, said: str) -> None:
     with pytest.raises(UnsupportedCheckpoint, match=said) as refusal:
         read_rope(SIZES | {"rope_scaling": scaling}, "a model", share=1.0)
     assert refusal.value.key == key
 
 
-def test_a_share_is_refused_where_whole_heads_turn_or_two_are_given() -> None:
+def test_unsupported_partial_rotary_factor_or_dynamic_rope_is_refused() -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"a model has 1\.0 alone"):
         read_rope(SIZES | {"partial_rotary_factor": 0.5}, "a model")
     two = {"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}

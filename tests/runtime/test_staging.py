@@ -71,7 +71,7 @@ def stage(address: str, which: str) -> None:
 
 
 @pytest.mark.parametrize(("which", "step"), [("latest", 10), ("best", 4), ("2", 2)])
-def test_one_step_is_copied_the_one_that_is_meant(
+def test_staging_copies_only_requested_step(
     run: Path, uploaded: Callable[[Path], str], temporary: Path, which: str, step: int
 ) -> None:
     with staged(uploaded(run) + "/", which) as directory:
@@ -86,13 +86,13 @@ def test_one_step_is_copied_the_one_that_is_meant(
     assert list(temporary.iterdir()) == []
 
 
-def test_local_folders_and_gs_are_given_as_they_are(run: Path, temporary: Path) -> None:
+def test_staging_uses_local_and_gs_folders_in_place(run: Path, temporary: Path) -> None:
     for directory, given in ((str(run), str(run)), (f"file://{run}", str(run)), ("gs://b/run", "gs://b/run")):
         with staged(directory, "latest") as found:
             assert found == given and list(temporary.iterdir()) == []
 
 
-def test_the_copy_goes_when_the_work_on_it_fails(
+def test_staged_copy_is_removed_after_error(
     run: Path, uploaded: Callable[[Path], str], temporary: Path
 ) -> None:
     address = uploaded(run) + "/"
@@ -106,7 +106,7 @@ def test_the_copy_goes_when_the_work_on_it_fails(
     assert list(temporary.iterdir()) == []
 
 
-def test_steps_that_are_not_there_are_named_as_in_a_local_folder(
+def test_missing_remote_step_gives_same_error_as_local_folder(
     run: Path, uploaded: Callable[[Path], str]
 ) -> None:
     address = uploaded(run) + "/"
@@ -119,7 +119,7 @@ def test_steps_that_are_not_there_are_named_as_in_a_local_folder(
     )
 
 
-def test_a_damaged_step_names_the_one_before_it(run: Path, uploaded: Callable[[Path], str]) -> None:
+def test_damaged_step_error_suggests_earlier_step(run: Path, uploaded: Callable[[Path], str]) -> None:
     for step in (10, 2):
         (run / str(step) / "model_params" / "d" / "data").write_bytes(b"other")
     address = uploaded(run) + "/"
@@ -129,7 +129,7 @@ def test_a_damaged_step_names_the_one_before_it(run: Path, uploaded: Callable[[P
     assert refusal(lambda: stage(address, "2")).help == "there is no earlier one"
 
 
-def test_a_copy_that_has_no_room_is_not_begun(
+def test_staging_refuses_copy_without_disk_space(
     run: Path, uploaded: Callable[[Path], str], temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "free")
@@ -138,11 +138,11 @@ def test_a_copy_that_has_no_room_is_not_begun(
     assert str(temporary) in error.message and "TMPDIR" in str(error.help)
 
 
-def test_what_cannot_be_read_says_what_it_takes(no_buckets: None) -> None:
+def test_missing_bucket_package_is_named_in_help(no_buckets: None) -> None:
     assert refusal(lambda: stage("s3://bucket/run", "latest")).help == "pip install s3fs"
 
 
-def test_a_run_at_an_address_loads_as_the_local_one(tmp_path: Path, uploaded: Callable[[Path], str]) -> None:
+def test_remote_run_loads_like_local_run(tmp_path: Path, uploaded: Callable[[Path], str]) -> None:
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     write_checkpoint(tmp_path / "model", config)

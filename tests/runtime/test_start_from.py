@@ -51,7 +51,7 @@ def run(base: Path, folder: Path, batch: dict[str, np.ndarray], **found: int) ->
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_the_reference_of_dpo_is_the_adapter_as_in_trl(
+def test_dpo_from_adapter_uses_adapter_as_reference_like_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare to 1e-5 of the loss. A resumed run is exact, and a run from another adapter is refused."""

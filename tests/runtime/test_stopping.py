@@ -20,7 +20,7 @@ from tests.runtime.stopped import STOPPING
 
 
 @pytest.mark.parametrize("min_delta", [0.0, 0.05, 0.3])
-def test_evaluations_are_counted_as_transformers_counts_them(min_delta: float) -> None:
+def test_early_stopping_counts_match_transformers(min_delta: float) -> None:
     """Use transformers' callback, which sees an evaluation before the Trainer compares it with the best."""
     from transformers import EarlyStoppingCallback, Trainer
 
@@ -50,7 +50,7 @@ def test_evaluations_are_counted_as_transformers_counts_them(min_delta: float) -
 
 
 @pytest.mark.e2e
-def test_a_run_stops_early_keeps_its_best_and_goes_on_no_further(place: Path, lives: Lives) -> None:
+def test_early_stopped_run_keeps_best_step_and_does_not_continue(place: Path, lives: Lives) -> None:
     """Compare with a run that --steps interrupts at an evaluation that does not count."""
     write_artifact(place / "stopping", prelude=STOPPING, every=100, keep=1)
     whole = train(lives, place, "early", artifact="stopping")

@@ -77,7 +77,7 @@ def differentiated(train: Any, before: Any) -> Any:
     "axes", [{"fsdp": 8, "tp": 1}, {"fsdp": 2, "cp": 2, "tp": 2}], ids=["alone", "with-cp-and-tp"]
 )
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_torchs(
+def test_token_losses_and_gradients_match_torch(
     case: str, axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cover packed rows with ignored tokens, padded chunks, and a vocabulary that tp divides."""
@@ -107,7 +107,7 @@ def test_losses_and_gradients_are_torchs(
     assert max(map(largest, gradients, expected[1:])) < 5e-6
 
 
-def test_logits_that_tp_splits_stay_where_they_are() -> None:
+def test_eaft_does_not_gather_logits_split_by_tp() -> None:
     """Gather the few likeliest tokens for an entropy, not the vocabulary."""
     from recipec.runtime.model.mesh import start
     from recipec.runtime.model.sharding import shard_rows
@@ -169,7 +169,7 @@ def test_asft_compares_with_the_model_before_training(full: bool, tmp_path: Path
     assert abs(values[0] - values[1] - expected) <= 2e-5 * expected
 
 
-def test_dft_by_trl_needs_only_the_targets_probabilities() -> None:
+def test_train_trl_dft_uses_only_target_log_probabilities() -> None:
     """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
     import torch
     import torch.nn.functional as f

@@ -66,7 +66,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
+def test_trace_records_unclipped_gradients_without_changing_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.checkpoints.adapter_reader import restore_tree
@@ -106,7 +106,7 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     assert "layers.0.self_attn.k_proj.lora_B" in trace.trained
 
 
-def test_the_documented_example_computes_a_traces_first_step(
+def test_documented_example_reproduces_first_step_of_trace(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
@@ -141,7 +141,7 @@ def test_the_documented_example_computes_a_traces_first_step(
     assert max(np.abs(array).max() for array in trace.gradients.values()) > 1e-3
 
 
-def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_path: Path) -> None:
+def test_full_fine_tuning_trace_uses_checkpoint_tensor_names(model: Path, tmp_path: Path) -> None:
     trace, _ = run(model, tmp_path / "run", True, full=True)
     assert trace is not None
     assert trace.initial == {} and len(trace.rows) == 2
@@ -173,7 +173,7 @@ def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_pa
         ),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, write: Callable[[Path], Any], message: str) -> None:
+def test_invalid_trace_file_is_refused(tmp_path: Path, write: Callable[[Path], Any], message: str) -> None:
     path = tmp_path / "trace.npz"
     write(path)
     with pytest.raises(UserError) as caught:
@@ -192,7 +192,7 @@ def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(whole))
 
 
-def test_where_a_trace_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+def test_check_writable_refuses_unwritable_trace_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder"):
         check_writable(tmp_path)
     (tmp_path / "file").touch()
@@ -202,7 +202,7 @@ def test_where_a_trace_cannot_be_written_is_told_before_the_run(tmp_path: Path) 
     assert (tmp_path / "new").is_dir()
 
 
-def test_targets_are_predicted_within_their_own_segment() -> None:
+def test_count_targets_counts_only_within_segments() -> None:
     batch = {
         "segment_ids": np.array([[1, 1, 1, 2, 2, 0]]),
         "loss_mask": np.array([[True, False, True, True, True, True]]),

@@ -102,7 +102,7 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_a_deeper_model_is_not_walked_through_more_often(
+def test_jax_trace_walks_do_not_increase_with_layers(
     name: str, remat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shallow, few = descriptions(name, 2, remat, monkeypatch)

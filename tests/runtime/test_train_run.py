@@ -15,7 +15,9 @@ from tests.runtime.artifacts import STEPS, assert_equal, entries, steps, train, 
 from tests.runtime.lives import Lives
 
 
-def test_a_run_logs_saves_and_says_what_it_did(place: Path, whole: subprocess.CompletedProcess[str]) -> None:
+def test_run_prints_summary_and_writes_logs_and_checkpoints(
+    place: Path, whole: subprocess.CompletedProcess[str]
+) -> None:
     assert whole.returncode == 0, whole.stderr
     (summary,) = whole.stdout.splitlines()
     assert summary.startswith(f"done: steps={STEPS} tokens/s=")
@@ -41,7 +43,7 @@ def test_a_finished_run_has_nothing_to_resume(
     assert "eval_loss=" in found.stdout
 
 
-def test_another_artifact_is_refused(
+def test_resume_with_another_recipe_is_refused(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     write_artifact(place / "other", rate=2e-2)
@@ -50,7 +52,7 @@ def test_another_artifact_is_refused(
     assert "recipe.train.optimizer.learning_rate was 0.01, now 0.02" in found.stderr
 
 
-def test_other_data_is_refused(
+def test_resume_with_changed_data_is_refused(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     """Change one word of one row."""
@@ -73,7 +75,7 @@ def test_other_data_is_refused(
     assert steps(directory) == [8, 10], "nothing was touched"
 
 
-def test_a_run_stopped_by_steps_goes_on_to_the_same_end(
+def test_run_stopped_by_steps_option_resumes_to_same_result(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """Compare --steps and --resume with one run, including the metrics."""
@@ -96,7 +98,7 @@ def test_a_run_stopped_by_steps_goes_on_to_the_same_end(
         (["--data-dir", "missing"], "train.jsonl"),
     ],
 )
-def test_what_is_not_there_is_one_sentence_and_nothing_is_written(
+def test_missing_model_or_data_gives_error_and_writes_nothing(
     place: Path, lives: Lives, options: list[str], message: str
 ) -> None:
     found = train(lives, place, "nothing", *options)
@@ -106,14 +108,14 @@ def test_what_is_not_there_is_one_sentence_and_nothing_is_written(
     assert not (place / "nothing").exists()
 
 
-def test_wrong_words_are_wrong_usage(place: Path, lives: Lives) -> None:
+def test_invalid_options_print_usage_and_exit_with_2(place: Path, lives: Lives) -> None:
     for options in (["--steps", "0"], ["--rank", "8"], ["--res"]):
         found = train(lives, place, "nothing", *options)
         assert found.status == 2
         assert "usage: train.py" in found.stderr
 
 
-def test_a_record_of_another_recipe_is_refused(tmp_path: Path) -> None:
+def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
     from recipec.runtime.checkpoints.record import check_record, read_record, write_record
     from recipec.runtime.errors import UserError
 
@@ -162,7 +164,7 @@ trainer.Trainer._step = killed
 
 
 @pytest.mark.nightly
-def test_a_stream_that_is_killed_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
+def test_killed_streaming_run_ends_like_uninterrupted_run(place: Path, lives: Lives) -> None:
     write_artifact(place / "streams", prelude=STREAMED.format(kill=-1))
     whole = train(lives, place, "stream-whole", artifact="streams")
     assert whole.status == 0, whole.stderr

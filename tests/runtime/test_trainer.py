@@ -57,7 +57,9 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, *run(model, folder, 5)
 
 
-def test_resuming_is_exact(model: Path, whole: tuple[Path, Any, Any, Any], tmp_path: Path) -> None:
+def test_resumed_run_matches_uninterrupted_run(
+    model: Path, whole: tuple[Path, Any, Any, Any], tmp_path: Path
+) -> None:
     """Continue dropout, schedule, data, optimizer and metrics."""
     folder, _, uninterrupted, outcome = whole
     assert outcome.step == 5
@@ -76,7 +78,9 @@ def test_resuming_is_exact(model: Path, whole: tuple[Path, Any, Any, Any], tmp_p
     ]
 
 
-def test_what_a_run_leaves_behind(model: Path, whole: tuple[Path, Any, Any, Any]) -> None:
+def test_run_writes_expected_checkpoints_metrics_and_adapters(
+    model: Path, whole: tuple[Path, Any, Any, Any]
+) -> None:
     from flax import nnx
 
     folder, trainer, built, outcome = whole
@@ -130,7 +134,7 @@ def test_what_a_run_leaves_behind(model: Path, whole: tuple[Path, Any, Any, Any]
         ([1.0, 1.0], np.inf, "norm", None),
     ],
 )
-def test_a_step_that_is_not_finite_is_noticed_before_it_is_due_to_be_read(
+def test_non_finite_step_is_reported_before_log_interval(
     tmp_path: Path, losses: list[float], norm: float, what: str, part: int | None
 ) -> None:
     import jax.numpy as jnp
@@ -149,7 +153,7 @@ def test_a_step_that_is_not_finite_is_noticed_before_it_is_due_to_be_read(
     assert lines(tmp_path)[0]["loss"] == 1.5
 
 
-def test_rows_that_do_not_split_are_refused() -> None:
+def test_rows_not_divisible_by_mesh_are_refused() -> None:
     from recipec.runtime.model.mesh import start
     from recipec.runtime.model.sharding import shard_rows
     from recipec.runtime.settings import MeshSettings
@@ -159,7 +163,7 @@ def test_rows_that_do_not_split_are_refused() -> None:
         shard_rows({"tokens": np.zeros((6, 4), np.int32)}, mesh)
 
 
-def test_devices_that_are_not_there_are_one_sentence() -> None:
+def test_mesh_start_refuses_missing_or_mismatched_devices() -> None:
     from recipec.runtime.model.mesh import start
     from recipec.runtime.settings import MeshSettings
 

@@ -46,7 +46,7 @@ def pod(folder: Path) -> dict[str, Any]:
     return dict(stateful["spec"]["template"]["spec"])
 
 
-def test_the_machine_alone_reaches_a_server_by_default(tmp_path: Path) -> None:
+def test_server_listens_only_on_loopback_by_default(tmp_path: Path) -> None:
     serve = artifact(tmp_path) / "serve"
     for name in ("Dockerfile", "serve.sh"):
         assert re.search(r'--host"?,? "?127\.0\.0\.1', (serve / name).read_text()), name
@@ -56,7 +56,7 @@ def test_the_machine_alone_reaches_a_server_by_default(tmp_path: Path) -> None:
     assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
-def test_where_others_reach_it_nothing_starts_without_a_key(tmp_path: Path) -> None:
+def test_public_server_does_not_start_without_an_api_key(tmp_path: Path) -> None:
     folder = artifact(tmp_path, "serve.host=0.0.0.0")
     (stub := tmp_path / "bin").mkdir()
     (stub / "vllm").write_text("#!/bin/sh\ntouch STARTED\n")
@@ -73,7 +73,9 @@ def test_where_others_reach_it_nothing_starts_without_a_key(tmp_path: Path) -> N
     assert "optional" not in key
 
 
-def test_a_key_stands_in_no_command_and_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifact_files_contain_no_keys_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("VLLM_API_KEY", "HF_TOKEN", "WANDB_API_KEY"):
         monkeypatch.setenv(variable, "sesame-4711")
     folder = artifact(tmp_path, "serve.host=0.0.0.0", "checkpoint.directory=gs://bucket/run")
@@ -84,7 +86,7 @@ def test_a_key_stands_in_no_command_and_in_no_file(tmp_path: Path, monkeypatch: 
     assert "--api-key" not in (folder / "serve/serve.sh").read_text()
 
 
-def test_a_pod_has_no_rights_of_its_machine(tmp_path: Path) -> None:
+def test_pod_runs_without_host_privileges(tmp_path: Path) -> None:
     """Run as root within the pod, which owns the TPU's devices, but without root's capabilities."""
     spec = pod(artifact(tmp_path, "serve.model=gs://bucket/merged"))
     assert spec["automountServiceAccountToken"] is False
@@ -96,7 +98,7 @@ def test_a_pod_has_no_rights_of_its_machine(tmp_path: Path) -> None:
         assert context["allowPrivilegeEscalation"] is False and not context.get("privileged")
 
 
-def test_a_container_that_needs_no_tpu_has_no_rights_either(tmp_path: Path) -> None:
+def test_compose_fetch_container_runs_without_privileges(tmp_path: Path) -> None:
     (compose,) = documents(artifact(tmp_path, "serve.model=gs://bucket/merged") / "serve/compose.yaml")
     fetch, server = compose["services"]["fetch-model"], compose["services"]["vllm"]
     assert fetch["cap_drop"] == ["ALL"] and fetch["security_opt"] == ["no-new-privileges:true"]
@@ -105,7 +107,7 @@ def test_a_container_that_needs_no_tpu_has_no_rights_either(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("script", ["smoke.sh", "bench.sh", "eval.sh"])
-def test_no_module_is_taken_from_the_folder_that_one_is_in(script: str, tmp_path: Path) -> None:
+def test_serve_scripts_import_no_module_from_the_working_folder(script: str, tmp_path: Path) -> None:
     folder = artifact(tmp_path, "evaluate.tasks=[gsm8k]")
     (strange := tmp_path / "downloads").mkdir()
     for module in ("json", "argparse", "runtime", "urllib", "http"):

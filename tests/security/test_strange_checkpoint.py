@@ -77,13 +77,13 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_that_lies_is_a_sentence(kind: str, tmp_path: Path) -> None:
+def test_invalid_safetensors_header_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_bytes(HEADERS[kind])
     with pytest.raises(UserError):
         read_header(LocalFiles(tmp_path), SINGLE)
 
 
-def test_a_header_that_does_not_is_read(tmp_path: Path) -> None:
+def test_valid_safetensors_header_is_read(tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY, "__metadata__": {"format": "pt"}}))
     assert read_header(LocalFiles(tmp_path), SINGLE).tensors["a"].shape == (1,)
 
@@ -102,7 +102,7 @@ CONFIGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_config_of_other_types_is_a_sentence(kind: str, tmp_path: Path) -> None:
+def test_config_json_with_values_of_wrong_types_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps(TINY | CONFIGS[kind]))
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY}))
     with pytest.raises(UserError):
@@ -110,7 +110,7 @@ def test_a_config_of_other_types_is_a_sentence(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{" + b" " * (1 << 27), b"\x80\x04cos\nsystem\n"])
-def test_a_config_that_is_none_is_a_sentence(content: bytes, tmp_path: Path) -> None:
+def test_config_json_that_is_not_json_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_bytes(content)
     with pytest.raises(UserError):
         HFCheckpoint.open(tmp_path)
@@ -119,7 +119,7 @@ def test_a_config_that_is_none_is_a_sentence(content: bytes, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "file", ["../private", "/etc/passwd", "a/b.safetensors", "..", 7, None, "pickle.bin"]
 )
-def test_an_index_names_files_of_its_folder_alone(file: Any, tmp_path: Path) -> None:
+def test_index_with_invalid_or_outside_file_names_is_refused(file: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "private").write_bytes(header({"a": ENTRY}))
@@ -129,7 +129,7 @@ def test_an_index_names_files_of_its_folder_alone(file: Any, tmp_path: Path) -> 
         HFCheckpoint.open(folder)
 
 
-def test_a_pickle_is_never_read(tmp_path: Path) -> None:
+def test_pickled_weights_and_adapters_are_refused(tmp_path: Path) -> None:
     """Refuse a pickle, which would run code as soon as it is loaded."""
     (tmp_path / CONFIG).write_text(json.dumps(TINY))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
@@ -141,7 +141,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
         open_adapter(tmp_path)
 
 
-def test_no_file_of_numpys_is_unpickled(tmp_path: Path) -> None:
+def test_npz_trace_with_pickled_objects_is_refused(tmp_path: Path) -> None:
     import numpy as np
 
     class Evil:
@@ -155,7 +155,7 @@ def test_no_file_of_numpys_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "CANARY").exists()
 
 
-def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run no code of a tokenizer or a model, and do not ask whether to run it."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
     canary = tmp_path / "CANARY"
@@ -182,7 +182,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not canary.exists()
 
 
-def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
+def test_links_out_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
     """Follow no link out of the checkpoint, because side files are copied.
 
     The hub's cache consists of links.
@@ -240,17 +240,17 @@ def base() -> HFCheckpoint:
         *({"rank_pattern": pattern} for pattern in (7, [[1, 2, 3]], {"q_proj": "8"})),
     ],
 )
-def test_a_record_is_data_and_may_hold_anything(changed: dict[str, Any]) -> None:
+def test_malformed_lora_record_gives_no_adapters(changed: dict[str, Any]) -> None:
     """Refuse a huge range of layers before it is created."""
     with suppress(UserError):
         assert layout(RECORDED | changed) == []
 
 
-def test_a_whole_record_is_read() -> None:
+def test_valid_lora_record_is_read() -> None:
     assert [adapter.a_shape[-1] for adapter in layout(RECORDED)] == [8]
 
 
-def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regex_in_a_record_with_endless_backtracking_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_reader, "MATCH_SECONDS", 0.5)
     settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
     started = time.monotonic()
@@ -259,7 +259,7 @@ def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pyt
     assert time.monotonic() - started < 20
 
 
-def test_a_range_of_layers_is_cut_before_it_is_made() -> None:
+def test_huge_layer_range_is_refused_without_expansion() -> None:
     with pytest.raises(ValueError, match=re.escape("layer 2 is not one of the model's 2 (0 to 1)")):
         parse_layers("0-99999999999999", 2)
 
@@ -273,7 +273,7 @@ def tree(path: Path, arrays: dict[str, Any]) -> None:
         checkpointer.save(path, args=ocp.args.PyTreeSave(jax.tree.map(lambda array: array, arrays)))
 
 
-def test_a_shape_is_judged_before_its_array_is_made(tmp_path: Path) -> None:
+def test_array_shapes_are_checked_before_arrays_are_restored(tmp_path: Path) -> None:
     import numpy as np
 
     tree(tmp_path / "tree", {"a": np.zeros((2, 3), np.float32)})

@@ -35,7 +35,7 @@ CONVERSIONS = {
 
 
 @pytest.mark.parametrize("kind", CONVERSIONS)
-def test_a_column_stays_text_in_the_transform(kind: str) -> None:
+def test_column_names_stay_text_in_the_generated_transform(kind: str) -> None:
     tree = ast.parse(CONVERSIONS[kind])
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     calls = {
@@ -48,7 +48,7 @@ def test_a_column_stays_text_in_the_transform(kind: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\r\n"])
-def test_a_comment_ends_at_no_value_that_it_quotes(end: str) -> None:
+def test_line_breaks_in_quoted_values_do_not_end_a_comment(end: str) -> None:
     """Write comments next to a line, above it, and in the recipe's head."""
     for comment in (f"a{end}name: evil", f"{'long ' * 40}{end}name: evil"):
         lines = {"recipe": Line(1), "name": Line("good", comment), "train.seed": Line(3, comment)}
@@ -57,7 +57,7 @@ def test_a_comment_ends_at_no_value_that_it_quotes(end: str) -> None:
         assert found == {"recipe": 1, "name": "good", "train": {"seed": 3}}, text
 
 
-def test_a_ported_recipe_names_no_code_but_its_own_conversion(
+def test_ported_recipe_names_no_code_except_its_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -74,7 +74,7 @@ def recipe(*arguments: str) -> Said:
 
 
 @pytest.mark.parametrize("name", ["../private/host.sh", ".hidden/base.yaml", "base.yaml", "/etc/passwd"])
-def test_no_line_of_another_file_is_shown(name: str, place: Path) -> None:
+def test_forbidden_extends_is_refused_without_showing_the_file(name: str, place: Path) -> None:
     """Show no line of a file either that a link with a harmless name leads to."""
     (place / ".hidden").mkdir()
     (place / ".hidden/base.yaml").write_text(f"{SECRET}: [\n")
@@ -86,14 +86,14 @@ def test_no_line_of_another_file_is_shown(name: str, place: Path) -> None:
         assert SECRET not in found.text and "root:" not in found.text
 
 
-def test_a_chain_of_files_has_an_end(place: Path) -> None:
+def test_too_long_chain_of_extends_is_refused(place: Path) -> None:
     for number in range(MOST_EXTENDED + 2):
         (place / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
     (place / "recipe.yaml").write_text(f"extends: 0.yaml\n{RECIPE}")
     assert "E0022" in recipe("check", "recipe.yaml").text
 
 
-def test_faults_without_end_are_cut_off(place: Path) -> None:
+def test_number_of_diagnostics_is_limited(place: Path) -> None:
     """Limit the diagnostics.
 
     Each stores its line, which is the whole file here, so that all of them would take hours.
@@ -108,7 +108,7 @@ def test_faults_without_end_are_cut_off(place: Path) -> None:
     "line",
     ['lora: {targets: ["([a-z0-9_.]+)+!"]}', 'sharding: {rules: [{match: "([a-z0-9_.]+)+!", spec: [null]}]}'],
 )
-def test_an_expression_that_tries_for_ever_is_a_diagnostic(
+def test_regex_in_a_recipe_with_endless_backtracking_is_a_diagnostic(
     line: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli_base, "CHECK_SECONDS", 0.2)
@@ -125,7 +125,7 @@ def test_an_expression_that_tries_for_ever_is_a_diagnostic(
 TRANSFORM = "from pathlib import Path\nPath('CANARY').touch()\n\ndef clean(row):\n    return row\n"
 
 
-def test_no_command_that_reads_a_recipe_runs_its_transform(place: Path) -> None:
+def test_commands_that_read_a_recipe_do_not_run_its_transform(place: Path) -> None:
     (place / "prepare.py").write_text(TRANSFORM)
     (place / "recipe.yaml").write_text(
         RECIPE.replace("[train.jsonl]", "[train.jsonl], transform: prepare.py:clean")
@@ -142,7 +142,7 @@ def test_no_command_that_reads_a_recipe_runs_its_transform(place: Path) -> None:
         assert not any(place.rglob("CANARY")), line
 
 
-def test_nothing_is_taken_along_by_a_link(place: Path) -> None:
+def test_build_refuses_links_to_files_outside_the_folder(place: Path) -> None:
     (place / "chat.jinja").symlink_to("../private/host.sh")
     (place / "prompts.jsonl").symlink_to("../private/host.sh")
     (place / "inside").symlink_to("../private")
@@ -156,7 +156,7 @@ def test_nothing_is_taken_along_by_a_link(place: Path) -> None:
     assert not (place / "generated").exists()
 
 
-def test_a_link_within_the_folder_is_a_file_like_others(place: Path) -> None:
+def test_link_within_the_folder_is_built_as_a_regular_file(place: Path) -> None:
     (place / "real.jinja").write_text("<|start_header_id|><|eot_id|>{{ messages }}")
     (place / "chat.jinja").symlink_to("real.jinja")
     assert recipe("build", "recipe.yaml", "--set", "data.chat_template=chat.jinja").status == 0
@@ -168,7 +168,7 @@ def built(place: Path) -> Path:
     return place / "generated/example"
 
 
-def test_build_writes_through_no_link(place: Path) -> None:
+def test_build_does_not_write_through_links(place: Path) -> None:
     launch = built(place) / "launch"
     shutil.rmtree(launch)
     launch.symlink_to("../../../private")
@@ -182,7 +182,7 @@ def test_build_writes_through_no_link(place: Path) -> None:
     assert not (launch.parent / "train.py").is_symlink()
 
 
-def test_build_removes_nothing_behind_a_link(place: Path) -> None:
+def test_build_does_not_remove_files_behind_a_link(place: Path) -> None:
     folder = built(place)
     (folder / "old").symlink_to("../../../private")
     lock = (folder / "recipe.lock.json").read_text()
@@ -192,7 +192,7 @@ def test_build_removes_nothing_behind_a_link(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.py", "recipe.lock.json", "../recipe.schema.json"])
-def test_check_shows_where_a_link_leads_and_not_what_is_there(name: str, place: Path) -> None:
+def test_build_check_does_not_show_the_content_behind_a_link(name: str, place: Path) -> None:
     file = built(place) / name
     file.unlink()
     file.symlink_to(os.path.relpath(place.parent / "private/host.sh", file.parent))
@@ -200,7 +200,7 @@ def test_check_shows_where_a_link_leads_and_not_what_is_there(name: str, place: 
     assert found.status == 1 and SECRET not in found.text
 
 
-def test_pack_takes_no_data_by_a_link(place: Path) -> None:
+def test_pack_refuses_data_behind_a_link(place: Path) -> None:
     built(place)
     (place / "train.jsonl").unlink()
     (place / "train.jsonl").symlink_to("../private/host.sh")
@@ -208,7 +208,7 @@ def test_pack_takes_no_data_by_a_link(place: Path) -> None:
     assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
-def test_pack_believes_no_lock_about_places(place: Path) -> None:
+def test_pack_refuses_outside_data_paths_of_a_lock(place: Path) -> None:
     """Take no path from a lock.
 
     In an artifact without its recipe, only its own lock says where its data is.
@@ -223,7 +223,7 @@ def test_pack_believes_no_lock_about_places(place: Path) -> None:
     assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
 
 
-def test_pack_takes_no_code_along_with_data(place: Path) -> None:
+def test_pack_refuses_code_in_a_data_folder(place: Path) -> None:
     (place / "jax").mkdir()
     (place / "jax/data.jsonl").write_text(ROW)
     (place / "jax/__init__.py").write_text("")
@@ -235,7 +235,7 @@ def test_pack_takes_no_code_along_with_data(place: Path) -> None:
 
 @pytest.mark.parametrize("secret", ["api_key: [SECRET]", "hf-token: {value: SECRET}"])
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_a_secret_in_a_list_is_not_shown(secret: str, format: str, place: Path) -> None:
+def test_secret_in_a_nested_flag_value_is_not_shown(secret: str, format: str, place: Path) -> None:
     line = f"serve: {{extra_args: {{{secret.replace('SECRET', SECRET)}}}}}\n"
     (place / "recipe.yaml").write_text(RECIPE + line)
     found = recipe("check", "recipe.yaml", "--format", format)
@@ -268,7 +268,7 @@ def make_endless(kind: str, file: Path) -> Path:
         ("prompts.jsonl", "evaluate: {prompts: prompts.jsonl}", "E0650"),
     ],
 )
-def test_a_check_waits_for_no_pipe_and_reads_no_device(
+def test_check_refuses_pipes_and_devices_as_files(
     kind: str, name: str, line: str, code: str, place: Path
 ) -> None:
     make_endless(kind, place / name)
@@ -285,7 +285,7 @@ def test_a_check_waits_for_no_pipe_and_reads_no_device(
 @pytest.mark.parametrize(
     "name", ["rows.jsonl", "rows.csv.gz", "rows.parquet", "rows.arrow", "rows.array_record"]
 )
-def test_training_waits_for_no_pipe_and_reads_no_device(kind: str, name: str, tmp_path: Path) -> None:
+def test_training_refuses_pipes_and_devices_as_files(kind: str, name: str, tmp_path: Path) -> None:
     make_endless(kind, tmp_path / name)
     folder = tmp_path / "saved"
     datasets.Dataset.from_list([{"text": "a"}]).save_to_disk(folder)

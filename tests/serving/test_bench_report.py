@@ -55,14 +55,14 @@ def summary(place: MeasuredOn = V6E, **changes: Any) -> dict[str, Any]:
     return bench_report.Measurements(**{**given, **changes}).summary()
 
 
-def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
+def test_summary_markdown_matches_the_golden_file(request: pytest.FixtureRequest) -> None:
     text = bench_report.markdown(summary())
     if request.config.getoption("--update"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_tokens_cost_the_price_over_the_measured_rate() -> None:
+def test_token_cost_is_hourly_price_over_measured_throughput() -> None:
     first, failed, *_ = summary()["points"]
     # 128 tokens/s: 460,800 in an hour of US$ 21.52.
     assert first["usd_per_million_output_tokens"] == pytest.approx(21.52 / 0.4608)
@@ -71,7 +71,7 @@ def test_tokens_cost_the_price_over_the_measured_rate() -> None:
     assert summary(price=None)["points"][0]["usd_per_million_output_tokens"] is None
 
 
-def test_a_failed_point_is_in_no_figure() -> None:
+def test_failed_points_are_left_out_of_peak_cost_and_ranges() -> None:
     """Leave failed points out of the peak, the cost and the ranges."""
     records = [
         (LoadPoint(512, "1"), record(512, "1")),
@@ -92,7 +92,7 @@ def pci(folder: Path, *devices: tuple[str, str]) -> Path:
     return folder
 
 
-def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
+def test_local_machine_is_identified_by_its_pci_chips(tmp_path: Path) -> None:
     disk = ("0x1af4", "0x1001")
     network = ("0x1ae0", "0x0042")
     tpus = pci(tmp_path / "v6e", disk, network, *[("0x1ae0", "0x006f")] * 8)
@@ -118,7 +118,7 @@ def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
         ({}, "2x H100", False, "Measured on 2x H100, as --machine says"),
     ],
 )
-def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
+def test_figures_are_credited_to_the_accelerator_only_if_seen_or_stated(
     chips: dict[str, int] | None, told: str, is_accelerator: bool, said: str
 ) -> None:
     place = bench_report.place(ServerMachine("it", "it", chips), "v6e-8", 8, told, URL)
@@ -126,7 +126,7 @@ def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
     assert said in place.sentence
 
 
-def test_the_table_is_printed_and_plots_are_a_report_away(
+def test_bench_report_prints_table_and_writes_json_and_markdown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "of today"

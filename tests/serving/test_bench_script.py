@@ -71,7 +71,9 @@ ODD: dict[str, tuple[list[str], str | None]] = {
 
 
 @pytest.mark.parametrize(("sets", "model"), ODD.values(), ids=ODD)
-def test_the_script_reads_what_the_recipe_says(sets: list[str], model: str | None, tmp_path: Path) -> None:
+def test_bench_sh_passes_the_recipe_values_through_bash_quoting(
+    sets: list[str], model: str | None, tmp_path: Path
+) -> None:
     """Compare bash's words with those of `recipe serve bench`, and run shellcheck."""
     program = served_from(program_of(tmp_path, *sets), model)
     text = emit_bench(program)[SCRIPT]
@@ -109,7 +111,7 @@ def test_the_script_reads_what_the_recipe_says(sets: list[str], model: str | Non
     assert said[said.index("--tokenizer") + 1] == (HUB if model == HUB else "/model")
 
 
-def test_the_default_folder_is_that_of_serve_sh(tmp_path: Path) -> None:
+def test_bench_sh_default_model_folder_follows_the_serve_model(tmp_path: Path) -> None:
     for model, line in (
         (None, 'model="${MODEL_DIR:-$here/../merged}"'),
         ("~/models/it", 'model="${MODEL_DIR:-$HOME/models/it}"'),
@@ -119,11 +121,11 @@ def test_the_default_folder_is_that_of_serve_sh(tmp_path: Path) -> None:
         assert f"    {line}\n" in emit_bench(served_from(program_of(tmp_path), model))[SCRIPT]
 
 
-def test_a_recipe_without_a_server_gets_no_script(tmp_path: Path) -> None:
+def test_recipe_without_serve_section_gets_no_bench_sh(tmp_path: Path) -> None:
     assert emit_bench(program_of(tmp_path, "serve=null")) == {}
 
 
-def test_published_figures_stand_beside_the_same_server_alone(tmp_path: Path) -> None:
+def test_published_figures_are_passed_only_for_the_same_server_settings(tmp_path: Path) -> None:
     words = words_of(program_of(tmp_path))
     beside = " ".join(words[words.index("--published-source") :])
     assert beside == (
@@ -150,7 +152,7 @@ def test_published_figures_stand_beside_the_same_server_alone(tmp_path: Path) ->
         assert "--published-source" not in words_of(program_of(tmp_path, another))
 
 
-def test_the_price_is_the_recipes_or_the_catalogs(tmp_path: Path) -> None:
+def test_hourly_price_comes_from_the_recipe_or_else_the_catalog(tmp_path: Path) -> None:
     def price(*sets: str) -> list[str]:
         words = words_of(program_of(tmp_path, *sets))
         at = words.index("--accelerator-usd-per-hour")
@@ -183,7 +185,7 @@ def artifact(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_script_measures_the_recipes_points(artifact: Path, measured: Bench) -> None:
+def test_bench_sh_measures_the_recipe_points(artifact: Path, measured: Bench) -> None:
     url = measured.words[1]
     done = subprocess.run(
         ["bash", artifact / SCRIPT, "--url", url, "--output-length", "3"], capture_output=True, text=True
@@ -214,7 +216,7 @@ def command(*words: object) -> tuple[int, str]:
     return done.exit_code, str(error) if isinstance(error, ArtifactError) else done.output
 
 
-def test_the_command_measures_a_server_at_another_address(
+def test_bench_command_measures_a_server_at_another_url(
     artifact: Path, measured: Bench, tmp_path: Path
 ) -> None:
     url = measured.words[1]
@@ -258,7 +260,7 @@ def docker(tmp_path: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 IN_CONTAINER = ("docker", "--host", "unix:///run/docker.sock", "exec", "tuned")
 
 
-def test_the_command_measures_in_the_container(
+def test_bench_command_measures_inside_the_container(
     artifact: Path, measured: Bench, docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.compiler.serving import engine
@@ -283,7 +285,7 @@ def test_the_command_measures_in_the_container(
 
 
 @pytest.mark.parametrize("status", ["exited", None])
-def test_a_container_that_does_not_run_is_one_sentence(
+def test_missing_or_exited_container_gives_one_sentence_error(
     status: str | None, artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.compiler.serving import engine
@@ -299,7 +301,7 @@ def test_a_container_that_does_not_run_is_one_sentence(
     assert measured.calls() == []
 
 
-def test_a_client_in_the_container_is_ended(
+def test_docker_exec_client_is_killed_at_the_timeout(
     measured: Bench, docker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipec.runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
@@ -310,7 +312,7 @@ def test_a_client_in_the_container_is_ended(
     assert all(gone(call["pid"]) for call in measured.calls())
 
 
-def test_a_container_that_ends_is_a_failed_point(
+def test_client_run_in_a_stopped_container_returns_its_exit_status(
     docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.5)

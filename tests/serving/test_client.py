@@ -47,7 +47,7 @@ def stream(client: Client) -> list[dict[str, Any]]:
     return list(client.stream("/v1/chat/completions", CHAT))
 
 
-def test_answers_models_and_metrics_are_read(fake: Start) -> None:
+def test_client_reads_answers_streams_models_and_metrics(fake: Start) -> None:
     server = fake(["tuned", "tuned-base"])
     client = Client(server.url)
     assert client.healthy()
@@ -195,7 +195,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_a_server_are_one_sentence_each(name: str, fake: Start) -> None:
+def test_each_server_fault_gives_a_one_sentence_error(name: str, fake: Start) -> None:
     faults, call, said = FAULTS[name]
     client = Client(fake(faults=faults).url)
     if name == "a stream without its end":
@@ -203,20 +203,20 @@ def test_faults_of_a_server_are_one_sentence_each(name: str, fake: Start) -> Non
     assert failing(client, call) == said
 
 
-def test_an_unknown_model_is_told_in_the_servers_words(fake: Start) -> None:
+def test_unknown_model_error_repeats_the_server_message(fake: Start) -> None:
     client = Client(fake().url)
     said = failing(client, lambda c: c.post("/v1/chat/completions", {**CHAT, "model": "nobody"}))
     assert said[0].endswith("answers 404 Not Found: The model `nobody` does not exist. Valid aliases: tuned.")
 
 
-def test_an_address_where_nothing_listens_is_one_sentence() -> None:
+def test_closed_port_gives_one_sentence_error() -> None:
     client = Client(f"http://127.0.0.1:{free_port()}")
     said = ("nothing listens at URL", "start the server, or wait until it has loaded", REFUSED, None)
     assert failing(client, Client.cards) == said
     assert not client.healthy()
 
 
-def test_an_unknown_host_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_host_gives_one_sentence_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*arguments: Any, **keywords: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -225,18 +225,18 @@ def test_an_unknown_host_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said == ("no host is called no-such-host.invalid", None, NO_HOST, None)
 
 
-def test_a_silent_server_is_given_up_in_time(fake: Start) -> None:
+def test_silent_server_gives_a_timeout_error(fake: Start) -> None:
     client = Client(fake(faults=Faults(pause=1.0)).url, timeout=0.1)
     assert failing(client, Client.cards) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT, None)
 
 
-def test_tls_where_there_is_none_is_one_sentence(fake: Start) -> None:
+def test_https_url_of_a_plain_http_server_gives_one_sentence_error(fake: Start) -> None:
     client = Client(fake().url.replace("http:", "https:"))
     message, _, kind, _ = failing(client, Client.cards)
     assert message.startswith("no TLS connection to URL: ") and kind == GARBAGE
 
 
-def test_the_key_goes_along(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_sends_the_api_key_and_explains_401(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = fake(key="sesame")
     said = failing(Client(server.url), Client.cards)
     help = f"export {KEY_VARIABLE} with the server's key"
@@ -250,7 +250,7 @@ def test_the_key_goes_along(fake: Start, monkeypatch: pytest.MonkeyPatch) -> Non
     assert failing(client.without_key(), Client.cards)[3] == 401
 
 
-def test_the_key_is_not_printed(fake: Start) -> None:
+def test_api_key_in_a_server_error_is_hidden(fake: Start) -> None:
     """Hide the key, which some servers repeat in an error."""
     client = Client(fake(faults=Faults(fail={"/v1/models": 500}, repeat_key=True)).url, "sesame")
     message = failing(client, Client.cards)[0]
@@ -258,13 +258,13 @@ def test_the_key_is_not_printed(fake: Start) -> None:
 
 
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
-def test_keys_that_no_header_carries_are_refused_and_not_shown(key: str) -> None:
+def test_api_key_invalid_in_a_header_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(UserError) as caught:
         Client("http://127.0.0.1:8000", key)
     assert KEY_VARIABLE in caught.value.message and key not in caught.value.message
 
 
-def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_ignores_proxy_environment_variables(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send the key and the prompts only to the server, and not to a proxy."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
@@ -281,7 +281,7 @@ def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> No
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_addresses_are_read_however_they_are_written(given: str, url: str) -> None:
+def test_server_urls_are_normalized(given: str, url: str) -> None:
     assert Client(given).url == url
     assert Client(Client(given).url).url == url
 
@@ -299,14 +299,14 @@ def test_addresses_are_read_however_they_are_written(given: str, url: str) -> No
         "http://tpu/?x=1",
     ],
 )
-def test_addresses_that_are_none_are_refused(given: str) -> None:
+def test_invalid_server_urls_are_refused(given: str) -> None:
     with pytest.raises(UserError) as caught:
         Client(given)
     assert caught.value.message == f"{given!r} is not the address of a server"
     assert caught.value.help == "write it as http://HOST:PORT"
 
 
-def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
+def test_url_with_a_password_is_refused_and_the_password_not_shown() -> None:
     with pytest.raises(UserError) as caught:
         Client("http://me:sesame@tpu:8000")
     assert "sesame" not in caught.value.message and KEY_VARIABLE in (caught.value.help or "")

@@ -52,13 +52,15 @@ def test_a_stream_with_comments_and_other_fields_is_read(raw: Callable[[bytes], 
         (b"data: \xff\n\n", "something that is not JSON: \N{REPLACEMENT CHARACTER}"),
     ],
 )
-def test_events_that_are_none_are_one_sentence(event: bytes, words: str, raw: Callable[[bytes], str]) -> None:
+def test_malformed_stream_events_give_one_sentence_error(
+    event: bytes, words: str, raw: Callable[[bytes], str]
+) -> None:
     with pytest.raises(ServerError) as caught:
         list(Client(raw(EVENTS + event)).stream("/v1/completions", {}))
     assert caught.value.message.endswith(f"/v1/completions answers with {words}")
 
 
-def test_what_a_server_says_cannot_move_the_cursor(raw: Callable[[bytes], str]) -> None:
+def test_control_characters_in_server_errors_are_removed(raw: Callable[[bytes], str]) -> None:
     body = b"\x1b[2J\x07gone\r\nrewritten" + b"x" * 500
     answer = b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with pytest.raises(ServerError) as caught:
@@ -68,25 +70,25 @@ def test_what_a_server_says_cannot_move_the_cursor(raw: Callable[[bytes], str]) 
     assert len(said) < 300 and said.endswith("...")
 
 
-def test_deep_json_is_no_traceback(raw: Callable[[bytes], str]) -> None:
+def test_deeply_nested_json_gives_one_sentence_error(raw: Callable[[bytes], str]) -> None:
     body = b"[" * 200_000
     url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     with pytest.raises(ServerError, match="something that is not JSON"):
         Client(url).cards()
 
 
-def test_a_path_before_the_api_is_kept(raw: Callable[[bytes], str]) -> None:
+def test_url_path_prefix_is_kept(raw: Callable[[bytes], str]) -> None:
     body = json.dumps({"data": [{"id": "tuned"}]}).encode()
     url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     assert Client(f"{url}/models/one").cards().keys() == {"tuned"}
 
 
-def test_a_server_that_tells_no_version_is_no_error(raw: Callable[[bytes], str]) -> None:
+def test_missing_version_route_returns_none(raw: Callable[[bytes], str]) -> None:
     url = raw(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
     assert Client(url).version() is None
 
 
-def test_a_field_of_another_shape_is_named() -> None:
+def test_answer_field_of_the_wrong_type_is_named_in_the_error() -> None:
     value = {"choices": [{"text": "a"}], "empty": []}
     assert pick(value, "it", "choices", 0, "text", kind=str) == "a"
     for path, name in (

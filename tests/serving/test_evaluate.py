@@ -76,7 +76,7 @@ def asked(server: FakeVllm) -> list[Any]:
     return [body for body in bodies if body["max_tokens"] > 1]
 
 
-def test_both_models_of_one_server_are_evaluated(
+def test_evaluation_compares_adapter_and_base_of_one_server(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = fake(["sums", "sums-base"], language=Language(script=sums))
@@ -93,7 +93,7 @@ def test_both_models_of_one_server_are_evaluated(
     assert "| 2 | What is 2 plus 2? | 0 / 1 | 1 / 1 |" in page
 
 
-def test_samples_are_asked_one_by_one_and_told_as_pass_at_k(fake: Start, prompts: Path) -> None:
+def test_samples_are_separate_requests_and_reported_as_pass_at_k(fake: Start, prompts: Path) -> None:
     def often(model: str, prompt: str, sample: int) -> str:
         # Every second answer is right.
         with server.lock:
@@ -114,13 +114,13 @@ def test_samples_are_asked_one_by_one_and_told_as_pass_at_k(fake: Start, prompts
     assert rates["4"]["tuned"]["value"] == 1.0
 
 
-def test_seeds_are_sent_when_they_are_asked_for(fake: Start, prompts: Path) -> None:
+def test_seed_flag_sends_a_different_seed_per_sample(fake: Start, prompts: Path) -> None:
     server = fake(["sums"], language=Language(script=sums))
     assert run(server, prompts, "--samples", "3", "--temperature", "1", "--seed", "7") == 0
     assert sorted(body["seed"] for body in asked(server)) == [7] * 8 + [8] * 8 + [9] * 8
 
 
-def test_a_restart_asks_what_is_missing_alone(fake: Start, prompts: Path) -> None:
+def test_restart_requests_only_missing_answers(fake: Start, prompts: Path) -> None:
     server = fake(["sums"], language=Language(script=sums))
     assert run(server, prompts) == 0
     answers = prompts.parent / "results/tuned/answers.jsonl"
@@ -139,7 +139,7 @@ def test_a_restart_asks_what_is_missing_alone(fake: Start, prompts: Path) -> Non
     assert len(asked(fourth)) == 8
 
 
-def test_another_expression_judges_the_same_answers_again(fake: Start, prompts: Path) -> None:
+def test_changed_expected_regex_rejudges_recorded_answers(fake: Start, prompts: Path) -> None:
     server = fake(["sums"], language=Language(script=sums))
     assert run(server, prompts) == 0
     written(prompts, [{**row, "expected": "It is 2\\."} for row in SUMS])
@@ -148,7 +148,7 @@ def test_another_expression_judges_the_same_answers_again(fake: Start, prompts: 
     assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["value"] == 1 / 8
 
 
-def test_answers_under_other_settings_are_not_mixed(
+def test_answers_under_different_settings_are_not_compared(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = fake(["sums", "sums-base"], language=Language(script=sums))
@@ -165,7 +165,7 @@ def test_answers_under_other_settings_are_not_mixed(
     assert summary(prompts)["prompts"]["pass_at"]["1"]["difference"]["value"] == 7 / 8
 
 
-def test_the_base_may_be_on_a_server_of_its_own(fake: Start, prompts: Path) -> None:
+def test_base_url_evaluates_the_base_on_its_own_server(fake: Start, prompts: Path) -> None:
     tuned = fake(["sums"], language=Language(script=sums))
     base = fake(["google/base"], language=Language(script=sums))
     assert run(tuned, prompts, "--base-url", base.url) == 0
@@ -175,14 +175,14 @@ def test_the_base_may_be_on_a_server_of_its_own(fake: Start, prompts: Path) -> N
     assert summary(prompts)["prompts"]["pass_at"]["1"]["difference"]["value"] == 7 / 8
 
 
-def test_text_is_gone_on_with(fake: Start, prompts: Path) -> None:
+def test_text_flag_sends_prompts_to_the_completions_api(fake: Start, prompts: Path) -> None:
     server = fake(["sums"], language=Language(script=sums))
     assert run(server, prompts, "--text") == 0
     assert not server.bodies("/v1/chat/completions")
     assert {body["prompt"] for body in asked(server)} == {row["prompt"] for row in SUMS}
 
 
-def test_a_conversation_is_asked_as_it_is(fake: Start, tmp_path: Path) -> None:
+def test_messages_prompt_is_sent_unchanged(fake: Start, tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "What is 4 plus 4?"}]
     prompts = written(tmp_path / "p.jsonl", [{"messages": turns, "expected": "8"}])
     server = fake(["sums"], language=Language(script=sums))
@@ -191,7 +191,7 @@ def test_a_conversation_is_asked_as_it_is(fake: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_failed_request_is_told_and_not_counted_as_wrong(
+def test_failed_request_counts_as_missing_and_the_next_run_retries_it(
     status: int, fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = fake(["sums"], language=Language(script=sums))
@@ -224,7 +224,7 @@ def test_a_failed_request_is_told_and_not_counted_as_wrong(
     assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["prompts"] == 9
 
 
-def test_a_server_that_dies_leaves_what_it_answered(
+def test_answers_before_a_server_death_are_kept(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = fake(["sums"], language=Language(script=sums), faults=Faults(die_after=4))
@@ -238,7 +238,7 @@ def test_a_server_that_dies_leaves_what_it_answered(
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_run_that_is_ended_keeps_what_was_answered(
+def test_interrupted_or_killed_run_keeps_its_answers(
     signum: int, status: int, fake: Start, prompts: Path, root: Path
 ) -> None:
     server = fake(["sums"], language=Language(script=sums), faults=Faults(pause=0.05))
@@ -270,7 +270,7 @@ def test_a_run_that_is_ended_keeps_what_was_answered(
     ("key", "given", "wanted"),
     [("secret", None, "export VLLM_API_KEY with the server's key"), ("secret", "other", "another key")],
 )
-def test_a_key_that_is_wrong_is_one_sentence(
+def test_missing_or_wrong_api_key_gives_one_sentence_error(
     key: str,
     given: str | None,
     wanted: str,
@@ -308,7 +308,7 @@ FAULTS: list[tuple[list[str], list[str], str]] = [
 
 
 @pytest.mark.parametrize(("models", "more", "wanted"), FAULTS)
-def test_what_cannot_be_evaluated_is_one_sentence(
+def test_invalid_evaluation_setup_gives_one_sentence_error(
     models: list[str],
     more: list[str],
     wanted: str,
@@ -321,7 +321,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(
     assert capsys.readouterr().err.replace(server.url, "URL").startswith(wanted)
 
 
-def test_answers_of_another_model_are_not_gone_on_with(
+def test_recorded_answers_of_another_model_are_refused(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Detect by its log probabilities a model that was trained again under the same name."""
@@ -333,7 +333,7 @@ def test_answers_of_another_model_are_not_gone_on_with(
     assert "holds the answers of sums, not of other" in capsys.readouterr().err
 
 
-def test_an_adapter_without_effect_is_told(
+def test_adapter_with_the_base_log_probabilities_is_reported(
     fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     language = Language({"sums": "one", "sums-base": "one"})
@@ -345,7 +345,7 @@ def side(probe: Mapping[str, float], probed: str = "p") -> Side:
     return Side("tuned", "m", "u", None, probe, probed)
 
 
-def test_probes_tell_models_apart() -> None:
+def test_log_probability_probes_distinguish_models() -> None:
     first = {"a": -0.1, "b": -2.0, "c": -3.0}
     near = {"a": -0.13, "b": -2.1, "d": -3.0}
     assert not differ(side(first), side(near), 0.2) and differ(side(first), side(near), 0.05)
@@ -356,7 +356,7 @@ def test_probes_tell_models_apart() -> None:
     assert not same_weights(side(first), side(near)) and not same_weights(side({}), side({}))
 
 
-def test_an_expression_that_searches_for_ever_is_given_up(tmp_path: Path) -> None:
+def test_regex_over_the_time_limit_leaves_the_answer_undecided(tmp_path: Path) -> None:
     path = written(
         tmp_path / "p.jsonl",
         [{"prompt": "one", "expected": "(a+)+$"}, {"prompt": "two", "expected": "a"}],
@@ -368,7 +368,7 @@ def test_an_expression_that_searches_for_ever_is_given_up(tmp_path: Path) -> Non
     assert not fast.undecided and fast.rate(1) == 1.0
 
 
-def test_two_runs_do_not_write_to_one_file(fake: Start, prompts: Path, tmp_path: Path) -> None:
+def test_second_run_on_a_locked_answers_file_is_refused(fake: Start, prompts: Path, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with evaluate_answers._journal(path), pytest.raises(UserError, match="another run writes to"):
         evaluate_answers.ask(

@@ -71,7 +71,7 @@ def words_of(folder: Path, script: str, *more: str) -> list[str]:
     return done.stdout.replace(f"{folder / 'generated/sample/serve'}", "HERE").splitlines()
 
 
-def test_the_script_has_the_recipes_values(tmp_path: Path) -> None:
+def test_eval_sh_passes_the_recipe_values(tmp_path: Path) -> None:
     sets = ["evaluate.tasks=[gsm8k, mmlu_pro]", "evaluate.limit=50", "serve.port=9000"]
     words = words_of(tmp_path, files_of(tmp_path, *sets)["serve/eval.sh"], "--side", "tuned")
     assert words == [
@@ -85,7 +85,7 @@ def test_the_script_has_the_recipes_values(tmp_path: Path) -> None:
     ]
 
 
-def test_a_base_beside_its_adapter_has_a_name(tmp_path: Path) -> None:
+def test_eval_sh_passes_base_name_for_an_adapter_server(tmp_path: Path) -> None:
     sets = ["model.id=Qwen/Qwen3-32B", "serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"]
     script = files_of(tmp_path, *sets)["serve/eval.sh"]
     assert "    --base sample-base\n" in script and "--base-url" not in script
@@ -93,7 +93,7 @@ def test_a_base_beside_its_adapter_has_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("format", "text"), [("chat", False), ("text", True), ("prompt_completion", True)])
-def test_prompts_are_asked_in_the_form_of_the_data(format: str, text: bool, tmp_path: Path) -> None:
+def test_eval_sh_uses_chat_or_text_according_to_data_format(format: str, text: bool, tmp_path: Path) -> None:
     files = files_of(tmp_path, f"data.format={format}", "evaluate.tasks=[gsm8k]")
     script = files["serve/eval.sh"]
     assert ("\n    --text\n" in script) == text
@@ -101,13 +101,13 @@ def test_prompts_are_asked_in_the_form_of_the_data(format: str, text: bool, tmp_
     assert ("\n    --tokenizer google/gemma-3-27b-it\n" in script) == text
 
 
-def test_nothing_is_written_where_nothing_is_evaluated(tmp_path: Path) -> None:
+def test_no_eval_files_without_evaluate_or_serve_section(tmp_path: Path) -> None:
     assert files_of(tmp_path, "evaluate={}") == {}
     assert files_of(tmp_path, "serve=null") == {}
     assert [*files_of(tmp_path)] == ["serve/eval.sh"]
 
 
-def test_requirements_pin_lm_eval_and_all_that_it_needs(tmp_path: Path) -> None:
+def test_requirements_pin_lm_eval_and_its_dependencies(tmp_path: Path) -> None:
     text = files_of(tmp_path, "evaluate={tasks: [gsm8k]}")["requirements-eval.txt"]
     pinned = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
     assert str(pinned[0]) == "lm-eval[api]==0.4.13"
@@ -117,14 +117,14 @@ def test_requirements_pin_lm_eval_and_all_that_it_needs(tmp_path: Path) -> None:
     assert {"transformers", "datasets", "aiohttp", "tenacity"} <= {one.name for one in pinned}
 
 
-def test_the_artifact_takes_the_prompts_along(tmp_path: Path) -> None:
+def test_artifact_includes_the_prompts_file(tmp_path: Path) -> None:
     program = lowered(tmp_path).program
     assert program is not None
     assert data_files(program)["prompts.jsonl"] == GOOD.encode()
 
 
 @pytest.mark.parametrize("name", ["a b.jsonl", "$(touch pwned).jsonl", "a'\"`id`.jsonl"])
-def test_odd_names_are_quoted(name: str, tmp_path: Path) -> None:
+def test_eval_sh_quotes_unusual_prompt_file_names(name: str, tmp_path: Path) -> None:
     tmp_path.joinpath(name).write_text(GOOD)
     script = files_of(tmp_path, f"evaluate.prompts={json.dumps(name)}")["serve/eval.sh"]
     assert f"HERE/../{name}" in words_of(tmp_path, script)
@@ -133,7 +133,7 @@ def test_odd_names_are_quoted(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sets", [(), ("evaluate.tasks=[gsm8k]", "data.format=text")], ids=["chat", "text"])
-def test_shellcheck_has_nothing_to_say(sets: Sequence[str], tmp_path: Path) -> None:
+def test_eval_sh_passes_shellcheck(sets: Sequence[str], tmp_path: Path) -> None:
     path = tmp_path / "eval.sh"
     path.write_text(files_of(tmp_path, *sets)["serve/eval.sh"])
     done = subprocess.run(
@@ -142,7 +142,9 @@ def test_shellcheck_has_nothing_to_say(sets: Sequence[str], tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout
 
 
-def test_the_emitted_script_runs(fake: Callable[..., FakeVllm], tmp_path: Path, root: Path) -> None:
+def test_eval_sh_runs_in_an_artifact_and_hides_the_api_key(
+    fake: Callable[..., FakeVllm], tmp_path: Path, root: Path
+) -> None:
     """Run it as in a pack: next to runtime/, with the machine's python3."""
     artifact = tmp_path / "generated/sample"
     (artifact / "serve").mkdir(parents=True)
@@ -214,7 +216,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("prompts", "sets", "wanted"), FAULTS)
-def test_evaluations_that_cannot_work_are_found_by_the_checks(
+def test_evaluate_section_checks_give_the_expected_diagnostics(
     prompts: str | None, sets: Sequence[str], wanted: list[str], tmp_path: Path
 ) -> None:
     said = found(tmp_path, *sets, prompts=prompts)
@@ -222,6 +224,6 @@ def test_evaluations_that_cannot_work_are_found_by_the_checks(
     assert all(one.startswith(start) for one, start in zip(said, wanted, strict=True)), said
 
 
-def test_an_expression_that_takes_for_ever_does_not_stop_the_check(tmp_path: Path) -> None:
+def test_slow_regex_does_not_block_the_check(tmp_path: Path) -> None:
     text = json.dumps({"prompt": "2 + 2?", "expected": "^((a+)+)+$"}) + "\n"
     assert found(tmp_path, prompts=text) == []

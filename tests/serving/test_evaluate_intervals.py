@@ -20,7 +20,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(samples: int) -> None:
             assert intervals.pass_at_k(samples, passed, k) == pytest.approx(sum(subsets) / len(subsets))
 
 
-def test_pass_at_k_has_no_bias_and_one_minus_the_power_has() -> None:
+def test_pass_at_k_is_unbiased_unlike_the_plug_in_estimate() -> None:
     rate, samples, k = 0.3, 6, 4
     binomial = [math.comb(samples, c) * rate**c * (1 - rate) ** (samples - c) for c in range(samples + 1)]
     expected = sum(p * intervals.pass_at_k(samples, c, k) for c, p in enumerate(binomial))
@@ -30,13 +30,13 @@ def test_pass_at_k_has_no_bias_and_one_minus_the_power_has() -> None:
     assert plain < truth - 0.05
 
 
-def test_pass_at_k_is_exact_where_floating_point_would_not_be() -> None:
+def test_pass_at_k_is_accurate_for_many_samples() -> None:
     assert intervals.pass_at_k(10_000, 1, 1) == 1e-4
     assert intervals.pass_at_k(2000, 3, 1000) == pytest.approx(1 - 0.125, abs=1e-3)
 
 
 @pytest.mark.parametrize("arguments", [(5, 6, 1), (5, 2, 6), (5, 2, 0), (0, 0, 1)])
-def test_pass_at_k_refuses_what_cannot_be(arguments: tuple[int, int, int]) -> None:
+def test_pass_at_k_refuses_invalid_arguments(arguments: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError):
         intervals.pass_at_k(*arguments)
 
@@ -45,12 +45,12 @@ def test_pass_at_k_refuses_what_cannot_be(arguments: tuple[int, int, int]) -> No
     ("samples", "ks"),
     [(1, [1]), (2, [1, 2]), (5, [1, 2, 5]), (8, [1, 2, 5, 8]), (100, [1, 2, 5, 10, 20, 50, 100])],
 )
-def test_the_k_of_pass_at_k_go_up_to_the_samples(samples: int, ks: list[int]) -> None:
+def test_reported_k_values_go_up_to_the_sample_count(samples: int, ks: list[int]) -> None:
     assert intervals.ladder(samples) == ks
 
 
 @pytest.mark.parametrize(("passed", "count"), [(0, 7), (3, 7), (7, 7), (1, 1), (120, 164)])
-def test_one_sample_a_prompt_has_wilsons_interval(passed: int, count: int) -> None:
+def test_one_sample_per_prompt_gives_scipys_wilson_interval(passed: int, count: int) -> None:
     from scipy import stats
 
     wanted = stats.binomtest(passed, count).proportion_ci(method="wilson")
@@ -58,7 +58,7 @@ def test_one_sample_a_prompt_has_wilsons_interval(passed: int, count: int) -> No
     assert (found.value, found.low, found.high) == pytest.approx((passed / count, wanted.low, wanted.high))
 
 
-def test_the_interval_of_clustered_samples_covers_the_truth() -> None:
+def test_interval_of_clustered_samples_covers_the_true_rate() -> None:
     """Use prompts of different difficulty: an interval that ignores clusters would cover too rarely."""
     random = np.random.default_rng(0)
     prompts, samples, rounds = 40, 10, 2000
@@ -73,7 +73,7 @@ def test_the_interval_of_clustered_samples_covers_the_truth() -> None:
     assert naive / rounds < 0.7
 
 
-def test_more_samples_narrow_the_interval_and_never_beyond_the_prompts() -> None:
+def test_interval_narrows_with_samples_but_not_below_the_prompt_count() -> None:
     same = intervals.mean_rate([0.5] * 10)
     assert same == intervals.wilson(0.5, 10)
     mixed = intervals.mean_rate([0.4, 0.5, 0.6] * 10)
@@ -96,7 +96,7 @@ def test_the_paired_difference_agrees_with_scipys_bootstrap() -> None:
     assert (found.better, found.worse) == (int((second > first).sum()), int((second < first).sum()))
 
 
-def test_pairing_is_what_makes_a_small_difference_visible() -> None:
+def test_paired_interval_detects_a_difference_that_unpaired_ones_miss() -> None:
     first = [0.0, 1.0] * 50
     second = [1.0 if index in (0, 2, 4, 6, 8, 10) else value for index, value in enumerate(first)]
     found = intervals.paired(first, second)
@@ -106,12 +106,12 @@ def test_pairing_is_what_makes_a_small_difference_visible() -> None:
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0, 0), (6, 0), (3, 4), (20, 5)])
-def test_the_sign_test_is_scipys(better: int, worse: int) -> None:
+def test_sign_test_matches_scipys_binomial_test(better: int, worse: int) -> None:
     from scipy import stats
 
     wanted = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
     assert intervals.sign_test(better, worse) == pytest.approx(wanted)
 
 
-def test_the_same_numbers_give_the_same_interval() -> None:
+def test_paired_interval_is_deterministic() -> None:
     assert intervals.paired([0, 1, 0, 1], [1, 1, 0, 0]) == intervals.paired([0, 1, 0, 1], [1, 1, 0, 0])

@@ -12,7 +12,7 @@ from recipec.runtime.serving.evaluate_answers import SamplingSettings, recorded
 from recipec.runtime.serving.evaluate_prompts import parse, read
 
 
-def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
+def test_lone_surrogate_in_an_answer_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with evaluate_answers._journal(path) as write:
         write(
@@ -53,9 +53,7 @@ LINES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "wanted"), LINES)
-def test_faults_of_a_file_of_prompts_are_named_with_their_line(
-    text: str, wanted: str, tmp_path: Path
-) -> None:
+def test_prompt_file_errors_name_their_line(text: str, wanted: str, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
@@ -63,13 +61,13 @@ def test_faults_of_a_file_of_prompts_are_named_with_their_line(
     assert wanted in caught.value.message and caught.value.message.startswith(str(path))
 
 
-def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
+def test_unreadable_prompt_files_give_one_sentence_errors(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "expected": "a"}')
     said = [parse(tmp_path / name)[1][0].message for name in ("nowhere", "latin", ".")]
     assert said == ["there is no such file", "it is not UTF-8 text", "it cannot be read: Is a directory"]
 
 
-def test_unicode_separators_do_not_part_lines(tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_split_prompt_lines(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('\ufeff{"prompt": "a\u2028b", "expected": "c"}\r\n', encoding="utf-8")
     (prompt,) = read(path)

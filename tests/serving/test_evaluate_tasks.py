@@ -80,7 +80,7 @@ def summary(lm_eval: Path) -> dict[str, Any]:
     return json.loads((lm_eval.parent / "results/summary.json").read_text())
 
 
-def test_tasks_are_run_on_both_sides(
+def test_lm_eval_tasks_run_on_base_and_tuned_model(
     fake: Callable[..., FakeVllm],
     lm_eval: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ def test_tasks_are_run_on_both_sides(
     assert [json.loads(words[4])["model"] for words, _, _ in calls(lm_eval.parent)] == ["m-base", "m"]
 
 
-def test_what_is_there_is_not_run_again(fake: Callable[..., FakeVllm], lm_eval: Path) -> None:
+def test_finished_tasks_are_not_run_again(fake: Callable[..., FakeVllm], lm_eval: Path) -> None:
     server = fake(["m", "m-base"])
     assert run(server, lm_eval, "--tasks", "sums") == 0
     assert run(server, lm_eval, "--tasks", "sums", "other") == 0
@@ -116,7 +116,7 @@ def test_what_is_there_is_not_run_again(fake: Callable[..., FakeVllm], lm_eval: 
     assert "difference" not in summary(lm_eval)["tasks"][0]
 
 
-def test_a_group_has_its_own_row_first_and_differences_without_pairs(
+def test_task_group_is_the_first_row_and_differences_are_unpaired(
     fake: Callable[..., FakeVllm], lm_eval: Path
 ) -> None:
     assert run(fake(["m", "m-base"]), lm_eval, "--tasks", "group") == 0
@@ -126,7 +126,7 @@ def test_a_group_has_its_own_row_first_and_differences_without_pairs(
     assert rows[1]["difference"]["high"] == pytest.approx(1.96 * 0.2 * 2**0.5, abs=1e-3)
 
 
-def test_a_task_that_fails_leaves_the_others_and_no_key_in_its_log(
+def test_failed_task_keeps_other_results_and_its_log_hides_the_key(
     fake: Callable[..., FakeVllm],
     lm_eval: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,14 +142,14 @@ def test_a_task_that_fails_leaves_the_others_and_no_key_in_its_log(
     assert [row["task"] for row in summary(lm_eval)["tasks"]] == ["sums", "sums"]
 
 
-def test_answers_that_lm_eval_makes_up_are_told(
+def test_empty_answers_that_lm_eval_counts_as_wrong_are_reported(
     fake: Callable[..., FakeVllm], lm_eval: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(fake(["m", "m-base"]), lm_eval, "--tasks", "mute") == 1
     assert "base: 1 answers to mute are empty, which lm-eval counts as wrong" in capsys.readouterr().err
 
 
-def test_lm_eval_is_asked_for_the_endpoint_that_the_model_has(tmp_path: Path) -> None:
+def test_lm_eval_command_uses_completions_or_chat_endpoint(tmp_path: Path) -> None:
     settings = TaskSettings("completions", None, 64, 4096, "org/tokenizer")
     words = command(LmEval("lm", "http://h:1", "2026", 4, tmp_path / "more"), "t", settings, tmp_path)
     given = dict(pairwise(words))
@@ -169,7 +169,7 @@ def test_lm_eval_is_asked_for_the_endpoint_that_the_model_has(tmp_path: Path) ->
     assert "local-chat-completions" in chat and "--apply_chat_template" in chat
 
 
-def test_a_key_of_another_service_is_not_sent() -> None:
+def test_lm_eval_environment_drops_a_foreign_openai_key() -> None:
     assert environment({"OPENAI_API_KEY": "of another service"}) == {"OPENAI_API_KEY": ""}
 
 
@@ -202,5 +202,5 @@ SAID = [
 
 
 @pytest.mark.parametrize(("log", "wanted"), SAID)
-def test_why_lm_eval_ended_is_read_from_its_log(log: str, wanted: str) -> None:
+def test_lm_eval_failure_reason_is_read_from_its_log(log: str, wanted: str) -> None:
     assert wanted in explained(log, 3)

@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
 LOCK = {"recipe": {"name": "tuned", "serve": {}}}
 
 
-def test_the_answers_that_are_kept_are_those_of_transformers(tmp_path: Path) -> None:
+def test_stored_miniature_answers_match_transformers(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,7 +72,7 @@ def kept(fake: Callable[..., FakeVllm]) -> tuple[FakeVllm, dict[str, Any]]:
     return server, {"recipe": digest_of(LOCK), "answers": answers}
 
 
-def test_a_token_that_another_leads_by_little_may_differ(kept: tuple[FakeVllm, dict[str, Any]]) -> None:
+def test_server_token_may_differ_only_at_a_near_tie(kept: tuple[FakeVllm, dict[str, Any]]) -> None:
     server, answers = kept
     found, problems = served.ask(server.url, "tuned", answers)
     assert (found["answers"], found["same"], problems) == (4, 4, [])
@@ -89,7 +89,7 @@ def test_a_token_that_another_leads_by_little_may_differ(kept: tuple[FakeVllm, d
     ]
 
 
-def test_a_server_is_held_against_what_was_kept(
+def test_probe_compares_the_server_with_the_stored_answers(
     kept: tuple[FakeVllm, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, answers = kept
@@ -121,7 +121,7 @@ def test_a_server_is_held_against_what_was_kept(
         ('{"recipe": "other", "answers": []}', "the miniature of another recipe"),
     ],
 )
-def test_what_holds_no_miniature_is_told(
+def test_missing_or_other_recipes_miniature_gives_an_error(
     kept_text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "recipe.lock.json").write_text(json.dumps(LOCK), encoding="utf-8")

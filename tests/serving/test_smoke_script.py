@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def test_it_asks_the_server(
+def test_smoke_sh_compares_adapter_and_base_on_the_server(
     fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     server = fake(["tuned", "tuned-base"], faults=Faults(token_seconds=0.001))
@@ -84,7 +84,7 @@ def test_it_asks_the_server(
     assert server.bodies("/v1/chat/completions")[-1]["messages"][0]["content"] == "Who are you?"
 
 
-def test_it_reads_what_was_merged(
+def test_smoke_sh_reads_merge_json_of_the_served_weights(
     fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     server = fake(faults=Faults(token_seconds=0.001))
@@ -97,7 +97,7 @@ def test_it_reads_what_was_merged(
     assert "elsewhere/merge.json is missing" in run(text, "--weights", "elsewhere").stdout
 
 
-def test_it_fails_with_the_checks(
+def test_smoke_sh_exits_1_if_a_check_fails(
     run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     done = run(script_of(tmp_path, "serve.port=9"), "--wait", "0")
@@ -105,7 +105,7 @@ def test_it_fails_with_the_checks(
     assert "nothing listens at http://127.0.0.1:9 after 0 min" in done.stdout
 
 
-def test_it_demands_a_key_where_the_recipe_does(
+def test_smoke_sh_requires_a_key_for_a_server_open_to_other_hosts(
     fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     server = fake(key="sesame", faults=Faults(token_seconds=0.001))
@@ -130,7 +130,7 @@ WORDS = [
 ]
 
 
-def test_words_reach_smoke_as_they_are(
+def test_smoke_sh_passes_unusual_prompts_and_paths_unchanged(
     run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """Replace python3 by a script that prints its arguments."""
@@ -146,7 +146,7 @@ def test_words_reach_smoke_as_they_are(
     assert words[words.index("--weights") + 1] == f'{tmp_path}/my work/tuned/serve/../a "b" $c }} d'
 
 
-def test_prompts_of_the_evaluation_are_taken_along(tmp_path: Path) -> None:
+def test_smoke_sh_uses_short_one_turn_evaluation_prompts(tmp_path: Path) -> None:
     lines = [
         '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], '
         '"expected": "x"}',
@@ -165,7 +165,7 @@ def test_prompts_of_the_evaluation_are_taken_along(tmp_path: Path) -> None:
     assert "--prompt" not in text and '--must-differ="Who are you?"\n' in text
 
 
-def test_a_model_of_plain_text_is_given_text(tmp_path: Path) -> None:
+def test_smoke_sh_passes_text_flag_for_text_data(tmp_path: Path) -> None:
     """Send plain text, because the model may have no chat template."""
     (tmp_path / "questions.jsonl").write_text('{"prompt": "Once upon", "expected": "time"}')
     text = script_of(tmp_path, "data.format=text", "evaluate.prompts=questions.jsonl")
@@ -178,7 +178,7 @@ def test_a_model_of_plain_text_is_given_text(tmp_path: Path) -> None:
     [[], ["serve.host=0.0.0.0"], ADAPTER, ["serve.model=~/weights"], ["serve.model=gs://bucket/model"]],
     ids=["default", "open", "adapter", "home", "bucket"],
 )
-def test_the_script_passes_shellcheck_and_has_no_template_scars(sets: Sequence[str], tmp_path: Path) -> None:
+def test_smoke_sh_passes_shellcheck_and_is_well_formatted(sets: Sequence[str], tmp_path: Path) -> None:
     text = script_of(tmp_path, *sets, f'serve.smoke_prompts=["{WORDS[0][:9]}"]')
     (tmp_path / "smoke.sh").write_text(text)
     linter = Path(sys.executable).parent / "shellcheck"

@@ -76,11 +76,11 @@ def imports(name: str, tree: ast.AST) -> Iterator[str]:
                     yield f"{module}.{alias.name}"
 
 
-def test_the_modules_that_need_only_the_standard_library_are_found() -> None:
+def test_module_scan_includes_serving_modules_and_their_imports() -> None:
     assert {"runtime/serving/client.py", "runtime/serving/smoke.py", "runtime/errors.py"} <= modules().keys()
 
 
-def test_the_grammar_is_that_of_3_10() -> None:
+def test_serving_modules_use_only_python_3_10_syntax() -> None:
     """Look for syntax that Python 3.11's parser accepts even for 3.10, such as `except*`.
 
     Equal quotes within an f-string are new in 3.12, and this is 3.11.
@@ -94,7 +94,7 @@ def test_the_grammar_is_that_of_3_10() -> None:
                 assert not any(isinstance(item, ast.Starred) for item in node.slice.elts), name
 
 
-def test_nothing_but_the_standard_library_is_imported() -> None:
+def test_serving_modules_import_only_the_standard_library() -> None:
     for name, tree in modules().items():
         for imported in imports(name, tree):
             top = imported.split(".")[0]
@@ -102,7 +102,7 @@ def test_nothing_but_the_standard_library_is_imported() -> None:
             assert "*" not in LATER.get(top, ()), f"{name} imports {imported}, which 3.10 has not"
 
 
-def test_nothing_is_used_that_came_after_3_10() -> None:
+def test_serving_modules_use_no_names_added_after_python_3_10() -> None:
     for name, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
@@ -118,7 +118,7 @@ def test_nothing_is_used_that_came_after_3_10() -> None:
                 assert attribute not in LATER.get(module, ()), f"{name}: {module}.{attribute}"
 
 
-def test_python_3_10_imports_every_module() -> None:
+def test_python_3_10_imports_every_serving_module() -> None:
     """Import with a real Python 3.10, in addition to the checks above."""
     try:
         python = interpreter("3.10")

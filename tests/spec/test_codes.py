@@ -38,7 +38,7 @@ def used(*files: Path) -> set[str]:
     }
 
 
-def test_the_page_is_current(root: Path) -> None:
+def test_diagnostics_page_is_current(root: Path) -> None:
     text = (root / "docs" / "diagnostics.md").read_text(encoding="utf-8")
     assert text == page(), "run: python -m recipec.spec.codes > docs/diagnostics.md"
 
@@ -61,16 +61,16 @@ def test_no_retired_code_is_used_again() -> None:
     assert all(CODE.fullmatch(code) for code in RETIRED)
 
 
-def test_every_code_is_given_somewhere_and_every_given_one_is_registered(root: Path) -> None:
+def test_codes_in_the_sources_are_exactly_the_registered_codes(root: Path) -> None:
     sources = [file for part in ("spec", "compiler") for file in (root / part).rglob("*.py")]
     given = used(*(file for file in sources if file != Path(codes.__file__).resolve()))
     assert given == set(CODES)
 
 
-def test_every_code_is_in_a_golden_case_or_excused(root: Path) -> None:
+def test_every_code_is_in_a_golden_case_or_in_the_exception_list(root: Path) -> None:
     assert set(CODES) - used(*(root / "tests").rglob("stderr.txt")) == set(WITHOUT_GOLDEN)
 
 
-def test_what_is_excused_is_put_to_the_test_elsewhere(root: Path) -> None:
+def test_codes_without_a_golden_case_appear_in_other_tests(root: Path) -> None:
     elsewhere = [path for path in (root / "tests").rglob("*.py") if path != Path(__file__)]
     assert set(WITHOUT_GOLDEN) <= used(*elsewhere)

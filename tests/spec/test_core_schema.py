@@ -42,12 +42,12 @@ from recipec.spec.core_schema import flow, scalar
         ("9" * 400, "9" * 400),
     ],
 )
-def test_words_are_the_values_of_yaml_s_core_schema(text: str, value: object) -> None:
+def test_scalars_follow_the_yaml_1_2_core_schema(text: str, value: object) -> None:
     assert scalar(text) == value
     assert type(scalar(text)) is type(value)
 
 
-def test_nan_is_not_a_number() -> None:
+def test_dot_nan_is_read_as_nan() -> None:
     assert math.isnan(scalar(".nan"))  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_nan_is_not_a_number() -> None:
         ("a, b", '"a, b"'),
     ],
 )
-def test_flow_reads_back(value: object, text: str) -> None:
+def test_flow_text_reads_back_as_the_same_value(value: object, text: str) -> None:
     from recipec.spec.document import read
     from recipec.spec.tree import plain
 

@@ -30,7 +30,7 @@ def test_a_diagnostic_shows_its_line_and_a_caret_under_the_value() -> None:
     )
 
 
-def test_a_diagnostic_without_a_place_is_its_message_and_help() -> None:
+def test_diagnostic_without_a_position_shows_only_message_and_help() -> None:
     assert render_text([Diagnostic("E0001", "no file", help="a\nb")]) == (
         "error[E0001]: no file\n = help: a\n         b\n\n1 error\n"
     )
@@ -96,18 +96,18 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     shown.encode()
 
 
-def test_a_code_has_to_be_registered() -> None:
+def test_unregistered_code_raises_value_error() -> None:
     with pytest.raises(ValueError, match="E9999"):
         Diagnostic("E9999", "no such code")
 
 
-def test_diagnostics_come_in_order_of_their_places_and_once() -> None:
+def test_diagnostics_are_sorted_by_position_without_duplicates() -> None:
     second = Diagnostic("E0105", "b", span=Span("a", 2, 1, ""))
     first = Diagnostic("E0105", "z", span=Span("a", 1, 9, ""))
     nowhere = Diagnostic("E0105", "a")
     assert in_order([nowhere, second, first, second]) == [first, second, nowhere]
 
 
-def test_summary_counts() -> None:
+def test_summary_counts_errors_and_warnings() -> None:
     warning = next(code for code in CODES if code[0] == "W")
     assert summary([ERROR, Diagnostic(warning, "w"), ERROR]) == "2 errors, 1 warning"

@@ -44,7 +44,7 @@ def places(text: str) -> dict[str, tuple[int, int, str]]:
     return out
 
 
-def test_every_node_knows_its_place() -> None:
+def test_every_node_has_its_line_and_column() -> None:
     found = places(TEXT)
     assert found["name"] == (2, 7, "example")
     assert found["mesh"] == (3, 7, "{axes: {fsdp: 4, tp: 1}}")
@@ -57,7 +57,7 @@ def test_every_node_knows_its_place() -> None:
     assert found["empty"] == (14, 1, "empty")
 
 
-def test_keys_know_their_places() -> None:
+def test_keys_have_their_line_and_column() -> None:
     root = read(TEXT, "x.yaml").root
     assert isinstance(root, Mapping)
     span = root.entries["data"].key.span
@@ -65,11 +65,11 @@ def test_keys_know_their_places() -> None:
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_places_are_counted_with_any_line_ends(line_end: str) -> None:
+def test_positions_are_correct_for_every_line_ending(line_end: str) -> None:
     assert places(TEXT.replace("\n", line_end))["data.train[1]"] == (7, 7, "b.jsonl")
 
 
-def test_values_are_those_that_ruamel_reads(root: Path) -> None:
+def test_values_equal_the_values_of_ruamel(root: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in sorted((root / "recipes").glob("*.yaml"))]
     for text in [TEXT, *texts]:
         mine = read(text, "x.yaml")
@@ -110,7 +110,7 @@ def test_values_are_those_that_ruamel_reads(root: Path) -> None:
         ],
     ],
 )
-def test_whatever_is_wrong_is_said(text: str) -> None:
+def test_malformed_yaml_gives_diagnostics_with_a_position(text: str) -> None:
     found = read(text, "x.yaml")
     assert found.diagnostics
     for diagnostic in found.diagnostics:
@@ -137,7 +137,7 @@ JSON = """\
         ("]}\n}\n", "]}\n", (1, 1), "not closed"),
     ],
 )
-def test_what_json_lacks_is_shown_where_it_is_missing(
+def test_missing_json_punctuation_is_reported_at_its_position(
     before: str, after: str, place: tuple[int, int], missing: str
 ) -> None:
     assert read(JSON, "x.json").diagnostics == []
@@ -146,7 +146,7 @@ def test_what_json_lacks_is_shown_where_it_is_missing(
     assert found.code == "E0006" and missing in found.message
 
 
-def test_an_unclosed_document_of_brackets_does_not_exhaust_the_stack() -> None:
+def test_deep_nesting_is_refused_without_exhausting_the_stack() -> None:
     assert read("[" * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
     assert read("{a: " * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
     assert read("\n".join(" " * i + "a:" for i in range(500)), "x.yaml").diagnostics[-1].code == "E0015"
@@ -163,12 +163,12 @@ def test_an_unclosed_document_of_brackets_does_not_exhaust_the_stack() -> None:
         ("serve.extra_args.api-key", ("serve", "extra_args", "api-key")),
     ],
 )
-def test_a_path_is_split_and_joined_again_as_it_was(path: str, parts: tuple[object, ...]) -> None:
+def test_key_path_is_split_and_joined_unchanged(path: str, parts: tuple[object, ...]) -> None:
     assert paths.split(path) == parts
     assert paths.join(paths.split(path)) == path
 
 
 @pytest.mark.parametrize("path", [".a", "a.", "a..b", "[0]", "a[-1]", "a[b]", "a b", "a.[0]", 'a["b]'])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_malformed_key_paths_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="not a path of a recipe"):
         paths.split(path)

@@ -25,17 +25,17 @@ def recipe(path: Path) -> Any:
     return plain(root)
 
 
-def test_the_committed_file_is_current(root: Path) -> None:
+def test_committed_recipe_schema_json_is_current(root: Path) -> None:
     committed = (root / "docs" / "recipe.schema.json").read_text(encoding="utf-8")
     assert committed == text(), "run: python -m recipec.spec.schema > docs/recipe.schema.json"
 
 
-def test_it_is_a_valid_schema() -> None:
+def test_generated_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
     assert json.loads(text()) == json_schema()
 
 
-def test_the_example_recipes_satisfy_it(root: Path, validator: Any) -> None:
+def test_example_recipes_satisfy_the_schema(root: Path, validator: Any) -> None:
     paths = sorted((root / "recipes").glob("*.yaml"))
     assert paths
     for path in paths:
@@ -49,7 +49,7 @@ def test_the_example_recipes_satisfy_it(root: Path, validator: Any) -> None:
      "schema-text-for-structure", "schema-not-a-choice", "schema-null-as-text", "schema-out-of-range",
      "schema-malformed-text", "schema-layers-of-other-kinds", "schema-language-version", "schema-empty"],
 )  # fmt: skip
-def test_what_the_compiler_refuses_an_editor_marks(root: Path, validator: Any, case: str) -> None:
+def test_schema_refuses_the_invalid_golden_recipes(root: Path, validator: Any, case: str) -> None:
     assert not validator.is_valid(recipe(root / "tests" / "golden" / case / "recipe.yaml"))
 
 
@@ -79,7 +79,7 @@ def test_every_key_has_a_description_and_examples_that_are_valid() -> None:
             assert [error.message for error in at_its_place.iter_errors(example)] == [], name
 
 
-def test_every_word_to_choose_is_described() -> None:
+def test_every_enum_value_has_a_description() -> None:
     def described(node: Any, name: str) -> None:
         for key, below in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(below, dict | list) and key != "examples":

@@ -46,7 +46,7 @@ def leaves(annotation: Any) -> set[Any]:
     return {leaf for inner in typing.get_args(annotation) for leaf in leaves(inner)}
 
 
-def test_the_smallest_recipe_has_every_default() -> None:
+def test_smallest_recipe_gets_the_default_values() -> None:
     recipe = Recipe.model_validate(SMALLEST)
     assert recipe.lora is None and recipe.serve is None and recipe.extends is None
     assert recipe.mesh.axes == {"fsdp": 4, "tp": 1} and list(recipe.mesh.axes) == ["fsdp", "tp"]
@@ -70,7 +70,7 @@ def test_defaults_are_not_shared_between_recipes() -> None:
     assert one.launch.kind == other.launch.kind and one.launch.kind is not other.launch.kind
 
 
-def test_a_recipe_survives_its_own_dump() -> None:
+def test_recipe_reads_back_unchanged_from_its_dump() -> None:
     recipe = Recipe.model_validate(smallest(lora={"layers": [1, 2]}, serve={}))
     assert Recipe.model_validate(recipe.model_dump()) == recipe
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
@@ -88,7 +88,7 @@ def test_every_key_has_meaning_unit_and_default(path: str, info: FieldInfo) -> N
 
 
 @pytest.mark.parametrize("layers", ["all", "0-5", "20-59", [0, 5]])
-def test_layers_are_taken_in_every_form(layers: Any) -> None:
+def test_lora_layers_accept_all_a_range_or_a_list(layers: Any) -> None:
     recipe = Recipe.model_validate(smallest(lora={"layers": layers}))
     assert recipe.lora is not None and recipe.lora.layers == layers
 
@@ -96,7 +96,7 @@ def test_layers_are_taken_in_every_form(layers: Any) -> None:
 @pytest.mark.parametrize(
     "layers", ["", "5", "5-", "-5", "a-b", "1-2-3", 5, [], [1.0], [-1], [True], None, {}]
 )
-def test_layers_that_are_none_are_refused(layers: Any) -> None:
+def test_invalid_lora_layers_are_refused(layers: Any) -> None:
     assert validate(smallest(lora={"layers": layers})).recipe is None
 
 
@@ -107,30 +107,30 @@ def test_request_rates_are_numbers_or_inf(rate: Any) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, "1", "Inf", float("nan"), float("-inf"), True, None])
-def test_request_rates_that_are_none_are_refused(rate: Any) -> None:
+def test_invalid_request_rates_are_refused(rate: Any) -> None:
     assert validate(smallest(benchmark={"request_rates": [rate]})).recipe is None
 
 
 @pytest.mark.parametrize("name", ["a", "a1", "gemma4-31b-codev", "a" * 63])
-def test_names_that_folders_and_hosts_can_have_are_taken(name: str) -> None:
+def test_valid_recipe_names_are_accepted(name: str) -> None:
     assert validate(smallest(name=name)).recipe is not None
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a/b", "..", "a" * 64, "a\n", "runtime"])
-def test_names_that_folders_and_hosts_cannot_have_are_refused(name: str) -> None:
+def test_invalid_recipe_names_are_refused(name: str) -> None:
     assert validate(smallest(name=name)).recipe is None
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True, None, [1], {"a": 1}])
 @pytest.mark.parametrize("key", ["global_batch_size", "micro_batch_size", "seed", "eval_every"])
-def test_a_whole_number_is_nothing_else(key: str, value: Any) -> None:
+def test_integer_keys_refuse_values_of_other_types(key: str, value: Any) -> None:
     found = validate(smallest(train={key: value})).diagnostics
     assert [(d.code, d.path) for d in found] == [("E0103", f"train.{key}")]
 
 
 @pytest.mark.parametrize("path", [path for path, _ in fields() if "." not in path and path != "recipe"])
 @pytest.mark.parametrize("value", [3, "text", [], [{}], {"no_such_key": 1}, True])
-def test_any_value_in_place_of_a_section_is_judged(path: str, value: Any) -> None:
+def test_value_in_place_of_a_section_gives_no_pydantic_message(path: str, value: Any) -> None:
     found = validate(smallest(**{path: value}))
     assert found.recipe is not None or found.diagnostics
     for diagnostic in found.diagnostics:
@@ -170,7 +170,7 @@ def placed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_every_example_is_valid_at_its_place(path: str, info: FieldInfo) -> None:
+def test_examples_of_every_key_are_valid_in_a_recipe(path: str, info: FieldInfo) -> None:
     assert info.examples
     for example in info.examples:
         given = placed(path, example)
@@ -181,7 +181,7 @@ def test_every_example_is_valid_at_its_place(path: str, info: FieldInfo) -> None
 @pytest.mark.parametrize(
     ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_the_words_of_a_key_are_those_that_are_described(path: str, info: FieldInfo) -> None:
+def test_every_choice_of_a_key_has_a_description(path: str, info: FieldInfo) -> None:
     words = [word for word in choices_of(info.annotation)[0] if word != "inf"]
     extra: Any = info.json_schema_extra or {}
     assert list(extra.get("x-choices", {})) == words

@@ -37,7 +37,7 @@ def codes(loaded: Loaded) -> list[str]:
     return [diagnostic.code for diagnostic in loaded.diagnostics]
 
 
-def test_values_are_known_with_where_they_come_from(folder: Path) -> None:
+def test_values_from_files_extends_and_set_have_their_origins(folder: Path) -> None:
     write(
         folder,
         recipe="extends: base.yaml\n" + RECIPE + "train:\n  seed: 3\n",
@@ -75,7 +75,7 @@ def test_values_are_known_with_where_they_come_from(folder: Path) -> None:
     assert loaded.sources.origin("data.train[0].weight").kind == "default"
 
 
-def test_findings_point_at_keys_and_values(folder: Path) -> None:
+def test_spans_point_at_keys_and_values(folder: Path) -> None:
     write(folder, recipe=RECIPE + "serve:\n  env: {A: b}\n")
     sources = load(Path("recipe.yaml")).sources
 
@@ -96,7 +96,7 @@ def test_findings_point_at_keys_and_values(folder: Path) -> None:
     assert place("nonsense[") == (1, 1, 0)
 
 
-def test_extended_paths_are_relative_to_the_file_that_names_them(folder: Path) -> None:
+def test_extends_paths_are_relative_to_the_file_that_names_them(folder: Path) -> None:
     (folder / "bases" / "deep").mkdir(parents=True)
     (folder / "bases" / "one.yaml").write_text("extends: deep/two.yaml\n")
     (folder / "bases" / "deep" / "two.yaml").write_text("extends: ../../three.yaml\ntrain: {seed: 2}\n")
@@ -107,13 +107,13 @@ def test_extended_paths_are_relative_to_the_file_that_names_them(folder: Path) -
     assert loaded.sources.origin("train.seed").file == "bases/deep/two.yaml"
 
 
-def test_a_circle_of_extends_through_a_link_is_refused(folder: Path) -> None:
+def test_cycle_of_extends_through_a_symlink_is_refused(folder: Path) -> None:
     write(folder, recipe="extends: link.yaml\n" + RECIPE)
     os.symlink("recipe.yaml", folder / "link.yaml")
     assert codes(load(Path("recipe.yaml"))) == ["E0022"]
 
 
-def test_two_files_may_extend_the_same(folder: Path) -> None:
+def test_chain_of_extends_is_loaded(folder: Path) -> None:
     write(
         folder, recipe="extends: one.yaml\n" + RECIPE, one="extends: base.yaml\n", base="train: {seed: 1}\n"
     )
@@ -121,7 +121,7 @@ def test_two_files_may_extend_the_same(folder: Path) -> None:
     assert loaded.recipe is not None and loaded.recipe.train.seed == 1
 
 
-def test_null_takes_a_section_away(folder: Path) -> None:
+def test_null_removes_a_section(folder: Path) -> None:
     write(
         folder, recipe="extends: base.yaml\n" + RECIPE + "serve: null\n", base="serve: {port: 1}\nlora: {}\n"
     )
@@ -150,7 +150,9 @@ def test_null_takes_a_section_away(folder: Path) -> None:
         ("model.revision=~", "model.revision", None),
     ],
 )
-def test_set_gives_values_of_every_kind(folder: Path, argument: str, path: str, value: object) -> None:
+def test_set_option_accepts_values_of_every_kind(
+    folder: Path, argument: str, path: str, value: object
+) -> None:
     write(folder, recipe=RECIPE)
     loaded = load(Path("recipe.yaml"), [argument])
     assert loaded.recipe is not None, render_text(loaded.diagnostics)
@@ -158,13 +160,13 @@ def test_set_gives_values_of_every_kind(folder: Path, argument: str, path: str, 
     assert found == value and type(found) is type(value)
 
 
-def test_the_last_set_wins(folder: Path) -> None:
+def test_last_set_option_wins(folder: Path) -> None:
     write(folder, recipe=RECIPE)
     recipe = load(Path("recipe.yaml"), ["train.seed=1", "train={seed: 2}", "train.eval_every=3"]).recipe
     assert recipe is not None and (recipe.train.seed, recipe.train.eval_every) == (2, 3)
 
 
-def test_the_second_set_is_named_as_such(folder: Path) -> None:
+def test_diagnostic_names_the_second_set_option(folder: Path) -> None:
     write(folder, recipe=RECIPE)
     loaded = load(Path("recipe.yaml"), ["train.seed=1", "train.sed=1"])
     assert " --> --set:2:7\n" in render_text(loaded.diagnostics)
@@ -173,14 +175,14 @@ def test_the_second_set_is_named_as_such(folder: Path) -> None:
 @pytest.mark.parametrize(
     "argument", ["", "=", "a", "=b", "[0]=1", "train.=1", "train.seed=\n", "train.seed=[", "a=\0"]
 )
-def test_set_arguments_that_are_none_are_refused_with_their_place(folder: Path, argument: str) -> None:
+def test_malformed_set_arguments_are_refused_with_a_position(folder: Path, argument: str) -> None:
     write(folder, recipe=RECIPE)
     loaded = load(Path("recipe.yaml"), [argument])
     assert loaded.recipe is None and loaded.diagnostics
     assert all(d.span is not None for d in loaded.diagnostics)
 
 
-def test_files_that_cannot_be_read_are_diagnostics(folder: Path) -> None:
+def test_unreadable_files_give_diagnostics(folder: Path) -> None:
     (folder / "folder.yaml").mkdir()
     os.mkfifo(folder / "pipe.yaml")
     (folder / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
@@ -199,12 +201,12 @@ def test_files_that_cannot_be_read_are_diagnostics(folder: Path) -> None:
     assert codes(load(Path("x" * 5000))) in (["E0001"], ["E0002"])
 
 
-def test_a_file_as_large_as_allowed_is_read(folder: Path) -> None:
+def test_file_of_the_maximum_size_is_read(folder: Path) -> None:
     write(folder, recipe=RECIPE + "#" * (MAX_BYTES - len(RECIPE)))
     assert load(Path("recipe.yaml")).recipe is not None
 
 
-def test_a_file_outside_of_the_working_folder_has_its_whole_name(
+def test_file_outside_the_working_folder_is_named_by_absolute_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "inner").mkdir()
@@ -214,12 +216,12 @@ def test_a_file_outside_of_the_working_folder_has_its_whole_name(
     assert span is not None and span.file == (folder / "recipe.yaml").as_posix()
 
 
-def test_what_is_missing_is_not_said_of_an_incomplete_recipe(folder: Path) -> None:
+def test_missing_keys_are_not_reported_if_extends_fails(folder: Path) -> None:
     write(folder, recipe="extends: gone.yaml\nname: example\ntrain: {sed: 1}\n")
     assert codes(load(Path("recipe.yaml"))) == ["E0021", "E0101"]
 
 
-def test_a_secret_is_not_shown(folder: Path) -> None:
+def test_secrets_are_not_shown_in_diagnostics(folder: Path) -> None:
     token = "hf_" + "NotARealToken" * 3
     text = RECIPE + f"serve: {{env: {{HF_TOKEN: {token}, MY_PASSWORD: hunter2222}}, portt: 1}}\n"
     write(folder, recipe=text)
@@ -231,14 +233,14 @@ def test_a_secret_is_not_shown(folder: Path) -> None:
     assert token not in shown and "hunter2222" not in shown and "portt" in shown
 
 
-def test_a_secret_is_not_shown_when_the_yaml_is_broken(folder: Path) -> None:
+def test_secrets_are_not_shown_when_the_yaml_is_malformed(folder: Path) -> None:
     token = "hf_" + "NotARealToken" * 3
     write(folder, recipe=RECIPE + f"serve: {{env: {{HF_TOKEN: {token}}}\n")
     shown = render_text(load(Path("recipe.yaml")).diagnostics)
     assert "E0006" in shown and token not in shown
 
 
-def test_harmless_names_are_no_secrets(folder: Path) -> None:
+def test_env_names_that_resemble_secrets_are_accepted(folder: Path) -> None:
     names = [
         "TOKENIZERS_PARALLELISM",
         "MAX_TOKENS",
@@ -254,12 +256,12 @@ def test_harmless_names_are_no_secrets(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "API_KEY", "OPENAI_APIKEY", "db_password", "AWS_SECRET_ACCESS_KEY", "my-secret"]
 )
-def test_names_of_secrets_are_recognized(folder: Path, name: str) -> None:
+def test_env_names_of_secrets_are_refused(folder: Path, name: str) -> None:
     write(folder, recipe=RECIPE + f"serve: {{env: {{{name}: x}}}}\n")
     assert codes(load(Path("recipe.yaml"))) == ["E0703"]
 
 
-def test_the_rest_of_a_faulty_recipe_can_still_be_checked(folder: Path) -> None:
+def test_valid_parts_of_a_faulty_recipe_are_loaded_tentatively(folder: Path) -> None:
     write(folder, recipe=RECIPE + "lora: {rnk: 8, dropout: 2}\ntrain: {epochs: 1, steps: 2}\nname: again\n")
     loaded = load(Path("recipe.yaml"))
     assert loaded.recipe is None and loaded.tentative is not None and loaded.tentative.lora is not None
@@ -269,7 +271,7 @@ def test_the_rest_of_a_faulty_recipe_can_still_be_checked(folder: Path) -> None:
     assert load(Path("recipe.yaml")).tentative is None
 
 
-def test_random_damage_never_raises(folder: Path) -> None:
+def test_randomly_damaged_recipes_raise_no_exception(folder: Path) -> None:
     whole = (
         RECIPE
         + "lora: {rank: 8, layers: 0-3}\ntrain:\n  optimizer: {name: adamw, b1: 0.9}\n  seed: 3\n"

@@ -60,13 +60,13 @@ def only(recipe: dict[str, Any]) -> str | None:
     return diagnostic.help
 
 
-def test_every_key_of_another_tool_leads_into_the_language() -> None:
+def test_keys_of_other_tools_map_to_existing_recipe_keys_or_help() -> None:
     for word, meant in KEYS.items():
         assert " " in meant or meant in PATHS or meant.startswith("mesh.axes."), word
         assert word not in PATHS and not ("." not in word and word in Recipe.model_fields), word
 
 
-def test_no_value_of_another_tool_is_a_choice_of_its_key() -> None:
+def test_translated_values_of_other_tools_are_not_recipe_choices() -> None:
     for path, table in VALUES.items():
         info = field_at(tuple(path.split(".")))
         assert info is not None and not set(table) & set(choices_of(info.annotation)[0]), path
@@ -79,7 +79,7 @@ def test_no_value_of_another_tool_is_a_choice_of_its_key() -> None:
         | {(help, path.rpartition(".")[0]) for path, table in VALUES.items() for help in table.values()}
     ),
 )
-def test_what_a_help_shows_can_be_pasted(help: str, section: str) -> None:
+def test_recipe_fragments_in_help_texts_are_valid(help: str, section: str) -> None:
     for recipe in pasted(help, section):
         assert validate(recipe).diagnostics == []
 
@@ -116,12 +116,12 @@ def test_what_a_help_shows_can_be_pasted(help: str, section: str) -> None:
         ("lora.unheard_of", 1, "its keys are rank"),
     ],
 )
-def test_help_for_a_word_of_another_tool(path: str, value: Any, help: str) -> None:
+def test_help_explains_keys_and_values_of_other_tools(path: str, value: Any, help: str) -> None:
     assert help in (only(given(path, value)) or "")
 
 
 @pytest.mark.parametrize("name", hardware.known_names())
-def test_a_machine_in_the_place_of_a_mesh_becomes_one_that_fits(name: str) -> None:
+def test_help_for_an_accelerator_name_as_mesh_shows_a_fitting_mesh(name: str) -> None:
     shown = re.fullmatch("`mesh: (.*)`", only(given("mesh", name)) or "")
     assert shown is not None
     mesh = YAML(typ="safe").load(shown[1])
@@ -132,12 +132,12 @@ def test_a_machine_in_the_place_of_a_mesh_becomes_one_that_fits(name: str) -> No
     ("word", "known"),
     [("train_on_inputs", ["train"]), ("muon", ["lion"]), ("int4", ["int8"]), ("save_best", ["every_steps"])],
 )
-def test_a_word_that_is_only_somewhat_alike_is_no_slip(word: str, known: list[str]) -> None:
+def test_slightly_similar_words_are_not_suggested_as_typos(word: str, known: list[str]) -> None:
     assert words.slip(word, known) is None
 
 
 @pytest.mark.parametrize("case", sorted(path.parent.name for path in GOLDEN.glob("*/stderr.txt")))
-def test_every_error_says_what_to_write(case: str) -> None:
+def test_every_golden_error_has_a_help(case: str) -> None:
     text = (GOLDEN / case / "stderr.txt").read_text(encoding="utf-8")
     blocks = re.split(r"\n\n(?=(?:error|warning|note)\[|\d+ )", text)
     errors = [block for block in blocks if block.startswith("error")]

@@ -52,7 +52,7 @@ def talked(*arguments: str, typed: str = "") -> str:
     return done.stdout
 
 
-def test_answers_are_the_likeliest_tokens_of_the_template(model: Path) -> None:
+def test_greedy_answers_match_transformers(model: Path) -> None:
     first, second = expected(model, ["Where is it?", "And why?"])
     assert first != second
     assert talked(str(model), *GREEDY, "--prompt", "Where is it?") == f"{first}\n"
@@ -63,7 +63,7 @@ def test_answers_are_the_likeliest_tokens_of_the_template(model: Path) -> None:
     assert talked(str(model), *GREEDY, typed=typed) == f"{first}\n{second}\n{alone}\n"
 
 
-def test_an_adapter_is_talked_to_on_its_base(model: Path, adapter: Path, tmp_path: Path) -> None:
+def test_adapter_chat_uses_recorded_base_or_base_option(model: Path, adapter: Path, tmp_path: Path) -> None:
     (plain,), (with_it,) = (expected(model, ["Where is it?"], each) for each in (None, adapter))
     assert plain != with_it
     assert talked(str(adapter), *GREEDY, "--prompt", "Where is it?") == f"{with_it}\n"
@@ -75,7 +75,7 @@ def test_an_adapter_is_talked_to_on_its_base(model: Path, adapter: Path, tmp_pat
     assert isinstance(done.exception, ArtifactError) and "--base DIR" in str(done.exception.help)
 
 
-def test_an_adapters_own_template_is_taken(model: Path, adapter: Path, tmp_path: Path) -> None:
+def test_adapter_uses_chat_template_of_its_lock(model: Path, adapter: Path, tmp_path: Path) -> None:
     """Read the record of merge.py's adapter, which has only the recipe."""
     shutil.copytree(adapter, tmp_path / "merged-adapter")
     lock = {"recipe": {"data": {"chat_template": "data/own.jinja"}}}
@@ -88,7 +88,7 @@ def test_an_adapters_own_template_is_taken(model: Path, adapter: Path, tmp_path:
     assert talk.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
 
 
-def test_a_refused_turn_leaves_the_conversation_as_it_was(model: Path, tmp_path: Path) -> None:
+def test_failed_turn_leaves_conversation_unchanged(model: Path, tmp_path: Path) -> None:
     template = tmp_path / "picky.jinja"
     template.write_text("{% if messages|length > 2 %}{{ raise_exception('one turn') }}{% endif %}Q")
     said = io.StringIO()
@@ -100,7 +100,7 @@ def test_a_refused_turn_leaves_the_conversation_as_it_was(model: Path, tmp_path:
     assert len(talk.messages) == 2
 
 
-def test_an_artifact_stands_for_its_merged_model(model: Path, tmp_path: Path) -> None:
+def test_artifact_folder_chats_with_its_merged_model(model: Path, tmp_path: Path) -> None:
     artifact = tmp_path / "run"
     artifact.mkdir()
     (artifact / "recipe.lock.json").write_text(json.dumps({"recipe": {"merge": {"output": "out"}}}))
@@ -128,7 +128,9 @@ def test_an_artifact_stands_for_its_merged_model(model: Path, tmp_path: Path) ->
         (shutil.rmtree, "there is no folder"),
     ],
 )
-def test_what_is_not_whole_is_said(model: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_incomplete_model_folder_is_refused_with_reason(
+    model: Path, tmp_path: Path, change: Any, message: str
+) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     change(folder)
     with pytest.raises(ArtifactError, match=message):

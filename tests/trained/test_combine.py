@@ -42,7 +42,7 @@ def tensors(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_numbers_are_pefts(
+def test_merged_adapter_matches_peft_add_weighted_adapter(
     model: Path,
     adapter: Path,
     other: Path,
@@ -85,7 +85,7 @@ def test_the_numbers_are_pefts(
     assert float((logits - plain).abs().max()) > 0.1
 
 
-def test_a_run_goes_on_from_it(tmp_path: Path) -> None:
+def test_merged_adapter_can_be_imported_into_a_run(tmp_path: Path) -> None:
     tiny.make_llama(tmp_path / "base")
     ranks = {"v_proj": 2}
     folders = [
@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_it(tmp_path: Path) -> None:
         assert delta.scale == 1 and (delta.a == a.numpy()).all()
 
 
-def test_dare_is_drawn_by_its_seed(adapter: Path, other: Path, tmp_path: Path) -> None:
+def test_dare_seed_determines_result(adapter: Path, other: Path, tmp_path: Path) -> None:
     made = []
     for number, seed in enumerate((3, 3, 4)):
         combine(Combination([adapter, other], WEIGHTS, "dare_linear", 0.5, seed), tmp_path / str(number))
@@ -114,7 +114,7 @@ def test_dare_is_drawn_by_its_seed(adapter: Path, other: Path, tmp_path: Path) -
     assert made[0] == made[1] != made[2]
 
 
-def test_keys_that_serve_as_values_stay_the_same(model: Path, tmp_path: Path) -> None:
+def test_shared_key_value_adapters_stay_equal_after_merge(model: Path, tmp_path: Path) -> None:
     """Write k_proj's A and B under v_proj's name too, as merge.py does."""
     from safetensors.torch import save_file
 
@@ -134,9 +134,7 @@ def test_keys_that_serve_as_values_stay_the_same(model: Path, tmp_path: Path) ->
         assert (both[name] == both[name.replace("v_proj", "k_proj")]).all()
 
 
-def test_adapters_that_do_not_go_together_are_refused(
-    model: Path, adapter: Path, other: Path, tmp_path: Path
-) -> None:
+def test_incompatible_adapters_are_refused(model: Path, adapter: Path, other: Path, tmp_path: Path) -> None:
     wide = adapted(model, tmp_path / "wide", 3, r=8)
     layer = adapted(model, tmp_path / "layer", 3, layers_to_transform=[0], layers_pattern="layers")
     pattern = adapted(model, tmp_path / "pattern", 3, target_modules=r".*\.q_proj")
@@ -179,5 +177,5 @@ def test_adapters_that_do_not_go_together_are_refused(
         ("--weights", "1,1", "--method", "ties", "--density", "1"),
     ],
 )
-def test_wrong_options_are_wrong_usage(adapter: Path, other: Path, tmp_path: Path, words: Any) -> None:
+def test_invalid_options_exit_with_2(adapter: Path, other: Path, tmp_path: Path, words: Any) -> None:
     assert merged(adapter, other, "-o", tmp_path / "out", *words).exit_code == 2

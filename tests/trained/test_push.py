@@ -51,7 +51,7 @@ def pushed(*arguments: str, typed: str = "") -> Result:
     return CliRunner().invoke(app, ["push", *arguments], input=typed)
 
 
-def test_a_merge_arrives_whole_and_private(hub: Hub, merged: Path) -> None:
+def test_merged_model_is_pushed_complete_and_private(hub: Hub, merged: Path) -> None:
     done = pushed(str(merged), "our/model", typed="y\n")
     assert done.exit_code == 0, (done.output, done.exception)
     assert f"\n{hub.address}/our/model/commit/" in done.stdout
@@ -65,13 +65,13 @@ def test_a_merge_arrives_whole_and_private(hub: Hub, merged: Path) -> None:
     }
 
 
-def test_nothing_is_sent_before_it_is_agreed_to(hub: Hub, merged: Path) -> None:
+def test_push_sends_nothing_without_confirmation(hub: Hub, merged: Path) -> None:
     for typed in ("n\n", ""):
         assert "upload?" in pushed(str(merged), "our/model", typed=typed).stderr
     assert not hub.models and not hub.asked("hub", "POST")
 
 
-def test_what_is_replaced_and_what_stays_is_said(hub: Hub, merged: Path) -> None:
+def test_push_lists_replaced_and_remaining_files(hub: Hub, merged: Path) -> None:
     hub.models["our/model"] = Repository({"config.json": b"old", "images/a.png": b""}, private=True)
     assert pushed(str(merged), "our/model", typed="n\n").exit_code == 0
     assert hub.models["our/model"].files["config.json"] == b"old"
@@ -81,7 +81,7 @@ def test_what_is_replaced_and_what_stays_is_said(hub: Hub, merged: Path) -> None
     assert hub.models["our/model"].files["config.json"] == b"{}"
 
 
-def test_another_branch_leaves_main_as_it_is(hub: Hub, merged: Path) -> None:
+def test_push_to_another_branch_leaves_main_unchanged(hub: Hub, merged: Path) -> None:
     hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
     done = pushed(str(merged), "our/model", "--yes", "--revision", "second")
     assert done.exit_code == 0, (done.output, done.exception)
@@ -89,7 +89,7 @@ def test_another_branch_leaves_main_as_it_is(hub: Hub, merged: Path) -> None:
     assert revisions["main"] == COMMIT and revisions["second"] != COMMIT
 
 
-def test_a_commit_that_came_between_is_not_overwritten(hub: Hub, merged: Path) -> None:
+def test_push_does_not_overwrite_concurrent_commit(hub: Hub, merged: Path) -> None:
     hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
     planned = plan(merged, "our/model")
     hub.models["our/model"].revisions = {"main": "f" * 40}
@@ -98,7 +98,7 @@ def test_a_commit_that_came_between_is_not_overwritten(hub: Hub, merged: Path) -
     assert hub.models["our/model"].files == {"config.json": b"old"}
 
 
-def test_an_adapter_is_pushed_as_it_lies_there(hub: Hub, adapter: Path) -> None:
+def test_adapter_is_pushed_with_its_files_unchanged(hub: Hub, adapter: Path) -> None:
     assert pushed(str(adapter), "our/adapter", "--public", "--yes").exit_code == 0
     there = hub.models["our/adapter"]
     assert not there.private
@@ -120,7 +120,7 @@ def test_an_adapter_is_pushed_as_it_lies_there(hub: Hub, adapter: Path) -> None:
         ),
     ],
 )
-def test_what_is_there_already_may_be_in_the_way(
+def test_push_refuses_other_visibility_or_leftover_weights(
     hub: Hub, merged: Path, repository: Repository, public: bool, message: str, help: str
 ) -> None:
     hub.models["our/model"] = repository
@@ -129,7 +129,7 @@ def test_what_is_there_already_may_be_in_the_way(
     assert help in str(raised.value.help) and not hub.asked("hub", "POST")
 
 
-def test_only_the_environments_token_counts(
+def test_push_uses_only_token_from_environment(
     hub: Hub, merged: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(hub.token)
@@ -142,7 +142,7 @@ def test_only_the_environments_token_counts(
         plan(merged, "our/model")
 
 
-def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_path: Path) -> None:
+def test_incomplete_model_folder_is_not_pushed(hub: Hub, merged: Path, tmp_path: Path) -> None:
     cut = shutil.copytree(merged, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(b"half")
     (merged / "merge.partial.json").write_text("{}")
@@ -155,7 +155,7 @@ def test_a_folder_that_is_not_whole_is_not_pushed(hub: Hub, merged: Path, tmp_pa
     assert not hub.requests
 
 
-def test_no_hub_is_said(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_in_offline_mode_is_refused(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_any")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ArtifactError, match="our/model: HF_HUB_OFFLINE is set, so the hub is not used"):

@@ -52,7 +52,7 @@ def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_run_is_one_line_in_a_pipe(later: Path) -> None:
+def test_once_prints_run_as_one_line(later: Path) -> None:
     found = watch(later, "--once")
     assert (found.exit_code, found.stdout) == (
         0,
@@ -62,7 +62,7 @@ def test_a_run_is_one_line_in_a_pipe(later: Path) -> None:
     )
 
 
-def test_json_has_what_the_line_says(later: Path) -> None:
+def test_json_output_has_run_status(later: Path) -> None:
     found = watch(later, "--once", "--json")
     (run,) = json.loads(found.stdout)
     assert (run["name"], run["state"], run["step"], run["total"]) == ("support-qlora", "training", 120, 400)
@@ -81,7 +81,7 @@ def test_json_has_what_the_line_says(later: Path) -> None:
         ("page", 80, 20, "utf-8"),
     ],
 )
-def test_the_screen_is_drawn_as_it_was_at_every_size(
+def test_screen_matches_golden_file_at_every_size(
     later: Path, tmp_path: Path, update: bool, name: str, width: int, height: int, encoding: str
 ) -> None:
     """Draw several sizes, with another run that has failed."""
@@ -108,7 +108,7 @@ def test_the_screen_is_drawn_as_it_was_at_every_size(
     assert plain == golden.read_text(encoding="utf-8")
 
 
-def test_without_plotext_the_facts_stay_and_the_curve_says_what_it_takes(
+def test_screen_without_plotext_shows_status_and_install_hint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotext", None)
@@ -125,7 +125,7 @@ def _without_styles(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_empty_or_unusable_folder_gives_one_sentence(tmp_path: Path) -> None:
     missing = watch(tmp_path / "missing", "--once")
     assert missing.exit_code == 1 and str(missing.exception).endswith("missing: there is no such folder")
     file = tmp_path / "file"
@@ -143,7 +143,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [65, 970, 100_000])
 @pytest.mark.parametrize("file", ["metrics.jsonl", "recipe.lock.json", "state.json"])
-def test_what_is_nested_without_end_is_passed_over(folder: Path, file: str, depth: int) -> None:
+def test_deeply_nested_json_does_not_crash_watch_or_report(folder: Path, file: str, depth: int) -> None:
     """Nest 970 levels, which Python's default limit allows to read, but not to print."""
     nested = "[" * depth + "]" * depth
     if file == "metrics.jsonl":
@@ -164,7 +164,7 @@ def test_what_is_nested_without_end_is_passed_over(folder: Path, file: str, dept
         ("failed", "step 120: the loss is nan", 1, "failed (step 120: the loss is nan)"),
     ],
 )
-def test_a_run_that_has_ended_is_said_to(
+def test_ended_run_prints_outcome_and_sets_exit_status(
     folder: Path, how: str, reason: str | None, status: int, told: str
 ) -> None:
     state(folder, how, reason=reason)
@@ -173,7 +173,7 @@ def test_a_run_that_has_ended_is_said_to(
     assert found.stdout.startswith("support-qlora: step 120/400") and found.stdout.endswith(f", {told}\n")
 
 
-def test_a_run_whose_process_is_gone_is_said_to_be(folder: Path) -> None:
+def test_run_whose_process_died_is_reported_as_killed(folder: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     state(folder, pid=gone.pid)
@@ -187,7 +187,7 @@ def test_a_run_whose_process_is_gone_is_said_to_be(folder: Path) -> None:
     assert looked_at(folder).outcome == "training", "another machine's processes are not known here"
 
 
-def test_a_run_of_an_earlier_version_tells_by_its_record(folder: Path) -> None:
+def test_outcome_without_state_file_comes_from_metrics_and_lock(folder: Path) -> None:
     (folder / "state.json").unlink()
     assert looked_at(folder).outcome == "training"
     append(folder, lines(121, 400))
@@ -198,7 +198,7 @@ def test_a_run_of_an_earlier_version_tells_by_its_record(folder: Path) -> None:
     assert screen.progress(run) == "step 400"
 
 
-def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_metrics_file_is_read_incrementally(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = json.dumps(entry(0)).removeprefix('{"step": 0')
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}{one}\n' for step in range(1, 100_001)))
     size = (folder / "metrics.jsonl").stat().st_size
@@ -220,7 +220,7 @@ def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyP
     assert sum(taken) < 4000, "what is new, and a little before it"
 
 
-def test_a_line_that_is_cut_off_is_read_once_it_is_whole(folder: Path) -> None:
+def test_incomplete_metrics_line_waits_and_malformed_lines_are_skipped(folder: Path) -> None:
     run = looked_at(folder)
     whole = json.dumps(entry(121, loss=7.0)) + "\n"
     append(folder, whole[:20])
@@ -236,7 +236,7 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_run_that_is_resumed_cuts_its_lines(folder: Path, replaced: bool) -> None:
+def test_rewritten_metrics_file_is_read_again(folder: Path, replaced: bool) -> None:
     """Replace the file, as train.py does, or change it in place, as the copy of a bucket's file does."""
     run = looked_at(folder)
     anew = lines(1, 100) + "".join(json.dumps(entry(step, loss=5.0)) + "\n" for step in range(101, 130))
@@ -255,7 +255,9 @@ def test_a_run_that_is_resumed_cuts_its_lines(folder: Path, replaced: bool) -> N
     assert not run.metrics.lines
 
 
-def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_report_loss_jump_nan_rising_eval_loss_and_silence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = looked_at(folder)
     assert run.warnings == []
     append(folder, json.dumps(entry(121, loss=8.25)) + "\n")
@@ -280,7 +282,7 @@ def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pyte
     assert not any("no line" in text for text in run.warnings)
 
 
-def test_letters_that_a_terminal_would_act_on_are_replaced(folder: Path) -> None:
+def test_control_characters_are_replaced_in_output(folder: Path) -> None:
     (folder / "recipe.lock.json").write_text(json.dumps({**LOCK, "name": "evil\x1b[2J\r\nname"}))
     state(folder, "failed", reason="\x1b]0;title\x07")
     found = watch(folder)
@@ -288,7 +290,7 @@ def test_letters_that_a_terminal_would_act_on_are_replaced(folder: Path) -> None
     assert found.stdout.startswith("evil?[2J??name: step 120/400")
 
 
-def test_several_runs_and_their_folder_are_watched_together(tmp_path: Path) -> None:
+def test_artifact_folder_shows_runs_of_all_backends(tmp_path: Path) -> None:
     """Watch an artifact's folder, which holds its backends' runs."""
     for name, steps in (("checkpoints", 120), ("checkpoints-torchax", 50)):
         state(write_run(tmp_path / "artifact" / name, steps), "done")
@@ -303,7 +305,9 @@ def test_several_runs_and_their_folder_are_watched_together(tmp_path: Path) -> N
     assert watch(tmp_path / "artifact", "--once").exit_code == 1
 
 
-def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_watch_prints_a_line_per_event_until_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Watch a folder that appears later, grows, is resumed and ends, with one line for each event."""
     folder = tmp_path / "later"
 
@@ -345,7 +349,7 @@ def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
     assert found.stdout.endswith(", done\n")
 
 
-def test_a_run_at_an_address_is_watched(folder: Path) -> None:
+def test_run_at_fsspec_address_is_watched(folder: Path) -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -368,7 +372,7 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
         system.rm("/watched", recursive=True)
 
 
-def test_it_needs_neither_jax_nor_numpy(folder: Path) -> None:
+def test_watch_imports_no_jax_numpy_fsspec_etils_or_plotext(folder: Path) -> None:
     code = (
         "import sys; from recipec.compiler.watch import screen; w = screen.Watch([sys.argv[1]]); w.update(); "
         "print(sorted({'jax', 'numpy', 'fsspec', 'etils', 'plotext'} & set(sys.modules)), w.runs[0].step)"
@@ -379,7 +383,7 @@ def test_it_needs_neither_jax_nor_numpy(folder: Path) -> None:
     assert found.stdout == "[] 120\n"
 
 
-def test_a_first_step_that_compiles_does_not_count(folder: Path) -> None:
+def test_step_seconds_exclude_the_compiling_first_step(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps(entry(s, step_seconds=x)) + "\n" for s, x in ((1, 90.0),))
     )

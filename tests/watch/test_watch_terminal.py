@@ -102,7 +102,7 @@ def terminal(
         os.close(ours)
 
 
-def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> None:
+def test_terminal_shows_run_from_before_its_start_to_its_end(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     with terminal(folder, "--interval", "0.2") as seen:
         seen.until(lambda: "which does not exist yet" in seen.text.replace("\n", " "))
@@ -131,7 +131,7 @@ def test_a_run_is_drawn_from_before_its_beginning_to_its_end(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_leaving_it_restores_the_terminal_and_touches_no_file(tmp_path: Path, signum: signal.Signals) -> None:
+def test_signal_restores_terminal_and_changes_no_file(tmp_path: Path, signum: signal.Signals) -> None:
     """Check that the terminal is restored, that only the run's state is printed, and that no file changed."""
     folder = write_run(tmp_path / "checkpoints", 120)
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}

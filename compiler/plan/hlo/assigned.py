@@ -16,7 +16,7 @@ BEFORE = "*.before_optimizations.txt"
 """The module as traced."""
 MODULE = "*.after_optimizations.txt"
 ASSIGNED = "*.after_optimizations-buffer-assignment.txt"
-NEXT = "*.after_optimizations-buffer-assignment-values.txt"
+NEXT = "*.after_optimizations-live-range.txt"
 """Written after the other files: once it exists, they are complete."""
 ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 ELSEWHERE = re.compile(r"\bcolor \d+\b")

@@ -44,7 +44,7 @@ def summed(base: Path, root: Path) -> Path:
 
 @pytest.mark.parametrize("file", ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
 @pytest.mark.parametrize("made, knows", [(summed, "SHA256SUMS"), (cached, "Hugging Face's cache")])
-def test_a_flipped_bit_in_a_base_whose_hashes_are_known_is_refused_by_its_file(
+def test_merge_refuses_base_file_that_differs_from_its_known_hash(
     made: Callable[[Path, Path], Path], knows: str, file: str, place: Place, run: Run, tmp_path: Path
 ) -> None:
     base = made(place.base, tmp_path / "base")
@@ -58,7 +58,7 @@ def test_a_flipped_bit_in_a_base_whose_hashes_are_known_is_refused_by_its_file(
     assert contents(target) == contents(tmp_path / "whole")
 
 
-def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_it(
+def test_resumed_merge_of_a_damaged_base_removes_its_output(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kill the cleanup at each step: nothing that was made from the damaged file counts as complete."""
@@ -93,7 +93,7 @@ def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_i
     assert tidied > 2
 
 
-def test_a_merge_goes_on_once_its_base_can_be_read_again(
+def test_merge_resumes_after_a_base_read_error_and_keeps_complete_files(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keep what was written before a network error."""
@@ -167,7 +167,7 @@ def configured(**changes: Any) -> Callable[[Path], None]:
     ],
     ids=lambda value: getattr(value, "__qualname__", "").removesuffix(".<locals>.change") or None,
 )
-def test_another_base_or_one_that_lacks_a_module_is_refused(
+def test_merge_refuses_incomplete_or_mismatched_base_before_writing(
     damage: Callable[[Path], None], words: list[str], place: Place, run: Run, tmp_path: Path
 ) -> None:
     base = copy(place.base, tmp_path / "base")
@@ -186,7 +186,7 @@ def set_value(base: Path, module: str, value: float) -> None:
 @pytest.mark.parametrize("module", ["embed_tokens", "layers.0.self_attn.q_proj", "norm"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_base_with_values_that_are_not_finite_is_refused_by_the_tensor(
+def test_merge_refuses_non_finite_base_values_and_names_the_tensor(
     module: str, value: float, quantization: str | None, place: Place, run: Run, tmp_path: Path
 ) -> None:
     base = copy(place.base, tmp_path / "base")
@@ -196,9 +196,7 @@ def test_a_base_with_values_that_are_not_finite_is_refused_by_the_tensor(
     assert contents(tmp_path / "merged") == {}, "nothing is left of what was made of it"
 
 
-def test_merged_values_that_the_type_has_no_room_for_are_refused(
-    place: Place, run: Run, tmp_path: Path
-) -> None:
+def test_merge_refuses_merged_values_that_overflow_the_dtype(place: Place, run: Run, tmp_path: Path) -> None:
     base = copy(place.base, tmp_path / "base")
     module = "layers.0.mlp.down_proj"
     set_value(base, module, -1e6)
@@ -210,7 +208,7 @@ def test_merged_values_that_the_type_has_no_room_for_are_refused(
 
 
 @pytest.mark.parametrize("value, dtype, status", [(np.inf, "F64", 0), (np.nan, "F64", 1), (np.nan, "C64", 0)])
-def test_a_bound_may_be_infinite_and_what_is_of_another_type_is_told_of(
+def test_merge_allows_infinite_input_max_and_reports_unchecked_dtypes(
     value: float, dtype: str, status: int, place: Place, run: Run, tmp_path: Path
 ) -> None:
     base, name = copy(place.base, tmp_path / "base"), "vision.input_max"
@@ -224,7 +222,7 @@ def test_a_bound_may_be_infinite_and_what_is_of_another_type_is_told_of(
     assert (f"not checked for values that are not finite: {name} (C64)" in outcome.out) is (dtype == "C64")
 
 
-def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, tmp_path: Path) -> None:
+def test_flipped_safetensors_header_bit_is_refused_or_harmless(place: Place, tmp_path: Path) -> None:
     """Flip each bit: the result is an error, or a header with the same meaning."""
     base = copy(place.base, tmp_path / "base")
     path = base / "model-00001-of-00003.safetensors"

@@ -23,7 +23,7 @@ from tests.runtime.merge_faults.disks import mounted, remount
 from tests.runtime.merge_faults.merges import Place, Run, interrupt, times
 
 
-def test_an_output_that_is_read_only_is_left_and_goes_on_once_it_can_be_written(
+def test_merge_leaves_read_only_output_unchanged_and_resumes_once_writable(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
     """Try a new folder, one with an unfinished merge, and one with a finished merge."""
@@ -69,7 +69,7 @@ def refuse_writes(patched: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("output", ["file", "file/below", "merged"])
-def test_a_file_where_a_folder_should_be_stays(output: str, run: Run, tmp_path: Path) -> None:
+def test_merge_refuses_output_path_that_is_a_file(output: str, run: Run, tmp_path: Path) -> None:
     """In the last case, refuse a file in the adapter's place before the weights are written."""
     for name in ("file", "merged-adapter"):
         (tmp_path / name).write_text("mine")
@@ -77,7 +77,9 @@ def test_a_file_where_a_folder_should_be_stays(output: str, run: Run, tmp_path: 
     assert contents(tmp_path) == {"file": b"mine", "merged-adapter": b"mine"}
 
 
-def test_a_folder_that_another_process_writes_is_refused(place: Place, run: Run, tmp_path: Path) -> None:
+def test_merge_refuses_output_folder_locked_by_another_process(
+    place: Place, run: Run, tmp_path: Path
+) -> None:
     code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)"
     code += "; print(1, flush=True); input()"
     for locked in ("merged", "merged-adapter"):
@@ -92,7 +94,7 @@ def test_a_folder_that_another_process_writes_is_refused(place: Place, run: Run,
     place.expect(tmp_path / "merged")
 
 
-def test_a_folder_with_another_merge_is_refused_with_what_differs(
+def test_merge_refuses_folder_of_another_merge_and_names_the_difference(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
     """Refuse unfinished and finished merges, name the difference, and change nothing."""
@@ -119,7 +121,9 @@ def test_a_folder_with_another_merge_is_refused_with_what_differs(
 @pytest.mark.parametrize(
     "name", ["notes.txt", "below/notes.txt", ".notes.txt.partial", "chat_template.jinja"]
 )
-def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp_path: Path) -> None:
+def test_merge_refuses_folder_with_user_files_and_keeps_them(
+    name: str, place: Place, run: Run, tmp_path: Path
+) -> None:
     """Put files next to the weights or the adapter, alone or next to an unfinished merge."""
     for number, folder in enumerate(("merged", "merged-adapter")):
         for begun in (False, True):
@@ -142,7 +146,7 @@ def test_a_users_files_in_the_folder_stay(name: str, place: Place, run: Run, tmp
             place.expect(target)
 
 
-def test_a_finished_merge_is_left_alone(place: Place, run: Run, tmp_path: Path) -> None:
+def test_repeated_merge_leaves_a_finished_merge_unchanged(place: Place, run: Run, tmp_path: Path) -> None:
     target = tmp_path / "merged"
     assert run(target).status == 0
     (target / "notes.txt").write_text("mine")
@@ -154,7 +158,7 @@ def test_a_finished_merge_is_left_alone(place: Place, run: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "tokenizer.json", INDEX])
-def test_a_finished_merge_that_was_changed_is_not_called_finished(
+def test_repeated_merge_refuses_changed_or_missing_output_file(
     name: str, place: Place, run: Run, tmp_path: Path
 ) -> None:
     """Name the missing file, or the file of another size."""
@@ -170,7 +174,9 @@ def test_a_finished_merge_that_was_changed_is_not_called_finished(
     assert contents(tmp_path) == {key: data for key, data in before.items() if key != f"merged/{name}"}
 
 
-def test_an_adapter_that_was_removed_is_written_again(place: Place, run: Run, tmp_path: Path) -> None:
+def test_repeated_merge_writes_a_missing_adapter_and_keeps_the_weights(
+    place: Place, run: Run, tmp_path: Path
+) -> None:
     """Write it again, as for a recipe that requests an adapter later."""
     assert run(tmp_path / "merged", adapter=False).status == 0
     before = times(tmp_path / "merged")
@@ -179,7 +185,7 @@ def test_an_adapter_that_was_removed_is_written_again(place: Place, run: Run, tm
     assert times(tmp_path / "merged") == before
 
 
-def test_a_journal_that_is_none_is_refused_and_left(run: Run, tmp_path: Path) -> None:
+def test_merge_refuses_invalid_journal_and_keeps_it(run: Run, tmp_path: Path) -> None:
     for content in (b"", b"[]", b"{}", b'{"identity": 1}', b"\xff"):
         (tmp_path / "merged").mkdir(exist_ok=True)
         (tmp_path / "merged" / JOURNAL).write_bytes(content)
@@ -187,7 +193,7 @@ def test_a_journal_that_is_none_is_refused_and_left(run: Run, tmp_path: Path) ->
         assert contents(tmp_path) == {f"merged/{JOURNAL}": content}
 
 
-def test_an_address_that_fails_on_the_way_is_gone_on_with(
+def test_merge_to_a_remote_address_resumes_after_write_errors(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fail at any file: named files are complete, old ones are removed, and a retry ends as undisturbed."""

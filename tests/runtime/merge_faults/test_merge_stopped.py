@@ -75,7 +75,7 @@ def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
     ],
     ids=["killed", "killed-everywhere", "killed-one-file", "killed-int8", "interrupted", "full"],
 )
-def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
+def test_merge_stopped_at_any_file_operation_resumes_to_the_same_bytes(
     how: str,
     every: int,
     settings: MergeSettings,
@@ -121,7 +121,7 @@ def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("room", [8, 16, 28])
-def test_a_full_disk_is_told_and_the_merge_goes_on_once_there_is_room(
+def test_merge_reports_full_disk_and_resumes_once_space_is_free(
     room: int, place: Place, run: Run, tmp_path: Path
 ) -> None:
     """Use a file system that does not report its free space, and that has `room` KiB for a part."""
@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_and_the_merge_goes_on_once_there_is_room(
         assert all(times(target)[name] == before[name] for name in kept)
 
 
-def test_a_disk_without_room_for_the_merge_is_told_before_it_begins(
+def test_merge_refuses_disk_with_too_little_free_space_before_writing(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalFolder, "free", lambda self: 1_000_000)
@@ -162,7 +162,7 @@ def test_a_disk_without_room_for_the_merge_is_told_before_it_begins(
     place.expect(tmp_path / "merged")
 
 
-def test_ctrl_c_keeps_what_is_whole_and_the_same_command_goes_on(
+def test_ctrl_c_keeps_complete_files_and_the_same_command_resumes(
     place: Place, run: Run, tmp_path: Path
 ) -> None:
     outcome = interrupt(tmp_path / "merged", run, after="model-00002-of-00003.safetensors")
@@ -172,7 +172,7 @@ def test_ctrl_c_keeps_what_is_whole_and_the_same_command_goes_on(
     place.expect(tmp_path / "merged")
 
 
-def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
+def test_file_whose_sync_fails_is_not_recorded_as_complete(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fail a write late.

@@ -119,7 +119,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param])
 
 
-def test_deltas_are_pefts_bit_for_bit(case: Case) -> None:
+def test_imported_deltas_equal_peft_bit_for_bit(case: Case) -> None:
     deltas = case.trained.deltas()
     found = {}
     for name, module in case.wrapped.named_modules():
@@ -134,7 +134,7 @@ def test_deltas_are_pefts_bit_for_bit(case: Case) -> None:
     assert_same(arrays_of(case.adapter), found)
 
 
-def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: Path) -> None:
+def test_reexported_adapter_equals_the_adapter_saved_by_peft(case: Case, tmp_path: Path) -> None:
     import peft
 
     deltas = case.trained.deltas()
@@ -168,7 +168,7 @@ def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: 
     ],
     indirect=True,
 )
-def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
+def test_logits_and_merged_weights_match_peft(case: Case) -> None:
     import torch
 
     from recipec.runtime.merging.logits import logits, set_adapters, token_rows
@@ -215,7 +215,7 @@ def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
     assert changed == len(case.trained.deltas())
 
 
-def test_training_goes_on_from_an_imported_adapter(
+def test_training_resumes_from_an_imported_adapter(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run train.py --resume: its first loss is PEFT's.

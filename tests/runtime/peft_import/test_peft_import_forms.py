@@ -38,7 +38,7 @@ from tests.runtime.runs import save_run, write_lock
     ],
     ids=str,
 )
-def test_what_was_exported_is_imported_bit_for_bit(
+def test_exported_adapter_is_imported_bit_for_bit(
     small: Small, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = {**small.section, **changes}
@@ -57,7 +57,7 @@ def test_what_was_exported_is_imported_bit_for_bit(
 
 
 @pytest.mark.parametrize("code", ["float16", "bfloat16"])
-def test_half_precision_becomes_float32_exactly(
+def test_half_precision_adapter_is_imported_as_exact_float32(
     small: Small, copy: Path, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrays = {name: array.astype(code) for name, array in arrays_of(copy).items()}
@@ -71,7 +71,7 @@ def test_half_precision_becomes_float32_exactly(
         assert delta.b.dtype == np.float32 and np.array_equal(delta.b, expected.astype(np.float32))
 
 
-def test_rounding_to_the_recipes_type_is_told(
+def test_import_reports_rounding_dropout_and_base_model_differences(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = {**small.section, "dtype": "bfloat16", "dropout": 0.1}
@@ -87,7 +87,9 @@ def test_rounding_to_the_recipes_type_is_told(
     assert f"note: the adapter was trained on some/gemma; the recipe's model is {small.base.name}\n" in out
 
 
-def test_another_revision_is_told(small: Small, tmp_path: Path, copy: Path, capsys: Any) -> None:
+def test_import_reports_another_base_model_revision(
+    small: Small, tmp_path: Path, copy: Path, capsys: Any
+) -> None:
     set_config(revision="abc")(copy)
     lock = small.artifact / "recipe.lock.json"
     record = json.loads(lock.read_text())
@@ -108,7 +110,7 @@ def test_another_revision_is_told(small: Small, tmp_path: Path, copy: Path, caps
         (".model.model.layers", ".model.language_model.model.layers"),
     ],
 )
-def test_names_of_other_layouts_and_versions(
+def test_import_reads_tensor_names_of_other_layouts_and_versions(
     small: Small, copy: Path, tmp_path: Path, old: str, new: str
 ) -> None:
     rename(old, new)(copy)
@@ -122,7 +124,7 @@ def test_names_of_other_layouts_and_versions(
         )
 
 
-def test_an_adapter_at_an_address_is_imported(small: Small, tmp_path: Path) -> None:
+def test_import_reads_adapter_from_a_remote_address(small: Small, tmp_path: Path) -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")
@@ -134,14 +136,14 @@ def test_an_adapter_at_an_address_is_imported(small: Small, tmp_path: Path) -> N
     assert "no such folder" in small.fail("memory://adapters/two", tmp_path / "other")
 
 
-def test_a_directory_with_checkpoints_is_refused(small: Small, tmp_path: Path) -> None:
+def test_import_refuses_run_directory_with_checkpoints(small: Small, tmp_path: Path) -> None:
     save_run(tmp_path / "run", small.base, small.section)
     with pytest.raises(UserError, match="already holds checkpoints, the newest of step 4"):
         import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["4", "recipe.lock.json"]
 
 
-def test_a_disk_that_fails_leaves_no_step(
+def test_import_to_a_full_disk_leaves_no_step(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: Any) -> None:
@@ -171,7 +173,7 @@ def forget(step: Path) -> None:
         (lambda step: step.rename(step.with_name("1")), "optimizer_state is missing"),
     ],
 )
-def test_a_damaged_import_is_told(
+def test_resume_refuses_damaged_imported_step_and_names_the_damage(
     small: Small, tmp_path: Path, damage: Callable[[Path], Any], reason: str
 ) -> None:
     import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")

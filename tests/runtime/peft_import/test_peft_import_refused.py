@@ -128,7 +128,9 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_what_cannot_be_carried_is_refused(small: Small, copy: Path, tmp_path: Path, kind: str) -> None:
+def test_import_refuses_unsupported_or_broken_adapter(
+    small: Small, copy: Path, tmp_path: Path, kind: str
+) -> None:
     change, message, help = BROKEN[kind]
     change(copy)
     first, second = small.fail(copy, tmp_path).split("\n")
@@ -233,7 +235,9 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", TENSORS)
-def test_tensors_that_do_not_fit_are_refused(small: Small, copy: Path, tmp_path: Path, kind: str) -> None:
+def test_import_refuses_unsupported_or_mismatched_adapter_tensors(
+    small: Small, copy: Path, tmp_path: Path, kind: str
+) -> None:
     change, message, help = TENSORS[kind]
     arrays = arrays_of(copy)
     change(arrays)
@@ -302,14 +306,16 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_a_recipe_that_does_not_fit_is_told_how_it_would(small: Small, tmp_path: Path, kind: str) -> None:
+def test_import_refuses_mismatched_recipe_and_suggests_matching_settings(
+    small: Small, tmp_path: Path, kind: str
+) -> None:
     changes, message, lines = RECIPES[kind]
     first, second = small.fail(small.adapter, tmp_path, {**small.section, **changes}).split("\n")
     assert message in first
     assert second == BUILD.format(lines)
 
 
-def test_every_key_of_pefts_configuration_is_known() -> None:
+def test_every_peft_lora_config_key_is_accepted_or_refused() -> None:
     """Require a decision on each new key of PEFT: it is harmless, or it is refused."""
     import peft
 
@@ -318,7 +324,9 @@ def test_every_key_of_pefts_configuration_is_known() -> None:
     assert not PASSIVE & REFUSED.keys()
 
 
-def test_other_targets_of_a_recipe_are_named_one_by_one(small: Small, copy: Path, tmp_path: Path) -> None:
+def test_import_suggests_individual_targets_that_fit_the_adapter(
+    small: Small, copy: Path, tmp_path: Path
+) -> None:
     """Name targets one by one if no list of names and layers describes the adapter."""
     arrays = arrays_of(copy)
     write_tensors(copy, {name: array for name, array in arrays.items() if "layers.1.mlp" not in name})
@@ -340,7 +348,7 @@ def test_other_targets_of_a_recipe_are_named_one_by_one(small: Small, copy: Path
         ),
     ],
 )
-def test_suggested_patterns_fit(
+def test_suggested_rank_patterns_fit_the_adapter(
     small: Small, tmp_path: Path, key: str, suggested: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = {**small.section, "rank_pattern": {"q_proj": 5}}

@@ -18,7 +18,9 @@ from tests.serving.benching import Bench
 from tests.serving.fake_vllm import FakeVllm
 
 
-def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_writes_one_record_per_point_and_prints_figures(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench.run() == 0
     assert bench.measured() == ALL
     record = bench.record(FIRST)
@@ -30,7 +32,7 @@ def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) 
     assert "1/4 512 tokens in, 0.5 requests/s: 8 output tokens/s, TTFT 51.7 ms, TPOT 10.5 ms" in said
 
 
-def test_the_time_left_counts_what_points_took_so_far(bench: Bench) -> None:
+def test_time_left_includes_extra_time_of_finished_points(bench: Bench) -> None:
     """Compute with 10 requests a point: 20 s at 0.5/s, and the earlier points' extra time."""
     sweep, _ = parsed(bench.words)
     todo = [LoadPoint(512, rate) for rate in ("0.5", "inf", "0.5")]
@@ -44,19 +46,23 @@ def test_the_time_left_counts_what_points_took_so_far(bench: Bench) -> None:
     ("text", "rate"),
     [("4", "4"), ("4.0", "4"), ("5e-1", "0.5"), ("1e-05", "0.00001"), ("inf", "inf"), ("1E2", "100")],
 )
-def test_a_rate_has_one_name(text: str, rate: str) -> None:
+def test_request_rate_spellings_parse_to_one_form(text: str, rate: str) -> None:
     assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "", "4x", "-inf"])
-def test_what_is_no_rate_is_wrong_usage(text: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_request_rate_is_a_usage_error(
+    text: str, bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.run(f"--request-rates={text}")
     assert ended.value.code == 2
     assert "--request-rates" in capsys.readouterr().err
 
 
-def test_what_is_measured_is_not_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_measures_only_missing_or_truncated_points(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench.run()
     bench.calls()
     assert bench.run() == 0 and bench.measured() == []
@@ -70,7 +76,7 @@ def test_what_is_measured_is_not_measured_again(bench: Bench, capsys: pytest.Cap
     assert bench.measured() == ["input-512-rate-2", "input-1024-rate-2"]
 
 
-def test_results_of_other_settings_are_not_mixed(
+def test_changed_settings_move_old_results_aside_and_restore_them(
     bench: Bench, server: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = tmp_path / "recipe.lock.json"
@@ -106,7 +112,9 @@ def test_results_of_other_settings_are_not_mixed(
     )
 
 
-def test_failed_points_are_told_and_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_points_are_reported_and_measured_by_the_next_run(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = {f"input-{length}-rate-2": fault for length, fault in enumerate(["", *FAULTS], 1)}
     sweep = ["--seed", "5", "--request-rates", "2", "--input-lengths"]
     sweep.append(",".join(map(str, range(1, len(names) + 1))))
@@ -128,7 +136,7 @@ def test_failed_points_are_told_and_measured_again(bench: Bench, capsys: pytest.
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang-deaf"])
-def test_a_point_that_does_not_end_is_ended(
+def test_point_over_the_timeout_is_recorded_as_failed(
     fault: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.2)
@@ -150,7 +158,7 @@ class Dying(Processes):
         return super().run(folder, words, log, seconds)
 
 
-def test_a_dead_server_ends_the_sweep(
+def test_dead_server_stops_the_sweep_and_keeps_measured_points(
     bench: Bench, server: FakeVllm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.plan({SECOND: "refused"})
@@ -170,7 +178,7 @@ def test_a_dead_server_ends_the_sweep(
     )
 
 
-def test_lengths_that_the_server_does_not_take_are_left_out(
+def test_input_lengths_over_the_server_limit_are_left_out(
     bench: Bench, fake: Callable[..., FakeVllm], capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = fake(["tuned"], max_model_len=1039)
@@ -181,7 +189,9 @@ def test_lengths_that_the_server_does_not_take_are_left_out(
     assert f"- Left out: {left_out}.\n" in (bench.results / "summary.md").read_text()
 
 
-def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) -> None:
+def test_answers_that_do_not_fit_the_length_limit_are_explained(
+    bench: Bench, fake: Callable[..., FakeVllm]
+) -> None:
     """Explain short answers: vLLM cuts them to its length limit if a prompt is longer than requested."""
     small = fake(["tuned"], max_model_len=530)
     bench.plan({FIRST: "short"})
@@ -190,7 +200,7 @@ def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) ->
     assert bench.outcomes()[FIRST] == f"failed: {FAULTS['short']}{why}"
 
 
-def test_prompts_are_never_those_of_another_point(bench: Bench) -> None:
+def test_each_point_uses_a_different_prompt_seed(bench: Bench) -> None:
     """Use new prompts, because a server with prefix caching would know the old ones."""
     bench.run()
     seeds = [bench.record(name)["seed"] for name in ALL]
@@ -199,13 +209,13 @@ def test_prompts_are_never_those_of_another_point(bench: Bench) -> None:
     assert [int(w[w.index("--seed") + 1]) for w in words] == seeds
 
 
-def test_prompts_of_another_length_are_noted(bench: Bench) -> None:
+def test_unexpected_prompt_length_is_noted_in_the_outcome(bench: Bench) -> None:
     bench.plan({FIRST: "longer"})
     assert bench.run() == 0
     assert bench.outcomes()[FIRST] == "measured: its prompts had 563 tokens on average"
 
 
-def test_faults_before_the_first_point_are_one_sentence_and_nothing_is_measured(
+def test_setup_errors_are_one_sentence_and_measure_no_point(
     bench: Bench, server: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fault(*more: str) -> str:
@@ -224,7 +234,7 @@ def test_faults_before_the_first_point_are_one_sentence_and_nothing_is_measured(
     assert bench.measured() == []
 
 
-def test_a_folder_in_the_place_of_a_file_is_one_sentence(
+def test_folder_at_a_result_file_path_gives_one_sentence_error(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (bench.results / "summary.md").mkdir(parents=True)
@@ -239,7 +249,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_sentence(
     assert capsys.readouterr().err == f"error: {bench.results / FIRST}.json: Is a directory\n"
 
 
-def test_a_second_benchmark_does_not_write_to_the_same_results(
+def test_second_benchmark_on_locked_results_folder_is_refused(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipec.runtime.serving.bench import alone

@@ -24,7 +24,7 @@ from tests.waiting import gone
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_key_stays_in_the_environment(
+def test_api_key_reaches_the_client_only_by_environment_variable(
     bench: Bench,
     fake: Callable[..., FakeVllm],
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +80,7 @@ def _point(line: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_client_and_keeps_what_is_measured(number: int, bench: Bench) -> None:
+def test_signal_stops_the_client_and_keeps_finished_points(number: int, bench: Bench) -> None:
     bench.plan({THIRD: "hang"})
     done = interrupted(bench, [number])
     assert done.returncode == 128 + number
@@ -98,7 +98,7 @@ def test_a_signal_ends_the_client_and_keeps_what_is_measured(number: int, bench:
     assert bench.run() == 0 and bench.measured() == [THIRD, LAST]
 
 
-def test_a_second_signal_does_not_leave_a_client_behind(bench: Bench) -> None:
+def test_second_signal_exits_130_without_traceback(bench: Bench) -> None:
     bench.plan({THIRD: "hang-deaf"})
     done = interrupted(bench, [signal.SIGINT, signal.SIGINT])
     assert done.returncode == 130 and "Traceback" not in done.stderr
@@ -124,7 +124,7 @@ def container(bench: Bench, tmp_path: Path) -> list[str]:
     return ["--compose", str(tmp_path / "compose.yaml")]
 
 
-def test_points_are_measured_by_the_client_of_the_container(bench: Bench, container: list[str]) -> None:
+def test_compose_flag_measures_with_the_container_client(bench: Bench, container: list[str]) -> None:
     assert bench.run(*container) == 0
     calls = bench.calls()
     assert len(calls) == 4 and {call["OPENAI_API_KEY"] for call in calls} == {"of-the-container"}
@@ -132,7 +132,7 @@ def test_points_are_measured_by_the_client_of_the_container(bench: Bench, contai
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang-deaf"])
-def test_the_client_of_the_container_is_ended(
+def test_timeout_kills_the_container_client(
     fault: str, bench: Bench, container: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.3)
@@ -144,7 +144,7 @@ def test_the_client_of_the_container_is_ended(
         assert gone(call["pid"])
 
 
-def test_a_client_that_is_about_to_start_does_not(bench: Bench, tmp_path: Path) -> None:
+def test_container_client_does_not_start_after_its_sweep_was_stopped(bench: Bench, tmp_path: Path) -> None:
     """Stop a container's client that starts after the command that brought it there has ended."""
     folder, log = str(tmp_path / "m"), tmp_path / "log"
     subprocess.run(["sh", "-c", bench_runner.PREPARE, "sh", folder], check=True)
@@ -156,7 +156,7 @@ def test_a_client_that_is_about_to_start_does_not(bench: Bench, tmp_path: Path) 
     assert gone.returncode != 0 and bench.calls() == []
 
 
-def test_no_vllm_is_one_sentence(
+def test_missing_vllm_gives_one_sentence_error(
     bench: Bench,
     container: list[str],
     tmp_path: Path,

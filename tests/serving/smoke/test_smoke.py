@@ -18,7 +18,7 @@ from tests.serving.fake_language import Language
 from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced
 
 
-def test_an_adapter_that_is_well_passes_every_check(
+def test_working_adapter_passes_every_check(
     fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     server = fake(BOTH, faults=paced())
@@ -53,7 +53,7 @@ def test_an_adapter_that_is_well_passes_every_check(
     assert all(asked[n]["prompt"] == asked[n + 1]["prompt"] for n in (0, 2, 4))
 
 
-def test_merged_weights_without_their_base_are_not_compared(
+def test_merged_weights_without_a_base_server_skip_the_comparison(
     fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     write_record(tmp_path)
@@ -98,7 +98,7 @@ SAME_FILES = {"a.safetensors": {"size": 1, "sha256": "aa"}}
         ({"base": {"files": ["a"]}}, "is not what merge.py writes"),
     ],
 )
-def test_merges_that_changed_nothing_fail(
+def test_no_op_or_malformed_merge_json_fails_the_merged_weights_check(
     changed: dict[str, Any], said: str, fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     write_record(tmp_path, **changed)
@@ -109,7 +109,7 @@ def test_merges_that_changed_nothing_fail(
     assert " = help: " in found
 
 
-def test_what_merge_json_leaves_open_is_told(
+def test_missing_or_mismatched_merge_json_is_reported(
     fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     server = fake(faults=paced())
@@ -125,7 +125,7 @@ def test_what_merge_json_leaves_open_is_told(
     assert run(server, "--weights", tmp_path)[0] == 1
 
 
-def test_an_adapter_that_is_a_no_op_fails(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_no_op_adapter_fails_the_comparison(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     server = fake(BOTH, language=Language(seeds=SAME), faults=paced())
     status, output = run(server, "--base", "tuned-base")
     assert status == 1
@@ -138,7 +138,7 @@ def test_an_adapter_that_is_a_no_op_fails(fake: Start, run: Callable[..., tuple[
 
 
 @pytest.mark.parametrize(("shift", "status"), [(-2e-4, 0), (-5e-5, 1)])
-def test_log_probabilities_alone_tell_an_adapter_from_its_base(
+def test_comparison_passes_on_log_probability_differences_over_1e_4(
     shift: float, status: int, fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     language = Language(seeds=SAME, shifts={"tuned": shift})
@@ -152,7 +152,7 @@ def test_log_probabilities_alone_tell_an_adapter_from_its_base(
         )
 
 
-def test_an_answer_that_must_differ_and_does_not_fails(
+def test_must_differ_prompt_with_the_base_answer_fails(
     fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     """Require another answer to the recipe's prompts; other log probabilities do not suffice."""
@@ -170,7 +170,9 @@ def test_an_answer_that_must_differ_and_does_not_fails(
     assert asked[-2:] == ["Who are you?", "-x"]
 
 
-def test_a_base_at_another_address_is_compared_with(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_base_url_server_is_compared_with_the_served_model(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
     server, base = fake(["tuned"], faults=paced()), fake(["adapter", "google/base"])
     status, output = run(server, "--base-url", base.url + "/v1")
     assert status == 0
@@ -179,7 +181,7 @@ def test_a_base_at_another_address_is_compared_with(fake: Start, run: Callable[.
     assert {body["model"] for body in base.bodies("/v1/completions")} == {"google/base"}
 
 
-def test_a_merge_that_is_a_no_op_fails(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_no_op_merge_fails_the_comparison(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     language = Language(seeds={"tuned": "one", "base": "one"})
     server, base = fake(language=language, faults=paced()), fake(["base"], language=language)
     found = line(run(server, "--base-url", base.url)[1], "differs from base")
@@ -190,7 +192,7 @@ def test_a_merge_that_is_a_no_op_fails(fake: Start, run: Callable[..., tuple[int
     assert "= note: two servers of one model may differ by 0.05: this may be no difference at all" in found
 
 
-def test_bases_that_cannot_be_asked_are_told_and_get_no_other_key(
+def test_base_server_errors_are_reported_and_base_gets_only_its_key(
     fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake(faults=paced())
@@ -214,7 +216,7 @@ def test_bases_that_cannot_be_asked_are_told_and_get_no_other_key(
     assert run(server, "--base-url", base.url)[0] == 0
 
 
-def test_log_probabilities_are_compared_up_to_where_the_texts_part() -> None:
+def test_log_probability_distance_stops_at_the_first_different_token() -> None:
     one = Scored("", [1, 2], [{1: -0.5, 2: -1.0}, {3: -0.5, 4: -1.0}])
     assert distance(one, one, None) == 0
     shifted = Scored("", [1, 2], [{1: -0.5, 2: -1.25}, {3: -0.5, 4: -9.0}])

@@ -25,7 +25,7 @@ from tests.serving.smoke.runs import Start, line, paced
 # Keys
 
 
-def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
+def test_api_key_check_tests_server_with_and_without_key(
     fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake(key="sesame", faults=paced())
@@ -52,7 +52,7 @@ def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
     assert "= help: the server has another key than VLLM_API_KEY" in line(output, "served models")
 
 
-def test_a_server_that_asks_for_no_key_fails_where_the_recipe_demands_one(
+def test_open_server_fails_the_api_key_check_if_the_recipe_requires_a_key(
     fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "sesame")
@@ -68,7 +68,7 @@ def test_a_server_that_asks_for_no_key_fails_where_the_recipe_demands_one(
     assert line(output, "API key") == "- API key N s the server asks for none, though one is set here\n"
 
 
-def test_the_key_is_printed_nowhere(
+def test_api_key_is_hidden_in_output_and_report(
     fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "sesame-4711")
@@ -83,7 +83,7 @@ def test_the_key_is_printed_nowhere(
 # Waiting
 
 
-def test_an_address_where_nothing_listens_fails_after_the_wait(run: Callable[..., tuple[int, str]]) -> None:
+def test_closed_port_fails_after_the_wait(run: Callable[..., tuple[int, str]]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     status, output = run(url, "--wait", "0.01")
     assert status == 1
@@ -99,21 +99,21 @@ def test_an_address_where_nothing_listens_fails_after_the_wait(run: Callable[...
     assert "1 of 1 checks FAILED in N s; the checks after it were not made\n" in output
 
 
-def test_a_server_that_becomes_ready_is_waited_for(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_smoke_waits_for_a_loading_server(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run(fake(faults=paced(unready=2)))
     assert status == 0
     assert "waiting for the server, 0 s: the server listens, and its engine is not ready (503)\n" in output
 
 
-def test_a_server_that_does_not_become_ready_fails_after_the_wait(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_unready_server_fails_after_the_wait(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run(fake(faults=Faults(unready=10_000)), "--wait", "0.005")
     assert status == 1
     assert "the server is not ready after 0.005 min: URL/health answers 503 Service Unavailable\n" in output
 
 
-def test_a_server_that_is_gone_is_not_waited_for(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_server_that_stops_during_the_wait_ends_the_wait(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
     server = fake(faults=Faults(unready=10_000, stop_after=2))
     started = time.monotonic()
     status, output = run(server, "--wait", "10")
@@ -125,7 +125,7 @@ def test_a_server_that_is_gone_is_not_waited_for(fake: Start, run: Callable[...,
 
 
 @pytest.mark.parametrize("status", [401, 404])
-def test_another_server_is_not_waited_for(
+def test_health_status_401_or_404_fails_without_waiting(
     status: int, fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     assert run(fake(faults=Faults(fail={"/health": status})), "--wait", "10")[0] == 1
@@ -136,7 +136,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminals_line_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_progress_rewrites_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     out = Terminal()
     waited = Waited(out)
@@ -149,7 +149,7 @@ def test_a_terminals_line_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last.strip() == "" and "\n" not in out.getvalue()
 
 
-def test_elsewhere_there_is_a_line_now_and_then() -> None:
+def test_wait_progress_prints_occasional_lines_without_a_terminal() -> None:
     out = io.StringIO()
     waited = Waited(out, interval=30)
     for seconds in range(0, 65, 5):
@@ -175,20 +175,22 @@ def test_elsewhere_there_is_a_line_now_and_then() -> None:
         ["--wait", "nan"],
     ],
 )
-def test_wrong_words_are_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         smoke.main(arguments)
     assert caught.value.code == 2
     assert "smoke: error: " in capsys.readouterr().err
 
 
-def test_an_address_that_is_none_is_one_sentence(run: Callable[..., tuple[int, str]]) -> None:
+def test_invalid_url_gives_one_sentence_error(run: Callable[..., tuple[int, str]]) -> None:
     status, output = run("tpu:8000")
     assert status == 1
     assert output == "error: 'URL' is not the address of a server\n  = help: write it as http://HOST:PORT\n"
 
 
-def test_a_report_that_cannot_be_written_is_one_sentence(
+def test_unwritable_json_report_gives_one_sentence_error(
     fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     status, output = run(fake(faults=paced()), "--json", tmp_path / "none" / "x.json")
@@ -218,7 +220,7 @@ def test_ctrl_c_ends_the_wait_without_a_traceback(fake: Start) -> None:
     assert err.endswith("stopped\n") and "Traceback" not in out + err
 
 
-def test_a_reader_that_goes_is_no_error(fake: Start) -> None:
+def test_closed_output_pipe_prints_no_error(fake: Start) -> None:
     """Close the pipe early, as `head -1` does."""
     process = started("--url", fake(faults=paced()).url)
     assert process.stdout is not None and process.stderr is not None
@@ -229,7 +231,7 @@ def test_a_reader_that_goes_is_no_error(fake: Start) -> None:
     assert error == ""
 
 
-def test_answers_are_shown_on_a_terminal_of_few_characters(fake: Start) -> None:
+def test_answers_are_escaped_for_an_ascii_terminal(fake: Start) -> None:
     server = fake(language=Language(script=lambda *_: "Käse \N{SNOWMAN}"), faults=paced())
     process = started("--url", server.url, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     out, err = process.communicate(timeout=60)

@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_of_a_server_are_one_sentence_each(
+def test_each_server_fault_fails_its_check_in_one_sentence(
     name: str, fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     check, faults, said = FAULTS[name]
@@ -78,9 +78,7 @@ def test_faults_of_a_server_are_one_sentence_each(
     assert re.search(r"^\d of \d checks FAILED in N s", output, re.MULTILINE)
 
 
-def test_a_model_without_a_chat_template_is_asked_for_text(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_text_flag_uses_completions_instead_of_chat(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     server = fake(BOTH, faults=paced())
     status, output = run(server, "--base", "tuned-base", "--text")
     assert status == 0
@@ -110,7 +108,7 @@ def garbled(value: Any, random: Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_garbled_answers_are_no_tracebacks(
+def test_garbled_server_answers_give_no_traceback(
     seed: int, fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
@@ -133,7 +131,7 @@ class Close(Language):
         return [(token, -0.5 - 0.01 * rank) for rank, (token, _) in enumerate(super().predict(model, prefix))]
 
 
-def test_a_streamed_answer_that_numerics_parted_is_a_note(
+def test_streamed_answer_that_differs_at_a_near_tie_is_a_note(
     fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     status, output = run(fake(language=Close(), faults=paced(wobble=4)))
@@ -144,7 +142,9 @@ def test_a_streamed_answer_that_numerics_parted_is_a_note(
     ) in output
 
 
-def test_a_model_that_is_not_served_fails(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_missing_base_model_fails_the_served_models_check(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
     status, output = run(fake(["tuned"]), "--base", "tuned-base")
     assert status == 1
     assert line(output, "served models") == (
@@ -154,7 +154,7 @@ def test_a_model_that_is_not_served_fails(fake: Start, run: Callable[..., tuple[
     assert output.endswith("1 of 2 checks FAILED in N s; the checks after it were not made\n")
 
 
-def test_an_adapter_that_is_not_loaded_is_pointed_out(
+def test_adapter_served_as_a_separate_model_is_warned_of(
     fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     """Serve the adapter's name as another name of the base: --served-model-name tuned-base tuned."""
@@ -167,7 +167,7 @@ def test_an_adapter_that_is_not_loaded_is_pointed_out(
     )
 
 
-def test_another_version_of_vllm_is_warned_of(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_other_vllm_version_gives_a_warning(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     warning = (
         "= warning: the recipe's flags were checked against 0.32.0: another version may read them differently"
     )
@@ -175,15 +175,13 @@ def test_another_version_of_vllm_is_warned_of(fake: Start, run: Callable[..., tu
     assert warning not in run(fake(version="0.32.0+cpu", faults=paced()), "--vllm", "0.32.0")[1]
 
 
-def test_an_empty_answer_is_warned_of(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_empty_answer_gives_a_warning(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run(fake(language=Language(script=lambda *_: ""), faults=paced()))
     assert "= warning: the answer is empty: does the chat template fit the model?" in output
     assert status == 0
 
 
-def test_a_server_that_dies_between_two_checks_ends_them(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_server_death_stops_the_remaining_checks(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     status, output = run(fake(faults=paced(die_after=1)))
     assert status == 1
     assert (
@@ -194,7 +192,7 @@ def test_a_server_that_dies_between_two_checks_ends_them(
     assert output.endswith("checks FAILED in N s; the checks after it were not made\n")
 
 
-def test_a_server_that_hangs_is_not_asked_again(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_request_timeout_stops_the_remaining_checks(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
     """Send no further request after a timeout."""
     faults = Faults(pauses={"/v1/chat/completions": 5.0})
     status, output = run(fake(faults=faults), "--timeout", "0.8")
@@ -208,14 +206,14 @@ def stream_of(*times: float, tokens: int = 64, held_up: float = 0.0) -> Streamed
     return Streamed(("", ""), None, "length", times, 1, tokens, held_up)
 
 
-def test_chunks_that_come_one_by_one_pass() -> None:
+def test_stream_chunks_that_arrive_one_by_one_pass() -> None:
     assert came_one_by_one(stream_of(*(0.1 + 0.01 * n for n in range(64)))) == []
     # After a long wait in the queue, or in bursts, as a busy machine receives them.
     assert came_one_by_one(stream_of(*(60 + 0.005 * n for n in range(64)))) == []
     assert came_one_by_one(stream_of(*(0.1 + 0.2 * (n // 16) for n in range(64)))) == []
 
 
-def test_chunks_that_come_at_once_fail() -> None:
+def test_stream_chunks_that_arrive_all_at_once_fail() -> None:
     for times in (
         [2 + 0.0001 * n for n in range(64)],
         # This machine was busy for a moment.
@@ -227,7 +225,7 @@ def test_chunks_that_come_at_once_fail() -> None:
             came_one_by_one(stream_of(*times))
 
 
-def test_chunks_that_this_machine_read_late_are_not_judged() -> None:
+def test_stream_chunks_read_late_by_a_busy_machine_give_a_note() -> None:
     times = [0.2 + 0.0001 * n for n in range(64)]
     (note,) = came_one_by_one(stream_of(*times, held_up=0.19))
     assert note == "this machine was too busy to tell whether chunks come one by one"
@@ -235,7 +233,7 @@ def test_chunks_that_this_machine_read_late_are_not_judged() -> None:
         came_one_by_one(stream_of(*times, held_up=0.09))
 
 
-def test_answers_too_short_or_too_quick_to_judge_are_noted() -> None:
+def test_streams_too_short_or_too_quick_to_judge_give_a_note() -> None:
     (note,) = came_one_by_one(stream_of(0.5, tokens=2))
     assert note == "the answer is too short to tell whether chunks come one by one"
     (note,) = came_one_by_one(stream_of(0.01, 0.0101))

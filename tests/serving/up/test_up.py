@@ -73,7 +73,7 @@ def composed(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sets", [(), ADAPTER], ids=["merged", "adapter"])
-def test_the_engine_is_asked_for_what_compose_asks_it(
+def test_up_creates_the_same_container_as_compose_yaml(
     sets: tuple[str, ...], tmp_path: Path, docker: FakeDocker
 ) -> None:
     folder = build(tmp_path, f"serve.port={PORT}", *sets)
@@ -122,7 +122,9 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
     assert set(service) == known, "a key of compose.yaml that `up` knows nothing of"
 
 
-def test_secrets_reach_the_container_alone(tmp_path: Path, docker: FakeDocker, capfd: Any) -> None:
+def test_api_key_is_sent_only_in_the_container_environment(
+    tmp_path: Path, docker: FakeDocker, capfd: Any
+) -> None:
     folder = build(tmp_path, f"serve.port={PORT}", "serve.host=0.0.0.0")
     docker.script.output = [
         (STDOUT, f"args: api_key='{SENTINEL}' once".encode()),
@@ -148,7 +150,7 @@ def test_secrets_reach_the_container_alone(tmp_path: Path, docker: FakeDocker, c
     assert not any(SENTINEL in str((request.query, request.headers)) for request in docker.requests)
 
 
-def test_it_says_what_it_does(artifact: Path, docker: FakeDocker, capfd: Any) -> None:
+def test_up_prints_its_progress_and_the_container_log(artifact: Path, docker: FakeDocker, capfd: Any) -> None:
     docker.script.build = [
         {"stream": "Step 1/2 : FROM base\n"},
         {"stream": " ---> 0123456789ab\n"},
@@ -177,13 +179,13 @@ def test_it_says_what_it_does(artifact: Path, docker: FakeDocker, capfd: Any) ->
     )
 
 
-def test_another_base_image_is_built_on(artifact: Path, docker: FakeDocker) -> None:
+def test_base_image_option_is_passed_to_the_build(artifact: Path, docker: FakeDocker) -> None:
     docker.script.images = ("other:2",)
     start(artifact, docker, Options(base_image="other:2", detach=True))
     assert json.loads(docker.sent("POST", "/build")[0].query["buildargs"]) == {"BASE_IMAGE": "other:2"}
 
 
-def test_a_base_image_is_fetched_when_it_is_missing(artifact: Path, docker: FakeDocker) -> None:
+def test_missing_base_image_is_pulled(artifact: Path, docker: FakeDocker) -> None:
     docker.script.images = ()
     docker.script.pull = [
         {"status": "Pulling from base", "id": "1"},
@@ -195,7 +197,7 @@ def test_a_base_image_is_fetched_when_it_is_missing(artifact: Path, docker: Fake
     assert said[fetching + 1 : fetching + 3] == ["  1: Pulling from base", "  ab: Download complete"]
 
 
-def test_a_model_from_the_hub_may_want_a_token(tmp_path: Path, docker: FakeDocker) -> None:
+def test_up_notes_a_missing_hf_token_for_a_hub_model(tmp_path: Path, docker: FakeDocker) -> None:
     folder = build(tmp_path, f"serve.port={PORT}", "serve.model=google/gemma-4-31B-it")
     note = "note: HF_TOKEN is not set, which the Hugging Face hub may need for google/gemma-4-31B-it"
     assert note in start(folder, docker)
@@ -205,13 +207,13 @@ def test_a_model_from_the_hub_may_want_a_token(tmp_path: Path, docker: FakeDocke
     assert note not in start(folder, docker, HF_TOKEN=SENTINEL)
 
 
-def test_memory_is_limited(artifact: Path, docker: FakeDocker) -> None:
+def test_memory_option_limits_memory_and_swap(artifact: Path, docker: FakeDocker) -> None:
     start(artifact, docker, Options(memory="2g", detach=True))
     host = json.loads(docker.sent("POST", "/containers/create")[0].body)["HostConfig"]
     assert (host["Memory"], host["MemorySwap"]) == (2 << 30, 2 << 30)
 
 
-def test_a_build_that_fails_shows_its_output(artifact: Path, docker: FakeDocker) -> None:
+def test_failed_build_shows_its_output(artifact: Path, docker: FakeDocker) -> None:
     docker.script.build = [
         {"stream": "Step 1/1 : RUN false\n"},
         {"stream": "some words\n"},
@@ -229,7 +231,7 @@ def test_a_build_that_fails_shows_its_output(artifact: Path, docker: FakeDocker)
 
 
 @pytest.mark.parametrize("stage", ["build", "pull"])
-def test_an_engine_that_goes_away_before_there_is_a_container_is_one_sentence(
+def test_engine_lost_during_build_or_pull_gives_one_sentence_error(
     stage: str, artifact: Path, docker: FakeDocker
 ) -> None:
     setattr(docker.script, stage, [{"stream": "Step 1/2 : FROM base\n", "status": "Waiting"}, CUT])
@@ -276,7 +278,7 @@ ENDS: dict[str, tuple[tuple[float, int, bool], Options, str]] = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_a_server_that_does_not_become_ready_fails_with_its_log(
+def test_server_that_exits_before_ready_fails_with_reason_and_log(
     case: str, artifact: Path, docker: FakeDocker
 ) -> None:
     end, options, expected = ENDS[case]
@@ -284,14 +286,14 @@ def test_a_server_that_does_not_become_ready_fails_with_its_log(
     assert failure(artifact, docker, options) == expected
 
 
-def test_a_server_that_ends_while_it_serves_fails_with_its_status(artifact: Path, docker: FakeDocker) -> None:
+def test_server_that_exits_while_serving_fails_with_its_status(artifact: Path, docker: FakeDocker) -> None:
     docker.script.exit = (1.0, 2, False)
     assert failure(artifact, docker, Options()) == (
         "sample has stopped: it ended with exit status 2; its log is empty\nthe reason is in its log, above"
     )
 
 
-def test_a_server_that_takes_too_long_is_given_up_and_removed(
+def test_server_not_ready_within_the_wait_is_removed(
     artifact: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.script.ready = None
@@ -306,7 +308,7 @@ def test_a_server_that_takes_too_long_is_given_up_and_removed(
     assert docker.sent("POST", "/stop")[0].query == {"t": "5"}
 
 
-def test_an_image_without_vllm_is_one_sentence(artifact: Path, docker: FakeDocker) -> None:
+def test_image_without_vllm_gives_one_sentence_error(artifact: Path, docker: FakeDocker) -> None:
     docker.script.start = (400, 'exec: "vllm": executable file not found in $PATH: unknown')
     assert failure(artifact, docker) == (
         "the image has no program `vllm`\ncheck that its base is an image of vLLM-TPU; --base-image IMAGE "
@@ -314,14 +316,14 @@ def test_an_image_without_vllm_is_one_sentence(artifact: Path, docker: FakeDocke
     )
 
 
-def test_an_engine_that_refuses_to_start_it_is_one_sentence(artifact: Path, docker: FakeDocker) -> None:
+def test_container_start_error_gives_one_sentence_error(artifact: Path, docker: FakeDocker) -> None:
     docker.script.start = (500, "no space left\n  on device")
     assert failure(artifact, docker) == (
         "the Docker engine could not start the container sample: no space left on device\nNone"
     )
 
 
-def test_an_engine_that_goes_away_is_one_sentence(artifact: Path, docker: FakeDocker) -> None:
+def test_engine_lost_while_serving_gives_error_and_down_hint(artifact: Path, docker: FakeDocker) -> None:
     docker.script.vanish = True
     said: list[str] = []
     with pytest.raises(ArtifactError) as caught:
@@ -333,13 +335,15 @@ def test_an_engine_that_goes_away_is_one_sentence(artifact: Path, docker: FakeDo
     )
 
 
-def test_what_an_earlier_start_left_is_removed(artifact: Path, docker: FakeDocker) -> None:
+def test_up_removes_an_exited_container_of_the_same_artifact(artifact: Path, docker: FakeDocker) -> None:
     left = docker.add("sample", "exited", **{"recipec.artifact": str(artifact)})
     start(artifact, docker)
     assert left.id not in docker.containers and docker.find("sample") is not None
 
 
-def test_another_command_may_stop_it(artifact: Path, docker: FakeDocker) -> None:
+def test_up_ends_without_error_if_another_command_stops_the_server(
+    artifact: Path, docker: FakeDocker
+) -> None:
     """Run `down` in another terminal: `up` ends without an error."""
     said: list[str] = []
 
@@ -372,13 +376,13 @@ def test_down_stops_the_server_and_keeps_its_cache(artifact: Path, docker: FakeD
     assert stop(artifact, docker, volumes=True) == ["sample does not run"]
 
 
-def test_down_removes_what_has_ended(artifact: Path, docker: FakeDocker) -> None:
+def test_down_removes_an_exited_container(artifact: Path, docker: FakeDocker) -> None:
     docker.add("sample", "exited", **{"recipec.artifact": str(artifact)})
     assert stop(artifact, docker) == ["sample is down"]
     assert docker.containers == {} and not docker.sent("POST", "/stop")
 
 
-def test_down_leaves_what_others_started(artifact: Path, docker: FakeDocker) -> None:
+def test_down_leaves_containers_that_up_did_not_start(artifact: Path, docker: FakeDocker) -> None:
     docker.add("sample")
     with pytest.raises(ArtifactError, match="the container sample was not started by `recipe serve up`"):
         stop(artifact, docker)

@@ -19,7 +19,7 @@ from tests.serving.up_artifact import ROOT, build
 PATTERNS = 'lora={rank: 16, rank_pattern: {"q_proj": 8, "gate_proj": 4}}'
 
 
-def test_an_artifact_is_opened_with_what_its_lock_says(tmp_path: Path) -> None:
+def test_open_artifact_returns_the_values_of_the_lock(tmp_path: Path) -> None:
     folder = build(tmp_path, PATTERNS, "serve.host=0.0.0.0", name="other")
     found = open_artifact(folder)
     assert (found.name, found.family, found.accelerator.name) == ("other", "gemma4", "v6e-8")
@@ -30,7 +30,7 @@ def test_an_artifact_is_opened_with_what_its_lock_says(tmp_path: Path) -> None:
     assert list(found.recipe.lora.rank_pattern.items()) == [("q_proj", 8), ("gate_proj", 4)]
 
 
-def test_edited_files_and_another_version_are_notes(tmp_path: Path) -> None:
+def test_edited_files_and_other_compiler_version_give_notes(tmp_path: Path) -> None:
     folder = build(tmp_path)
     (folder / "serve/Dockerfile").write_text("FROM scratch\n")
     (folder / "serve/serve.sh").unlink()
@@ -83,7 +83,7 @@ LOCKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", LOCKS)
-def test_locks_that_cannot_be_read_are_one_sentence(case: str, tmp_path: Path) -> None:
+def test_invalid_locks_give_one_sentence_errors(case: str, tmp_path: Path) -> None:
     change, expected, help = LOCKS[case]
     folder = build(tmp_path)
     path = folder / LOCK
@@ -94,7 +94,7 @@ def test_locks_that_cannot_be_read_are_one_sentence(case: str, tmp_path: Path) -
     assert caught.value.help == help
 
 
-def test_folders_that_are_no_artifacts_are_one_sentence(tmp_path: Path) -> None:
+def test_folders_without_an_artifact_give_one_sentence_errors(tmp_path: Path) -> None:
     folder = build(tmp_path)
     (tmp_path / "empty").mkdir()
     name = "name a folder that `recipe build` wrote, for example generated/NAME"
@@ -121,7 +121,7 @@ def test_folders_that_are_no_artifacts_are_one_sentence(tmp_path: Path) -> None:
         open_artifact(folder)
 
 
-def test_the_command_line_says_faults_in_a_sentence_and_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_cli_error_is_one_sentence_and_cli_imports_no_heavy_package(tmp_path: Path) -> None:
     """Print sentences on stderr, exit with 1, and import heavy packages only when they are needed."""
     script = (
         "import sys\nfrom recipec.compiler.cli import main as cli\n"

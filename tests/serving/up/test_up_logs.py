@@ -9,7 +9,7 @@ from tests.serving.up_artifact import SENTINEL
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_a_log_in_pieces_of_any_size_hides_secrets(size: int) -> None:
+def test_log_in_chunks_of_any_size_hides_secrets(size: int) -> None:
     text = f"one ██\r\ntwo: {SENTINEL}\rthree\n\nfour {SENTINEL}{SENTINEL} é"
     lines = Lines(Hider([SENTINEL, ""]))
     data = text.encode()
@@ -17,13 +17,13 @@ def test_a_log_in_pieces_of_any_size_hides_secrets(size: int) -> None:
     assert shown == text.replace(SENTINEL, "***") + "\n"
 
 
-def test_a_log_without_line_ends_hides_secrets_too() -> None:
+def test_log_without_newlines_hides_secrets() -> None:
     lines = Lines(Hider([SENTINEL]))
     data = (f"{'x' * 997}{SENTINEL}" * 200).encode()
     shown = "".join(lines.feed(data[at : at + 4096]) for at in range(0, len(data), 4096)) + lines.end()
     assert shown == f"{'x' * 997}***" * 200 + "\n"
 
 
-def test_bytes_that_are_no_text_are_shown_replaced() -> None:
+def test_invalid_utf8_in_a_log_becomes_replacement_characters() -> None:
     lines = Lines(Hider([]))
     assert lines.feed(b"\xff\xfe\n\xe2") + lines.end() == "\ufffd\ufffd\n\ufffd\n"

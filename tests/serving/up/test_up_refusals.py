@@ -125,7 +125,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_that_are_not_whole_are_refused(
+def test_missing_incomplete_or_damaged_weights_are_refused(
     case: str, artifact: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
     spoil, expected = WEIGHTS[case]
@@ -135,7 +135,7 @@ def test_weights_that_are_not_whole_are_refused(
     assert docker.requests == []
 
 
-def test_weights_that_are_not_where_they_were_said_to_be_are_refused(
+def test_missing_weights_at_a_given_path_are_refused(
     artifact: Path, docker: FakeDocker, tmp_path: Path
 ) -> None:
     said = refusal(artifact, Options(model=tmp_path / "other"), DOCKER_HOST=docker.host)
@@ -145,7 +145,7 @@ def test_weights_that_are_not_where_they_were_said_to_be_are_refused(
     assert said.startswith(f"error: the weights are not there: no folder {tmp_path / 'third'}\n")
 
 
-def test_weights_in_a_bucket_or_of_unknown_place_are_refused(tmp_path: Path, docker: FakeDocker) -> None:
+def test_weights_without_a_local_folder_are_refused(tmp_path: Path, docker: FakeDocker) -> None:
     bucket = build(tmp_path, "serve.model=gs://bucket/merged", name="bucket")
     assert refusal(bucket, DOCKER_HOST=docker.host) == (
         "error: the weights lie at gs://bucket/merged, and `up` mounts a folder of this machine\n"
@@ -163,7 +163,7 @@ def test_weights_in_a_bucket_or_of_unknown_place_are_refused(tmp_path: Path, doc
     )
 
 
-def test_adapters_that_are_not_served_or_not_whole_are_refused(
+def test_unserved_missing_or_incomplete_adapters_are_refused(
     tmp_path: Path, artifact: Path, docker: FakeDocker
 ) -> None:
     said = refusal(artifact, Options(adapter=tmp_path), DOCKER_HOST=docker.host)
@@ -184,7 +184,7 @@ def test_adapters_that_are_not_served_or_not_whole_are_refused(
     )
 
 
-def test_a_server_open_to_others_without_a_key_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
+def test_open_host_without_an_api_key_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
     open_to_all = build(tmp_path, "serve.host=0.0.0.0")
     for environ in ({}, {"VLLM_API_KEY": ""}):
         assert refusal(open_to_all, DOCKER_HOST=docker.host, **environ) == (
@@ -195,20 +195,20 @@ def test_a_server_open_to_others_without_a_key_is_refused(tmp_path: Path, docker
     assert docker.requests == []
 
 
-def test_an_artifact_without_its_dockerfile_is_refused(artifact: Path, docker: FakeDocker) -> None:
+def test_artifact_without_a_dockerfile_is_refused(artifact: Path, docker: FakeDocker) -> None:
     (artifact / "serve/Dockerfile").unlink()
     assert refusal(artifact, DOCKER_HOST=docker.host) == (
         f"error: {artifact}/serve/Dockerfile is missing\n  = help: build it again: recipe build RECIPE"
     )
 
 
-def test_a_limit_of_memory_that_is_none_is_refused(artifact: Path, docker: FakeDocker) -> None:
+def test_invalid_memory_size_is_refused(artifact: Path, docker: FakeDocker) -> None:
     assert refusal(artifact, Options(memory="lots"), DOCKER_HOST=docker.host) == (
         "error: --memory lots is not a size\n  = help: write it in bytes, or as 512m or 64g"
     )
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
+def test_port_in_use_is_refused_and_its_owner_named(tmp_path: Path, docker: FakeDocker) -> None:
     with listening() as port:
         artifact = build(tmp_path, f"serve.port={port}")
         assert refusal(artifact, DOCKER_HOST=docker.host) == (
@@ -230,7 +230,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, docker: FakeDocker) -> 
         )
 
 
-def test_an_address_of_another_machine_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
+def test_serve_host_of_another_machine_is_refused(tmp_path: Path, docker: FakeDocker) -> None:
     artifact = build(tmp_path, "serve.host=192.0.2.1")
     assert refusal(artifact, DOCKER_HOST=docker.host, VLLM_API_KEY="k") == (
         "error: serve.host 192.0.2.1 is not an address of this machine\n"
@@ -238,7 +238,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path, docker: FakeDo
     )
 
 
-def test_a_name_that_another_container_has_is_refused(artifact: Path, docker: FakeDocker) -> None:
+def test_container_name_in_use_is_refused(artifact: Path, docker: FakeDocker) -> None:
     docker.add("sample", **{"recipec.artifact": "/srv/sample"})
     assert refusal(artifact, DOCKER_HOST=docker.host) == (
         "error: sample is up already: its container is running\n"
@@ -252,7 +252,7 @@ def test_a_name_that_another_container_has_is_refused(artifact: Path, docker: Fa
     )
 
 
-def test_a_base_image_that_cannot_be_fetched_is_refused(artifact: Path, docker: FakeDocker) -> None:
+def test_failed_pull_of_the_base_image_is_refused(artifact: Path, docker: FakeDocker) -> None:
     docker.script = Script(
         images=(), pull=[{"status": "Pulling from x"}, {"error": "manifest unknown", "errorDetail": {}}]
     )
@@ -300,7 +300,9 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("host", ENGINES)
-def test_engines_that_do_not_answer_are_one_sentence(host: str, artifact: Path, tmp_path: Path) -> None:
+def test_unreachable_or_remote_engines_give_one_sentence_errors(
+    host: str, artifact: Path, tmp_path: Path
+) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead.sock"))
     filled = {"FOLDER": str(tmp_path), "PORT": str(free_port())}
@@ -310,7 +312,7 @@ def test_engines_that_do_not_answer_are_one_sentence(host: str, artifact: Path, 
     assert refusal(artifact, DOCKER_HOST=address) == expected
 
 
-def test_a_socket_without_permission_is_one_sentence(
+def test_socket_without_permission_gives_one_sentence_error(
     artifact: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Fake the system's refusal, because root may do everything.
@@ -328,7 +330,7 @@ def test_a_socket_without_permission_is_one_sentence(
     )
 
 
-def test_a_missing_docker_sdk_is_named_with_its_installation(
+def test_missing_docker_sdk_error_gives_the_install_command(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__

@@ -35,7 +35,9 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_signal_at_any_stage_leaves_no_container(stage: str, artifact: Path, docker: FakeDocker) -> None:
+def test_signal_at_any_stage_of_up_leaves_no_container(
+    stage: str, artifact: Path, docker: FakeDocker
+) -> None:
     docker.script, words, expected = STAGES[stage]
     signum = signal.SIGTERM if stage == "loading" else signal.SIGINT
     up = Command(docker.host, ["up", artifact])
@@ -54,9 +56,7 @@ def test_a_signal_at_any_stage_leaves_no_container(stage: str, artifact: Path, d
     assert set(docker.volumes) == ({"sample_xla-cache"} if expected else set())
 
 
-def test_a_signal_while_the_engine_creates_the_container_leaves_none(
-    artifact: Path, docker: FakeDocker
-) -> None:
+def test_signal_during_container_creation_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
     """Find and remove the container that the engine is creating."""
     docker.script.create_seconds = 0.7
     up = Command(docker.host, ["up", artifact])
@@ -66,7 +66,7 @@ def test_a_signal_while_the_engine_creates_the_container_leaves_none(
     assert docker.containers == {} and docker.sent("DELETE", "")
 
 
-def test_a_second_signal_kills_the_container(artifact: Path, docker: FakeDocker) -> None:
+def test_second_signal_kills_the_container(artifact: Path, docker: FakeDocker) -> None:
     docker.script.stop = None
     up = Command(docker.host, ["up", artifact])
     up.until("Ctrl-C stops it")
@@ -88,7 +88,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Runs a command whose terminal is its stdin. Tests cannot fork, because jax has threads after its import."""
 
 
-def test_a_terminal_that_is_closed_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
+def test_closed_terminal_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
     """Stop and remove the container after SIGHUP, even without a place for output."""
     terminal, of_command = pty.openpty()
     command = [sys.executable, "-m", "recipec.compiler.cli.main", "serve", "up", str(artifact)]
@@ -106,7 +106,7 @@ def test_a_terminal_that_is_closed_leaves_no_container(artifact: Path, docker: F
     assert docker.containers == {} and docker.sent("POST", "/stop")
 
 
-def test_down_kills_at_a_signal(artifact: Path, docker: FakeDocker) -> None:
+def test_signal_to_down_kills_the_container(artifact: Path, docker: FakeDocker) -> None:
     docker.script.stop = None
     docker.add("sample", **{"recipec.artifact": str(artifact)})
     down = Command(docker.host, ["down", artifact])

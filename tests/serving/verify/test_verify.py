@@ -28,7 +28,7 @@ from recipec.runtime.errors import UserError
 from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
 
 
-def test_the_checkpoint_that_is_served_passes(fake: Start, checkpoint: Path) -> None:
+def test_verify_passes_on_the_served_checkpoint(fake: Start, checkpoint: Path) -> None:
     server = fake(["m"], language=Computed(checkpoint))
     result = check(server, checkpoint)
     assert result["problems"] == []
@@ -50,11 +50,13 @@ def test_the_checkpoint_that_is_served_passes(fake: Start, checkpoint: Path) -> 
         ({"sliding_window": None, "attention_chunk_size": None}, None),
     ],
 )
-def test_local_layers_see_a_window_or_a_chunk(config: dict[str, Any], span: int | None) -> None:
+def test_local_span_is_the_sliding_window_or_attention_chunk(
+    config: dict[str, Any], span: int | None
+) -> None:
     assert local_span(config) == span
 
 
-def test_what_no_prompt_reaches_is_said(
+def test_verify_notes_that_no_prompt_exceeds_the_local_span(
     fake: Start, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Report that the built-in prompts reach only one of Llama 4's chunks of 8,192 tokens."""
@@ -66,7 +68,7 @@ def test_what_no_prompt_reaches_is_said(
     assert "--prompts FILE adds longer ones" in said
 
 
-def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_finds_changed_weights(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     """Enlarge a quarter of one matrix by 5 %. The next norm would hide a change of all of it."""
 
     def larger(arrays: dict[str, Any]) -> None:
@@ -79,13 +81,13 @@ def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) 
     assert all(row["same_prompt"] for row in result["prompts"])
 
 
-def test_an_adapter_that_was_not_merged_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_finds_an_unmerged_adapter(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     """Serve the base in place of the merged weights: the answers differ widely."""
     result = check(fake(["m"], language=Computed(made(tmp_path / "base", seed=1))), checkpoint)
     assert any("answers differ from the checkpoint's by more than a tie" in p for p in result["problems"])
 
 
-def test_another_tokenizer_is_found(fake: Start, checkpoint: Path) -> None:
+def test_verify_finds_a_different_tokenizer(fake: Start, checkpoint: Path) -> None:
     language = Computed(checkpoint)
     real = language.encode
     language.encode = lambda text: real(text)[1:]  # type: ignore[method-assign]
@@ -99,7 +101,7 @@ def test_another_tokenizer_is_found(fake: Start, checkpoint: Path) -> None:
     assert result["largest"] < 1e-4
 
 
-def test_another_template_is_found(fake: Start, checkpoint: Path) -> None:
+def test_verify_finds_a_different_chat_template(fake: Start, checkpoint: Path) -> None:
     language = Computed(checkpoint)
     language.encode_chat = lambda messages: language.encode(  # type: ignore[method-assign]
         f"[INST] {messages[-1]['content']} [/INST]"
@@ -109,19 +111,19 @@ def test_another_template_is_found(fake: Start, checkpoint: Path) -> None:
     assert "<start_of_turn>user" in problem and "[INST]" in problem
 
 
-def test_a_server_that_refuses_chats_is_found(fake: Start, checkpoint: Path) -> None:
+def test_verify_reports_a_server_that_refuses_chats(fake: Start, checkpoint: Path) -> None:
     server = fake(["m"], language=Computed(checkpoint))
     server.faults.fail["/v1/chat/completions"] = 400
     (problem,) = check(server, checkpoint)["problems"]
     assert problem.startswith("the server has another chat template: it refuses a chat: ")
 
 
-def test_a_server_that_does_not_take_the_likeliest_is_found(fake: Start, checkpoint: Path) -> None:
+def test_verify_finds_a_server_that_does_not_decode_greedily(fake: Start, checkpoint: Path) -> None:
     result = check(fake(["m"], language=Computed(checkpoint, rank=1)), checkpoint)
     assert any("are not the server's own likeliest tokens" in p for p in result["problems"])
 
 
-def test_a_vocabulary_of_another_size_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_finds_tokens_beyond_the_vocabulary(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     result = check(fake(["m"], language=Computed(made(tmp_path / "wide", vocabulary=4096))), checkpoint)
     assert any("is beyond the checkpoint's" in problem for problem in result["problems"])
 
@@ -134,7 +136,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
-def test_rounding_is_measured_in_the_servers_types(
+def test_tolerance_covers_rounding_to_the_server_dtypes(
     types: ServedTypes,
     fake: Start,
     checkpoint: Path,
@@ -160,7 +162,7 @@ def test_rounding_is_measured_in_the_servers_types(
     assert check(fake(["m"], language=Computed(wrong, types)), checkpoint)["problems"]
 
 
-def test_coarser_types_are_allowed_more(
+def test_tolerance_grows_with_coarser_dtypes(
     fake: Start, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, allowed = fake(["m"], language=Computed(checkpoint)), []
@@ -170,7 +172,7 @@ def test_coarser_types_are_allowed_more(
     assert allowed == sorted(allowed) and len({*allowed}) == 3
 
 
-def test_a_given_tolerance_is_the_only_one(fake: Start, checkpoint: Path) -> None:
+def test_given_tolerance_replaces_the_measured_one(fake: Start, checkpoint: Path) -> None:
     server = fake(["m"], language=Computed(checkpoint, ServedTypes("bfloat16")))
     assert check(server, checkpoint, tolerance=1e-6)["problems"]
     result = check(server, checkpoint, tolerance=100.0)
@@ -178,7 +180,7 @@ def test_a_given_tolerance_is_the_only_one(fake: Start, checkpoint: Path) -> Non
 
 
 @pytest.mark.parametrize(("types", "largest"), [*zip(TYPES, (0.36, 2.22, 4.5), strict=True)], ids=str)
-def test_a_reference_in_bfloat16_is_coarse(types: ServedTypes, largest: float) -> None:
+def test_bfloat16_reference_uses_fixed_coarse_tolerance(types: ServedTypes, largest: float) -> None:
     found = allowance([], types, "bfloat16", None)
     assert found.largest == pytest.approx(largest) and "--dtype float32 measures it" in found.source
 
@@ -187,7 +189,7 @@ def step(token: int, best: int, margin: float) -> ComparedToken:
     return ComparedToken(token, best, margin, True, (-1.0,), (-1.0,))
 
 
-def test_a_tie_is_no_difference(checkpoint: Path) -> None:
+def test_near_tie_is_not_reported_as_a_difference(checkpoint: Path) -> None:
     reply = Reply(VerifyPrompt("a prompt", "a prompt"), (2, 30), (40, 41), ({40: -1.0}, {41: -1.0}))
     allowed = Tolerance(0.01, 0.01, "")
     tie = ComparedPrompt(reply, (2, 30), (step(40, 45, 0.015), step(41, 41, 0.0)))
@@ -198,7 +200,7 @@ def test_a_tie_is_no_difference(checkpoint: Path) -> None:
     assert problem.endswith("`a prompt` at token 1, by 0.5")
 
 
-def test_own_prompts_are_asked_too(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_also_compares_the_user_prompts(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "Mine?"}\n{"messages": [{"role": "user", "content": "And this?"}]}\n')
     result = check(fake(["m"], language=Computed(checkpoint)), checkpoint, prompts=own)
@@ -209,7 +211,7 @@ def test_own_prompts_are_asked_too(fake: Start, checkpoint: Path, tmp_path: Path
         check(fake(["m"]), checkpoint, prompts=own)
 
 
-def test_prompts_that_the_server_has_no_room_for_are_left_out(fake: Start, checkpoint: Path) -> None:
+def test_prompts_over_the_server_length_limit_are_left_out(fake: Start, checkpoint: Path) -> None:
     result = check(fake(["m"], language=Computed(checkpoint), max_model_len=40), checkpoint)
     assert result["problems"] == []
     assert max(row["prompt_tokens"] for row in result["prompts"]) <= 40 - TOKENS
@@ -225,6 +227,6 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "dtype"), CONFIGS)
-def test_the_dtype_is_what_vllm_chooses_by_itself(config: dict[str, Any], dtype: str) -> None:
+def test_default_server_dtype_follows_vllm(config: dict[str, Any], dtype: str) -> None:
     assert str(served_types(None, config, None)) == dtype
     assert str(served_types(None, config, "float32")) == "float32"

@@ -27,19 +27,19 @@ def refusal(call: Callable[[], Any]) -> str:
     return f"{caught.value.message} | {caught.value.help}"
 
 
-def test_a_url_that_does_not_answer_is_one_sentence(checkpoint: Path) -> None:
+def test_closed_port_gives_one_sentence_error(checkpoint: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert refusal(lambda: verify(VerifyOptions(url, model=checkpoint))).startswith(
         f"nothing listens at {url}"
     )
 
 
-def test_a_key_that_is_missing_is_asked_for(checkpoint: Path, fake: Start) -> None:
+def test_missing_api_key_error_names_the_variable(checkpoint: Path, fake: Start) -> None:
     said = refusal(lambda: check(fake(["m"], key="secret"), checkpoint))
     assert "answers 401" in said and said.endswith("export VLLM_API_KEY with the server's key")
 
 
-def test_a_server_of_another_model_is_refused(checkpoint: Path, fake: Start) -> None:
+def test_ambiguous_or_missing_model_name_is_refused(checkpoint: Path, fake: Start) -> None:
     server = fake(["a", "b"])
     assert f"{server.url} serves a, b: which of them is meant? | --name NAME" in refusal(
         lambda: check(server, checkpoint)
@@ -49,7 +49,7 @@ def test_a_server_of_another_model_is_refused(checkpoint: Path, fake: Start) -> 
     )
 
 
-def test_an_older_server_that_tells_no_ids_is_refused(checkpoint: Path, fake: Start) -> None:
+def test_server_without_token_ids_is_refused(checkpoint: Path, fake: Start) -> None:
     server = fake(["m"])
     answer = {"choices": [{"text": "x", "logprobs": None, "token_ids": None}]}
     server.faults.shape["/v1/completions"] = answer
@@ -57,7 +57,7 @@ def test_an_older_server_that_tells_no_ids_is_refused(checkpoint: Path, fake: St
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_packages_that_are_not_installed_are_named(
+def test_missing_package_error_gives_the_install_command(
     missing: str, checkpoint: Path, fake: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.import_module
@@ -74,7 +74,7 @@ def test_packages_that_are_not_installed_are_named(
     )
 
 
-def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
+def test_model_larger_than_memory_is_refused_before_loading(
     checkpoint: Path, fake: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable:  1000000 kB\n")
@@ -116,16 +116,14 @@ FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "make", "wanted"), FOLDERS)
-def test_folders_that_hold_no_checkpoint_are_one_sentence(
+def test_invalid_checkpoint_folders_give_one_sentence_errors(
     name: str, make: Callable[[Path], Any], wanted: str, fake: Start, tmp_path: Path
 ) -> None:
     make(tmp_path / name)
     assert wanted in refusal(lambda: check(fake(["m"]), tmp_path / name))
 
 
-def test_a_checkpoint_of_an_unknown_architecture_is_one_sentence(
-    fake: Start, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_unknown_architecture_gives_one_sentence_error(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd"
     shutil.copytree(checkpoint, odd)
     config = json.loads((odd / "config.json").read_text())
@@ -138,7 +136,7 @@ def invoke(*arguments: object) -> Any:
     return CliRunner().invoke(cli_serve.app, ["verify", *map(str, arguments)])
 
 
-def test_the_command_prints_the_comparison_and_its_verdict(fake: Start, checkpoint: Path) -> None:
+def test_verify_command_prints_comparison_and_verdict(fake: Start, checkpoint: Path) -> None:
     server = fake(["m"], language=Computed(checkpoint))
     common = (server.url, "--model", checkpoint, "--tokens", 2, "--server-dtype", "float32")
     done = invoke(*common)
@@ -153,7 +151,7 @@ def test_the_command_prints_the_comparison_and_its_verdict(fake: Start, checkpoi
     assert failed.stdout.splitlines()[-1] == "verdict: the endpoint is not this checkpoint"
 
 
-def test_faults_of_the_command_are_one_sentence(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_command_errors_are_one_sentence(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     assert invoke("http://127.0.0.1:1").exit_code == 2
     done = invoke("not an address", "--model", checkpoint)
     assert done.exit_code == 1 and done.stderr.startswith(
