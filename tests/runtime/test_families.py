@@ -436,3 +436,12 @@ def test_adapter_in_hugging_face_layout_gives_same_delta(
             parts.append(part.reshape(source.reshape).transpose(source.transpose))
         np.testing.assert_allclose(delta, np.stack(parts) if len(parts) > 1 else parts[0], atol=1e-9)
         assert adapter.masked is (adapter.target.fused and not adapter.shared)
+
+
+def test_norms_of_a_single_key_head_are_stacked_along_the_axis_of_heads() -> None:
+    family = FAMILIES["stablelm"]
+    config = {"model_type": "stablelm", "hidden_size": 32, "num_attention_heads": 4}
+    one = family.architecture({**config, "num_key_value_heads": 1, "qk_layernorm": True})
+    norm = next(p for p in family.parameters(one) if p.path.startswith("layers.0") and "k_norm" in p.path)
+    assert norm.shape == (1, 8) and [source.shape for source in norm.sources] == [(8,)]
+    assert norm.place(0) == (0, slice(None))
