@@ -266,26 +266,6 @@ def test_interrupted_or_killed_run_keeps_its_answers(
     assert len(asked(server)) - before == 8 * 20 - kept
 
 
-@pytest.mark.parametrize(
-    ("key", "given", "wanted"),
-    [("secret", None, "export VLLM_API_KEY with the server's key"), ("secret", "other", "another key")],
-)
-def test_missing_or_wrong_api_key_gives_one_sentence_error(
-    key: str,
-    given: str | None,
-    wanted: str,
-    fake: Start,
-    prompts: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if given:
-        monkeypatch.setenv("VLLM_API_KEY", given)
-    assert run(fake(["sums"], key=key), prompts) == 1
-    said = capsys.readouterr().err
-    assert wanted in said and "Traceback" not in said and "other" not in said.replace("another", "")
-
-
 FAULTS: list[tuple[list[str], list[str], str]] = [
     (["else"], [], "error: URL does not serve sums, but else\n  = help: start the recipe's server there"),
     (

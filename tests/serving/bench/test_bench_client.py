@@ -98,10 +98,11 @@ def test_signal_stops_the_client_and_keeps_finished_points(number: int, bench: B
     assert bench.run() == 0 and bench.measured() == [THIRD, LAST]
 
 
-def test_second_signal_exits_130_without_traceback(bench: Bench) -> None:
+def test_second_signal_kills_the_client_and_exits_130(bench: Bench) -> None:
     bench.plan({THIRD: "hang-deaf"})
     done = interrupted(bench, [signal.SIGINT, signal.SIGINT])
     assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert all(gone(call["pid"]) for call in bench.calls())
 
 
 DOCKER = """\
@@ -139,9 +140,9 @@ def test_timeout_kills_the_container_client(
     bench.plan({SECOND: fault})
     one = ["--input-lengths", "512", "--request-rates", "inf", "--timeout", "0.02"]
     assert bench.run(*container, *one) == 1
+    assert bench.outcomes()[SECOND] == "failed: no end within 0.02 minutes"
     # On a busy machine, it may have ended before its first line.
-    for call in bench.calls():
-        assert gone(call["pid"])
+    assert all(gone(call["pid"]) for call in bench.calls())
 
 
 def test_container_client_does_not_start_after_its_sweep_was_stopped(bench: Bench, tmp_path: Path) -> None:
