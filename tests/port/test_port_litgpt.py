@@ -67,16 +67,6 @@ def test_file_name_or_lora_key_selects_lora_or_full(
     assert (ledger.value("lora.rank") is not None) is lora
 
 
-def test_default_transform_writes_alpaca_prompt(tmp_path: Path) -> None:
-    ledger = ported("litgpt", tmp_path, LORA)
-    made: dict[str, Any] = {}
-    exec(ledger.files["convert.py"], made)
-    row = made["convert"]({"instruction": "Add.", "input": "", "output": "3"})
-    assert row["prompt"].startswith("Below is an instruction that describes a task. Write")
-    assert row["prompt"].endswith("completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")
-    assert row["completion"] == "3"
-
-
 def test_held_out_rows_become_eval_fraction_or_eval_file(tmp_path: Path) -> None:
     def data(path: str) -> dict[str, Any]:
         return {"data": {"class_path": "litgpt.data.JSON", "init_args": {"json_path": path}}}

@@ -140,13 +140,6 @@ def test_alpaca_trains_on_prompt_unless_disabled(tmp_path: Path, learned: bool |
     content = {**LORA, "dataset": {key: value for key, value in entry.items() if value is not None}}
     ledger = ported("torchtune", tmp_path, content)
     assert values(ledger, "data.loss_on", "data.format") == [expected, "chat"]
-    made: dict[str, Any] = {}
-    exec(ledger.files["convert.py"], made)
-    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
-    user, answer = made["convert"](row)["messages"]
-    assert user["content"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
-    assert answer == {"role": "assistant", "content": "3"}
-    assert "### Input" not in made["convert"]({**row, "input": ""})["messages"][0]["content"]
 
 
 def test_instruct_dataset_columns_become_messages(tmp_path: Path) -> None:

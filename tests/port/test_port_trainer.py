@@ -83,11 +83,6 @@ def test_embedding_and_head_targets_are_noted_as_lost(run: Any) -> None:
     assert found.verdict is Verdict.APPROXIMATED and "lm_head" in found.note and "embed_tokens" in found.note
 
 
-def test_constant_schedule_has_no_warmup(run: Any) -> None:
-    ledger = run({"lr_scheduler_type": "constant", "warmup_steps": 10})
-    assert values(ledger, "train.schedule.name", "train.schedule.warmup_steps") == ["constant", None]
-
-
 DEEPSPEED: dict[str, Any] = {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
     "train_micro_batch_size_per_gpu": "auto",
