@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.artifacts.artifact import SCHEMA
 from recipec.compiler.cli.main import app
+from tests.port.test_port_core import keys
 
 HERE = Path(__file__).parent / "examples"
 EXAMPLES = sorted(path.name for path in HERE.iterdir() if path.is_dir())
@@ -36,15 +37,6 @@ def port(example: str, *arguments: str) -> tuple[int, str, str]:
     command = (HERE / example / "command.txt").read_text().splitlines()
     result = CliRunner().invoke(app, ["port", *command, *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout, result.stderr
-
-
-def keys(data: Any, path: str = "") -> list[str]:
-    """Return the keys of a file, found as in test_port_core."""
-    if isinstance(data, dict) and data:
-        return [key for name, below in data.items() for key in keys(below, f"{path}.{name}".lstrip("."))]
-    if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):
-        return [key for number, item in enumerate(data) for key in keys(item, f"{path}[{number}]")]
-    return [path]
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, indirect=True)

@@ -73,10 +73,6 @@ def test_without_an_adapter_all_weights_are_trained(run: Any) -> None:
     assert ledger.value("model.id") == "Qwen/Qwen3-0.6B"
 
 
-def test_adapter_type_other_than_lora_is_refused(run: Any) -> None:
-    assert codes(run(None, {"peft_type": "IA3"})) == [("E1149", "peft_type")]
-
-
 def test_embedding_and_head_targets_are_noted_as_lost(run: Any) -> None:
     ledger = run(None, {"target_modules": ["q_proj", "lm_head", "embed_tokens"]})
     found = finding(ledger, "target_modules")
