@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from recipec.runtime.serving import bench_runner
 from recipec.runtime.serving.bench_runner import Processes, TimedOut
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import Start
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "serve/bench.sh"
@@ -162,9 +162,7 @@ def test_hourly_price_comes_from_the_recipe_or_else_the_catalog(tmp_path: Path) 
 
 
 @pytest.fixture
-def measured(
-    tmp_path: Path, fake: Callable[..., FakeVllm], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
+def measured(tmp_path: Path, fake: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path, fake(["tuned"]).url)
     monkeypatch.setenv("PATH", made.path)
     yield made

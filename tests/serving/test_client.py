@@ -23,9 +23,7 @@ from recipec.runtime.serving.client import (
 )
 from tests.ports import free_port
 from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import FakeVllm
-
-Start = Callable[..., FakeVllm]
+from tests.serving.fake_vllm import Start
 
 CHAT = {
     "model": "tuned",

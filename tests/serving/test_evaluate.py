@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ from recipec.runtime.serving.evaluate_prompts import read
 from recipec.runtime.serving.evaluate_summary import judge
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
-from tests.serving.fake_vllm import FakeVllm
-
-Start = Callable[..., FakeVllm]
+from tests.serving.fake_vllm import FakeVllm, Start
 
 SUMS = [{"prompt": f"What is {n} plus {n}?", "expected": rf"\b{2 * n}\b"} for n in range(1, 9)]
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from recipec.runtime.serving import bench_runner
 from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import Start
 from tests.waiting import gone
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_api_key_reaches_the_client_only_by_environment_variable(
     bench: Bench,
-    fake: Callable[..., FakeVllm],
+    fake: Start,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:

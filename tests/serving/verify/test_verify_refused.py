@@ -16,7 +16,8 @@ from recipec.compiler.cli import serve as cli_serve
 from recipec.compiler.serving import verify_reference
 from recipec.runtime import memory
 from recipec.runtime.errors import UserError
-from tests.serving.verify.verifying import Computed, Start, check
+from tests.serving.fake_vllm import Start
+from tests.serving.verify.verifying import Computed, check
 
 
 def refusal(call: Callable[[], Any]) -> str:
