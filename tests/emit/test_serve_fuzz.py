@@ -113,9 +113,7 @@ def changes(random: random.Random) -> dict[str, Any]:
         "model__revision": text(random, breaks=True),
         "weights": random.choice(["merged", "adapter"]),
         "host": random.choice(["127.0.0.1", "localhost", "0.0.0.0"]),
-        "image": random.choice(
-            ["vllm/vllm-tpu:gemma4", "a:1", "registry.example.com:5000/a/b@sha256:" + "0" * 64]
-        ),
+        "image": random.choice(IMAGES),
         "smoke_prompts": [text(random, breaks=True) for _ in range(random.randint(1, 3))],
         "evaluate__prompts": text(random, breaks=True),
         "evaluate__tasks": ["t" + text(random), "gsm8k"],
