@@ -16,11 +16,8 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.families import class_name, decoder_layer
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.lowering.program import Program
 from recipec.runtime.model.families import FAMILIES
-from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
+from tests.emit.emitting import program_of, tool
 
 RECIPE = """\
 recipe: 1
@@ -55,15 +52,8 @@ VARIANTS = {
 }
 
 
-def program(folder: Path, *sets: str, text: str = RECIPE) -> Program:
-    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
-    lowered = lower(load(folder / "recipe.yaml", [*sets]))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    return lowered.program
-
-
 def files(folder: Path, *sets: str) -> dict[str, str]:
-    built = emit(program(folder, *sets), (Backend.TRL,))
+    built = emit(program_of(folder, sets, RECIPE), (Backend.TRL,))
     return {name: content.decode() for name, content in built.items()}
 
 
@@ -111,15 +101,11 @@ def test_optimizer_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_train_trl_script_passes_ruff(variant: str, tmp_path: Path) -> None:
-    import subprocess
-
     script = tmp_path / "train_trl.py"
     script.write_text(files(tmp_path, *VARIANTS[variant])["baseline/train_trl.py"])
-    ruff = Path(sys.executable).parent / "ruff"
     rules = ["--isolated", "--line-length", "100", "--select", "E,F,I,UP,B,SIM", "--ignore", "E402"]
     for command in (["check", *rules], ["format", "--isolated", "--check"]):
-        done = subprocess.run([ruff, *command, script], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert tool("ruff", *command, script) == ""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +165,7 @@ def test_model_class_names_match_transformers() -> None:
 )
 def test_nf4_with_experts_warns_of_unquantized_experts(model: str, codes: list[str], tmp_path: Path) -> None:
     for sets, expected in ((["lora.quantize=nf4"], codes), ([], [])):
-        made = program(tmp_path, f"model.id=google/{model}", *sets)
+        made = program_of(tmp_path, [f"model.id=google/{model}", *sets], RECIPE)
         assert [found.code for found in diagnosed(made, (Backend.TRL,))] == expected
 
 
