@@ -26,7 +26,8 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
 from recipec.compiler.plan.results import COMPILED, Compiled
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
+"""How often a worker looks for libtpu's files, and how long their sizes stay the same once they are complete."""
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -157,11 +158,12 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     from recipec.compiler.plan.hlo.refusal import dump_options
 
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
-    before = None
+    before, since = None, time.monotonic()
     while scheduled and not compiling.done():
-        if (written := assigned.sizes(folder)) and written == before:
+        if (written := assigned.sizes(folder)) != before:
+            before, since = written, time.monotonic()
+        elif written and time.monotonic() - since > STILL_SECONDS:
             return *assigned.scheduled(folder), 0.0
-        before = written
         time.sleep(POLL_SECONDS)
     compiled = compiling.result()
     _, memory = assigned.scheduled(folder)
