@@ -201,11 +201,3 @@ def test_unwritable_cache_stores_nothing_and_raises_no_error(
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "file"))
     store.put("ab", "value")
     assert store.get("ab") is None
-
-
-def test_refused_libtpu_flag_error_names_its_recipe_key() -> None:
-    said = ["noise", "ERROR: Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", "trace"]
-    found = pool.read_result(1, "", said)
-    assert isinstance(found, Failed)
-    assert found.message == "libtpu does not accept the value maybe of the flag xla_enable_async_all_gather"
-    assert "xla.flags.xla_enable_async_all_gather" in found.help

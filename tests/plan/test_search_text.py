@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Memory, Point, Search
@@ -134,14 +132,3 @@ The recipe as it stands has no estimate: it needs 131.0 GiB of 95.0 GiB.
 
 1 configuration in 3.0 s: 1 too large.
 """
-
-
-def test_printed_recipe_lines_parse_to_the_settings_of_the_best_point() -> None:
-    best = a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none")
-    said = text(program(), Search((best,), (0,), None, 1.0))
-    lines = said.split("as lines of the recipe:\n")[1].split("\n\n")[0]
-    assert YAML(typ="safe").load(lines) == {
-        "mesh": {"axes": {"fsdp": 2, "tp": 2}},
-        "train": {"micro_batch_size": 2},
-        "remat": {"policy": "none"},
-    }
