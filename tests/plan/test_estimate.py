@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.prices import Prices
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
 from recipec.compiler.plan.schedule import Exposed, Operation, Schedule, Start, Transfer, Wait, Work
-from recipec.spec.load import load
 
 pytestmark = pytest.mark.usefixtures("full_speed")
-
-
-@pytest.fixture(scope="module")
-def program(root: Path) -> Program:
-    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
-    assert found is not None
-    return found
 
 
 def compiled(layers: int) -> Compiled:

@@ -22,13 +22,6 @@ from tests.waiting import running
 pytestmark = pytest.mark.usefixtures("fake")
 
 
-@pytest.fixture(scope="module")
-def program(root: Path) -> Program:
-    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
-    assert found is not None
-    return found
-
-
 def job(told: str, layers: int = 6) -> Job:
     return Job(Path("/recipe.yaml"), (f"fake={told}",), tuple(range(layers)))
 
