@@ -18,6 +18,7 @@ from recipec.compiler.plan.schedule import (
     Transfer,
     Wait,
     Work,
+    Worked,
 )
 from recipec.compiler.plan.timeline import SPANS, Reached, timeline
 
@@ -191,6 +192,12 @@ def test_long_timeline_has_a_limited_number_of_spans() -> None:
     assert len(found.spans) <= SPANS
     assert {span.lane for span in found.spans} == {"core", "links", "wait"}
     assert max(span.start + span.seconds for span in found.spans) == pytest.approx(found.seconds)
+
+
+def test_operations_take_their_share_of_full_speed_the_longest_first() -> None:
+    work = (Worked("norm", False, 4, 1.0), Worked("up", True, 2, 1.5))
+    found = timeline(Schedule(worked=work), Reached(products=0.5, memory=0.25)).operations
+    assert found == (Worked("norm", False, 4, 4.0), Worked("up", True, 2, 3.0))
 
 
 def test_schedule_round_trips_through_json() -> None:

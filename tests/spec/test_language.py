@@ -116,9 +116,12 @@ def test_valid_recipe_names_are_accepted(name: str) -> None:
     assert validate(smallest(name=name)).recipe is not None
 
 
-@pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a/b", "..", "a" * 64, "a\n", "runtime"])
+@pytest.mark.parametrize(
+    "name", ["", "A", "1a", "-a", "a-", "a_b", "a b", "ü", "a\\b", "a/b", "..", "a" * 64, "a\n", "runtime"]
+)
 def test_invalid_recipe_names_are_refused(name: str) -> None:
-    assert validate(smallest(name=name)).recipe is None
+    found = validate(smallest(name=name))
+    assert found.recipe is None and [d.path for d in found.diagnostics] == ["name"]
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True, None, [1], {"a": 1}])
