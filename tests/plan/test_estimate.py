@@ -43,6 +43,7 @@ def compiled(layers: int) -> Compiled:
                 Transfer("copy", "mlp", (), False, 1e6 * layers, 1e-3 * layers, ("hbm",)),
             ),
             operations=(Operation("mlp", "mlp", "mlp", 0.01), Operation("head", "head", "head", 0.01)),
+            names=("mlp", "head"),
         ),
         prices=Prices({"mlp": 0.015, "head": None}),
         instructions=100 + 100 * layers,
