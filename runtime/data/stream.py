@@ -309,4 +309,5 @@ def _only(samples: Samples, groups: Sequence[int]) -> Samples:
         np.concatenate([[0], np.cumsum([len(one.tokens) for one in chosen], dtype=np.int64)]),
         samples.sources[members],
         samples.origins[members],
+        samples.liked[members] if len(samples.liked) else samples.liked,
     )
