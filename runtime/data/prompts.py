@@ -18,7 +18,7 @@ from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
 from .tokenizer import chat_template
-from .values import Malformed
+from .values import Malformed, text_of
 
 if TYPE_CHECKING:
     from ..hosts import SingleProcess
@@ -148,6 +148,7 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: A
     name = "messages" if row.get("messages") is not None else "prompt"
     given = row.get(name)
     if isinstance(given, str):
+        text_of(given, "'prompt'")
         # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
         encoding = tokenizer.backend_tokenizer.encode(given)
         ids, added = list(encoding.ids), encoding.special_tokens_mask

@@ -84,6 +84,7 @@ def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"prompt": 3}, "prompts.jsonl:1: 'prompt' is a number, not a list"),
+        ({"prompt": "\ud800"}, "prompts.jsonl:1: 'prompt' holds half a surrogate pair"),
         ({"prompt": "one " * 50}, "of an answer, and data.max_length is 48"),
         ({"text": "one"}, "prompts.jsonl:1: 'prompt' is a null, not a list"),
     ],
