@@ -15,14 +15,11 @@ from ..errors import UserError
 from ..settings import Source
 from .cache import say
 from .files import located, read_file
-from .places import DataPath, kind_of
+from .places import TOLD, DataPath, kind_of
 from .text_files import Record, marked_lines
 
 Mark = Sequence[int]
 """How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
-
-TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation")
-"""The entries of a file system that identify a file's contents."""
 
 
 @dataclass(frozen=True)
