@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
+from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import (
@@ -30,7 +30,7 @@ from ..model.adapters import (
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
-from .record import LOCK, OTHER_RUN, read_record
+from .record import EARLIER, LOCK, OTHER_RUN, read_record, unreadable
 
 if TYPE_CHECKING:
     from .full import ReplacedTensor, TrainedWeights
@@ -206,7 +206,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
     for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
-            raise UserError(f"{where}: {path} holds values that are not finite", "choose an earlier --step")
+            raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
         from ..model.principal import joined, plain, read_initial
@@ -321,7 +321,7 @@ _BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
 def _numbered(directory: str | Path) -> list[int]:
     root = path_of(directory)
     if root.is_dir():
-        return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+        return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
     opened = open_address(directory) if read_by_orbax(directory) else None
     if isinstance(opened, tuple):
         system, path = opened
@@ -366,7 +366,7 @@ def choose_step(directory: str | Path, which: str) -> int:
         return steps[-1]
     if which == BEST:
         return _best_step(directory, steps)
-    if not which.isdigit():
+    if not which.isdecimal():
         raise UserError(f"--step {which}: is neither latest, best nor a number", "--step latest")
     if int(which) not in steps:
         raise UserError(
@@ -466,11 +466,8 @@ def restore_tree(
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
     except UserError:
         raise
-    except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
-        if is_address(path) and passing(error):
-            raise failed(path, "read", error) from error
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path}: cannot be read ({reason})", "choose an earlier --step") from error
+    except Exception as error:
+        raise unreadable(path, error) from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
 

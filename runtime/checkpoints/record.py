@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..addresses import path_of, reached, write_whole
+from ..addresses import failed, first_line, is_address, passing, path_of, reached, write_whole
 from ..errors import UserError
 
 LOCK = "recipe.lock.json"
@@ -17,6 +17,7 @@ INITIAL = "initial_adapters.npz"
 """The file of a run's first adapters, if these start from the base's weights (runtime.model.principal)."""
 OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the same run"
 """The help if the record and the artifact do not fit."""
+EARLIER = "choose an earlier --step"
 
 PASSIVE = (
     "name",
@@ -90,6 +91,14 @@ def record_digest(directory: str | Path) -> str | None:
     path = path_of(directory) / LOCK
     with reached(directory):
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def unreadable(path: str, error: Exception) -> UserError:
+    """Explain an error of Orbax or tensorstore, which raise many kinds: the saved tree at `path` is damaged,
+    or its store did not answer."""
+    if is_address(path) and passing(error):
+        return failed(path, "read", error)
+    return UserError(f"{path}: cannot be read ({first_line(error)[:200]})", EARLIER)
 
 
 def check_record(directory: str | Path, artifact: Path) -> None:

@@ -237,11 +237,13 @@ def test_choose_step_accepts_only_complete_existing_steps(
 ) -> None:
     (trained / "12.orbax-checkpoint-tmp-1").mkdir()
     (trained / "13").mkdir()
+    (trained / "²").mkdir()  # str.isdigit() accepts it, int() does not
     assert saved_steps(trained) == [2, 10]
     assert choose_step(trained, "latest") == 10
     assert choose_step(trained, "2") == 2
     assert "no checkpoint of step 3" in message(lambda: choose_step(trained, "3"))
-    assert "is neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
+    for word in ("last", "²"):
+        assert "is neither latest, best nor a number" in message(lambda word=word: choose_step(trained, word))
     assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
     assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
     first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)
