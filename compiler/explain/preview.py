@@ -120,7 +120,6 @@ def preview(
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.evaluation import rows_by_source
     from recipec.runtime.data.prepare import source_weights
-    from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.tokenizing import tokenize
@@ -145,11 +144,7 @@ def preview(
     shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
     readers = _readers(part, data, folder)
-    samples, encoded = tokenize(readers, how, label=f"tokenizing {part.name}")
-    report = SplitReport(row_length=data.max_length)
-    for reader in readers:
-        reader.count(report)
-    report.merge(encoded)
+    samples, report = tokenize(readers, how, data, None, f"tokenizing {part.name}")
     problem = None
     try:
         check_split(part.name, report, data)
@@ -163,7 +158,7 @@ def preview(
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         if split == "train" and window is None:
-            steps = math.ceil(report.rows / program.recipe.train.global_batch_size)
+            steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 

@@ -46,7 +46,7 @@ class Samples(Sequence[Sample]):
     liked: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     group: int = 1
 
-    @property
+    @cached_property
     def weights(self) -> np.ndarray:
         """Return int64[n / group]: each group's weight in a mean: its targets, or 1 if answers are judged."""
         judged = self.group > 1 or len(self.liked)
