@@ -87,8 +87,8 @@ def prompts(
 ) -> Prompts:
     """Read and tokenize a file of prompts.
 
-    The chat template renders messages, with the beginning of an answer after them. A text is tokenized
-    unchanged.
+    The chat template renders messages, with the beginning of an answer after them, and with the variables of
+    data.reasoning. A text is tokenized unchanged.
 
     Args:
         tokenizer: from `load_tokenizer`.
@@ -99,8 +99,14 @@ def prompts(
     Raises:
         UserError: a row is not a prompt, or prompt and answer exceed data.max_length.
     """
-    text = chat_template(tokenizer, data, data_dir)
-    template = None if text is None else ChatTemplate(text, dict(tokenizer.special_tokens_map))
+    template = None
+    if data.chat_template or tokenizer.chat_template:
+        variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        if data.reasoning is not None:
+            from .reasoning import VARIABLES
+
+            variables |= VARIABLES[data.reasoning]
+        template = ChatTemplate(chat_template(tokenizer, data, data_dir) or "", variables)
     texts: list[Any] = []
     encoded: list[list[int]] = []
     for origin, row in records(Source(samples.prompts), data_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from recipec.runtime.data.prompts import Prompts, prompts
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings, SampleSettings
+from recipec.runtime.settings import DataSettings, SampleSettings, Source
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.artifacts import train, write_artifact
@@ -78,6 +79,16 @@ def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
     assert found.tokens.shape == (3, 256), "halved as often as a length of 256 allows"
     assert {1, 106, made.eos_token_id} == set(found.ends)
     assert found.texts == [chat, chat, "one two"]
+
+
+def test_text_prompt_needs_no_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one two"}')
+    made = copy.copy(tokenizer())
+    made.chat_template = None
+    own = Source("train.jsonl", chat_template="{{ messages }}")
+    data = DataSettings(train=(own,), packing=False, max_length=48)
+    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {})
+    assert found.texts == ["one two"]
 
 
 @pytest.mark.parametrize(
