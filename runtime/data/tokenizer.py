@@ -96,7 +96,13 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
     given = data.chat_template
     if given is None:
         if tokenizer.chat_template:
-            return str(tokenizer.get_chat_template())
+            try:
+                return str(tokenizer.get_chat_template())
+            except ValueError as error:  # several templates, none of them the default
+                raise UserError(
+                    f"the tokenizer has no default chat template: {first_line(error)}",
+                    "set data.chat_template to a template's path or text",
+                ) from error
         if data.formats.isdisjoint(CONVERSATIONS):
             return None
         raise UserError(
