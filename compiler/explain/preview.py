@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.showing import Shown
-    from recipec.runtime.data.sources import Split
+    from recipec.runtime.data.sources import Reader, Split
     from recipec.runtime.settings import DataSettings, ModelSettings
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
@@ -140,11 +140,10 @@ def preview(
     how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
 
     encoder = Encoder(how)
-    readers = _readers(part, data, folder)
+    readers = map(_Rows, _readers(part, data, folder))
     shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
-    readers = _readers(part, data, folder)
-    samples, report = tokenize(readers, how, data, None, f"tokenizing {part.name}")
+    samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
     problem = None
     try:
         check_split(part.name, report, data)
@@ -274,12 +273,8 @@ class _Rows:
             else:
                 yield row
 
-    def count(self, report: SplitReport) -> None:
-        """Add this source's counts to a report, after its rows were read."""
-        self._reader.count(report)
 
-
-def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
+def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader[Any]]:
     from recipec.runtime.data.sources import open_split
 
     readers = open_split(split, data, folder)
@@ -288,7 +283,7 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
 
         for reader in readers:
             reader.records = partial(beginning, reader.source, folder, data.stream_window)
-    return [_Rows(reader) for reader in readers]
+    return readers
 
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:
