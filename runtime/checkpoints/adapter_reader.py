@@ -292,10 +292,15 @@ def step_folders(directory: str | Path) -> list[int]:
     In a bucket these are the steps whose save has ended; `unfinished` returns the others.
 
     Raises:
-        UserError: when an address cannot be read, or its bucket does not exist.
+        UserError: when it cannot be read, or an address's bucket does not exist.
     """
-    with reached(directory):
-        return [step for step in _numbered(directory) if _ended(directory, step)]
+    try:
+        with reached(directory):
+            return [step for step in _numbered(directory) if _ended(directory, step)]
+    except OSError as error:  # of this machine's file systems
+        raise UserError(
+            f"{directory}: cannot be read: {error.strerror or error}", "allow this process to read it"
+        ) from error
 
 
 def unfinished(directory: str | Path) -> list[int]:

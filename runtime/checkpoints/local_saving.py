@@ -123,7 +123,10 @@ class LocalCheckpoints:
         """Return the metadata of each intact step of this mesh that is newer than `after`."""
         out = {}
         for step in step_folders(self.directory):
-            reason, metadata = examine(epath.Path(self.directory) / str(step))
+            try:
+                reason, metadata = examine(epath.Path(self.directory) / str(step))
+            except OSError as error:
+                reason, metadata = str(error), {}
             if reason is None and step > after and metadata.get(OF) == self._of:
                 out[step] = metadata
         return out

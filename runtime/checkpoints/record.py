@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..addresses import failed, first_line, is_address, passing, path_of, reached, write_whole
-from ..errors import UserError
+from ..errors import UNREADABLE, UserError
 
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
@@ -71,7 +71,7 @@ def read_record(directory: str | Path) -> dict[str, Any]:
     """Read the record next to a run's checkpoints.
 
     Raises:
-        UserError: when there is no record, or the file is not a record.
+        UserError: when there is no record, it cannot be read, or the file is not a record.
     """
     path = path_of(directory) / LOCK
     try:
@@ -83,6 +83,9 @@ def read_record(directory: str | Path) -> dict[str, Any]:
             "give the directory that train.py wrote; without its record the checkpoint's rank and "
             "alpha are unknown",
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{path}: cannot be read: {reason}", UNREADABLE) from error
     return _parse(content, str(path))
 
 
