@@ -48,18 +48,21 @@ COMPARED = ("recipe", "model", "packages", "runtime")
 
 
 def write_record(directory: str | Path, artifact: Path) -> None:
-    """Write the artifact's record into a checkpoint directory, completely or not at all.
+    """Write the artifact's record into a checkpoint directory, as `write_next_to` does."""
+    write_next_to(directory, LOCK, _lock_bytes(artifact))
+
+
+def write_next_to(directory: str | Path, name: str, content: bytes) -> None:
+    """Write a file next to a run's checkpoints, completely or not at all.
 
     Args:
         directory: local, or gs://; it is created.
-        artifact: folder of the generated script.
 
     Raises:
         UserError: when it cannot be written.
     """
-    content = _lock_bytes(artifact)
     try:
-        write_whole(directory, LOCK, content)
+        write_whole(directory, name, content)
     except OSError as error:
         raise UserError(
             f"{directory}: cannot be written: {error.strerror or error}",

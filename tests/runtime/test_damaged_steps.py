@@ -231,3 +231,13 @@ def test_directory_and_record_that_cannot_be_read_give_one_sentence(
         check_directory(str(tmp_path), tmp_path, resume=True)
     assert caught.value.help == "allow this process to read it"
     assert kept(str(tmp_path)) == "what was saved before is kept"
+
+
+def test_file_that_cannot_be_written_next_to_checkpoints_gives_one_sentence(tmp_path: Path) -> None:
+    from recipec.runtime.checkpoints.record import write_next_to
+    from recipec.runtime.errors import UserError
+
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(UserError, match=r"run: cannot be written: ") as caught:
+        write_next_to(tmp_path / "run", "start_from.json", b"{}")
+    assert caught.value.help == "choose another checkpoint.directory, or --output"
