@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -415,16 +416,17 @@ def step_losses(directory: str | Path, step: int) -> dict[str, float]:
     out: dict[str, float] = {}
     for entry in _logged(directory):
         if entry.get("step") == step:
-            out |= {key: entry[key] for key in ("loss", "eval_loss") if entry.get(key) is not None}
+            out |= {key: float(entry[key]) for key in ("loss", "eval_loss") if entry.get(key) is not None}
     return out
 
 
 def _best_step(directory: str | Path, steps: list[int]) -> int:
     losses = {
-        entry["step"]: entry["eval_loss"]
+        entry["step"]: float(entry["eval_loss"])
         for entry in _logged(directory)
         if entry.get("eval_loss") is not None and entry.get("step") in steps
     }
+    losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
     if not losses:
         raise UserError(
             f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
@@ -435,7 +437,8 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
 
 
 def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a run's metrics.jsonl, none if there is no such file."""
+    """Yield the entries of a run's metrics.jsonl, none if there is no such file. Losses that are not finite
+    are texts, which float() reads."""
     path = path_of(directory) / METRICS
     with reached(directory):
         text = path.read_text() if path.is_file() else ""

@@ -238,7 +238,7 @@ def truncate(path: Path, step: int | None) -> None:
 
 def last(path: Path, name: str) -> float | None:
     """Return the newest value of a metric in metrics.jsonl."""
-    values = [entry[name] for _, entry in read_entries(path) if name in entry]
+    values = [float(entry[name]) for _, entry in read_entries(path) if name in entry]
     return values[-1] if values else None
 
 

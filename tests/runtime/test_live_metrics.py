@@ -19,7 +19,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
 from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import wandb_log
-from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics
+from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, last
 from recipec.runtime.metrics.run_state import recorded
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -98,6 +98,14 @@ def test_metrics_are_on_disk_immediately_after_logging(tmp_path: Path) -> None:
     assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
     assert of_tensorboard(tmp_path) == {("train/loss", 1): 1.5}
     metrics.close()
+
+
+def test_last_line_of_a_run_tells_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, None, False)
+    metrics.log("eval", 2, {"loss": math.nan})
+    metrics.close()
+    found = last(metrics.path, "eval_loss")
+    assert "eval_loss=nan" in done_line(2, None, None, found, 0)
 
 
 def test_resumed_run_keeps_answers_with_any_line_break_and_drops_a_cut_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,13 @@ import gguf
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.adapter_reader import Delta, choose_step, load_trained, saved_steps
+from recipec.runtime.checkpoints.adapter_reader import (
+    Delta,
+    choose_step,
+    load_trained,
+    saved_steps,
+    step_losses,
+)
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.plan import shard_bytes
@@ -256,8 +263,10 @@ def test_best_step_is_kept_step_with_lowest_eval_loss(base: HFCheckpoint, tmp_pa
     rows = [(1, None), (2, 3.0), (3, 1.0), (4, 2.5), (6, 2.75)]
     lines = [json.dumps({"step": step, "loss": 1.0}) for step, _ in rows]
     lines += [json.dumps({"step": step, "eval_loss": loss}) for step, loss in rows if loss]
+    lines += ['{"step": 2, "eval_loss": "NaN"}']  # as the loggers write it
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 6, "eval_l']))
     assert load_trained(tmp_path, "best", base).step == 4
+    assert math.isnan(step_losses(tmp_path, 2)["eval_loss"])
 
 
 def test_record_that_does_not_match_arrays_is_refused(
