@@ -128,8 +128,8 @@ class _Copies:
         self._system, self._folder = system, folder
         self._record = folder.with_name(f"{folder.name}.json")
         self._versions: dict[str, str] = {}
-        with suppress(OSError, ValueError, RecursionError):
-            self._versions = json.loads(self._record.read_text())
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            self._versions = dict(json.loads(self._record.read_text()))
 
     def keep_only(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Remove copies of files that the bucket no longer has: an old model.safetensors would be loaded
