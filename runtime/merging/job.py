@@ -229,7 +229,9 @@ def needed(job: MergeJob, written: Files | None = None) -> int:
 
 def adapter_bytes(job: MergeJob) -> int:
     deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
-    return sum(part.nbytes for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None)
+    parts = [part for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None]
+    whole = job.trained.whole.values() if isinstance(job.trained, TrainedAdapters) else ()
+    return sum(part.nbytes for part in (*parts, *whole))
 
 
 def _check_space(job: MergeJob, journal: Journal) -> None:
