@@ -134,13 +134,13 @@ def prompts(
     for place, tokens in zip(padded, encoded, strict=True):
         place[: len(tokens)] = tokens
     given = generation.get("eos_token_id")
-    ends = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id} - {None}
+    ends = [*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id]
     return Prompts(
         texts,
         padded,
         lengths,
         samples.max_tokens,
-        tuple(sorted(ends)),
+        tuple(sorted({end for end in ends if isinstance(end, int)})),
         lambda answer: str(tokenizer.decode(answer, skip_special_tokens=True)),
     )
 

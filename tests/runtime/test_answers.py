@@ -87,8 +87,8 @@ def test_text_prompt_needs_no_chat_template(tmp_path: Path) -> None:
     made.chat_template = None
     own = Source("train.jsonl", chat_template="{{ messages }}")
     data = DataSettings(train=(own,), packing=False, max_length=48)
-    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {})
-    assert found.texts == ["one two"]
+    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {"eos_token_id": [[1], 7]})
+    assert found.texts == ["one two"] and found.ends == tuple(sorted({7, made.eos_token_id}))
 
 
 @pytest.mark.parametrize(
