@@ -180,7 +180,7 @@ class Session:
             )
         elif self.until < self.total:
             print(
-                f"stopped after step {self.until} of {self.total}, as --steps says; "
+                f"stopped after step {outcome.step} of {self.total}, as --steps says; "
                 "--resume continues from there",
                 file=sys.stderr,
             )

@@ -21,6 +21,7 @@ from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import wandb_log
 from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, last
 from recipec.runtime.metrics.run_state import recorded
+from recipec.runtime.training.session import Session
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
 LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4}, "train": {"steps": 8}}}
@@ -106,6 +107,15 @@ def test_last_line_of_a_run_tells_a_loss_that_is_no_number(tmp_path: Path) -> No
     metrics.close()
     found = last(metrics.path, "eval_loss")
     assert "eval_loss=nan" in done_line(2, None, None, found, 0)
+
+
+def test_run_stopped_before_its_restored_step_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session: Any = SimpleNamespace(until=5, total=100)  # --resume --steps 5, at step 10
+    outcome: Any = SimpleNamespace(early=None, step=10, loss=1.0, eval_loss=1.0, tokens_per_second=None)
+    Session.conclude(session, outcome, tmp_path / FILE)
+    assert "stopped after step 10 of 100, as --steps says" in capsys.readouterr().err
 
 
 def test_resumed_run_keeps_answers_with_any_line_break_and_drops_a_cut_one(tmp_path: Path) -> None:
