@@ -152,7 +152,8 @@ class Metrics:
         try:
             with suppress(OSError):
                 for backend in self._backends:
-                    backend.close()
+                    if backend not in self._services:
+                        backend.close()
         finally:
             for service in self._services:
                 service.close()

@@ -34,7 +34,7 @@ class Client:
     def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
         id = f"run-{len(self.runs)}"
         found = SimpleNamespace(info=SimpleNamespace(run_id=id), experiment=experiment, name=run_name)
-        found.numbers, found.params, found.status = {}, {}, "RUNNING"
+        found.numbers, found.params, found.status, found.ended = {}, {}, "RUNNING", 0
         self.runs[id] = found
         return found
 
@@ -42,6 +42,7 @@ class Client:
         self.runs[id].status = status
 
     def set_terminated(self, id: str, status: str) -> None:
+        self.runs[id].ended += 1
         self.update_run(id, status)
 
     def log_batch(self, id: str, metrics: Any = (), params: Any = ()) -> None:
@@ -91,7 +92,7 @@ def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: An
 def test_resumed_run_continues_same_mlflow_run(tmp_path: Path, runs: dict[str, SimpleNamespace]) -> None:
     folder = log(tmp_path, 0, 5, status=143, stopped=True)
     (run,) = runs.values()
-    assert (run.experiment, run.name, run.status) == ("support", "tiny", "KILLED")
+    assert (run.experiment, run.name, run.status, run.ended) == ("support", "tiny", "KILLED", 1)
     assert run.params["lora.rank"] == "4" and run.params["lora.targets"] == '["q_proj"]'
     assert ("eval/chat", 4) in run.numbers
     log(tmp_path, 4, 8, resume=True)
