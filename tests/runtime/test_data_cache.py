@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from recipec.runtime.data.epochs import pack
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings, Source, TrainSettings
+from recipec.runtime.settings import DataSettings, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
 from tests.runtime.preparing import conversations
 
@@ -215,24 +214,6 @@ def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> 
     fsspec.filesystem("memory").pipe("/a.jsonl", b"one\n")
     key, reason = caching.key(["memory://a.jsonl"], data, how, tmp_path)
     assert key is None and "neither a checksum nor a time" in reason
-
-
-def test_cache_key_of_a_file_on_the_hub_is_its_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
-    from recipec.runtime.data.remote_content import remote_content
-
-    blobs = {"datasets/some/set/a.jsonl": "c0ffee"}
-
-    def url_to_fs(address: str) -> tuple[Any, str]:
-        system = SimpleNamespace(
-            isdir=lambda path: path not in blobs, info=lambda path: {"size": 4, "blob_id": blobs[path]}
-        )
-        return system, address.removeprefix("hf://")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
-    ((name, *told),) = remote_content(Source("hf://datasets/some/set/a.jsonl"))
-    assert name == "datasets/some/set/a.jsonl" and "c0ffee" in told
 
 
 def test_a_million_samples_are_packed_in_seconds() -> None:
