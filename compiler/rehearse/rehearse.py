@@ -20,6 +20,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.any_miniature import write_any
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
@@ -194,7 +195,7 @@ def backends(program: Program) -> tuple[Backend, ...]:
 def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
     """Copy the recipe's chat template, if it is a file."""
     template = recipe["data"]["chat_template"]
-    if template is None or "{" in template or "\n" in template:
+    if template is None or is_inline(template):
         return
     target = work / template
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.folder import Trained, open_trained, read_json
@@ -163,7 +164,7 @@ def _template(found: Trained, options: Options) -> str | None:
     if found.adapter is None or own.is_file() or not (found.folder / LOCK).is_file():
         return None
     named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
-    if not isinstance(named, str) or "{" in named:
+    if not isinstance(named, str) or is_inline(named):
         return named
     beside = found.folder.parent / named
     if not beside.is_file():
