@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.lowering.tensors import tensors
 from recipec.runtime.addresses import first_line
 from recipec.runtime.errors import UserError
 from recipec.runtime.memory import available_memory
@@ -143,22 +144,14 @@ def count_numbers(folder: Path) -> int:
     Raises:
         UserError: when there are no such files, or one is damaged.
     """
-    count = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                if size > 100_000_000:
-                    raise ValueError
-                header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            shapes = [tensor["shape"] for tensor in header.values()]
-            count += sum(math.prod(shape) for shape in shapes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(f"{path} is damaged: its header cannot be read", "merge again") from None
-    if not count:
+    try:
+        found = tensors(folder)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"the weights of {folder} are damaged: {reason}", "merge again") from None
+    if not found:
         raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")
-    return count
+    return sum(math.prod(tensor.shape) for tensor in found.values())
 
 
 class ReferenceTokenizer:

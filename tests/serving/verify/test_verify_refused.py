@@ -110,7 +110,7 @@ FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
             (folder / "config.json").write_text("{}"),
             (folder / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{]"),
         ),
-        "model.safetensors is damaged: its header cannot be read",
+        "damaged are damaged: model.safetensors is not a safetensors file",
     ),
 ]
 
