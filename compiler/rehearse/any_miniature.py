@@ -51,7 +51,7 @@ def write_any(
             f"transformers makes no {original['model_type']} of this size, which a rehearsal takes: "
             f"{first_line(error)}"
         ) from error
-    write_tokenizer(directory, CHATML, texts)
+    write_tokenizer(directory, CHATML, texts, program.recipe.model.add_tokens)
     heads = ":".join(
         str(config[key]) for key in ("num_attention_heads", "num_key_value_heads") if key in config
     )

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.families import FAMILIES, class_name
@@ -34,6 +35,7 @@ def write_checkpoint(
     shards: int = 2,
     dtype: str = "bfloat16",
     embedding_scale: float = 0.5,
+    added: Mapping[str, str | None] = MappingProxyType({}),
 ) -> None:
     """Write config.json, the weights with their index, generation_config.json and the tokenizer.
 
@@ -48,6 +50,7 @@ def write_checkpoint(
         dtype: type of the weights, "bfloat16" or "float32".
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
+        added: as in `write_tokenizer`.
     """
     from recipec.runtime.model.random_weights import is_table, random_tensor
 
@@ -68,7 +71,7 @@ def write_checkpoint(
         partial / "generation_config.json",
         {"bos_token_id": 2, "eos_token_id": [1, FAMILIES[family.name].tokens.turn_end], "pad_token_id": 0},
     )
-    write_tokenizer(partial, family.name, texts)
+    write_tokenizer(partial, family.name, texts, added)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
 
@@ -258,13 +261,19 @@ SAMPLE = (
 )
 
 
-def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> None:
+def write_tokenizer(
+    directory: Path,
+    family: str,
+    texts: Sequence[str] = (),
+    added: Mapping[str, str | None] = MappingProxyType({}),
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja in transformers' format.
 
     Args:
         directory: an existing directory.
         family: a key of FAMILIES.
         texts: texts from which to learn the merges; SAMPLE if empty.
+        added: model.add_tokens, for which it has the tokens that are replaced, and room for the others.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -274,9 +283,9 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - list(added.values()).count(None),
         min_frequency=1,
-        special_tokens=list(tokens.special),
+        special_tokens=[*dict.fromkeys((*tokens.special, *filter(None, added.values())))],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
