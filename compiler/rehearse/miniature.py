@@ -31,7 +31,6 @@ def write_checkpoint(
     directory: Path,
     config: Mapping[str, Any],
     texts: Sequence[str] = (),
-    seed: int = 0,
     shards: int = 2,
     dtype: str = "bfloat16",
     embedding_scale: float = 0.5,
@@ -39,13 +38,12 @@ def write_checkpoint(
 ) -> None:
     """Write config.json, the weights with their index, generation_config.json and the tokenizer.
 
-    The write is atomic: the directory is either complete or absent. An existing directory is replaced.
+    The write is atomic: the directory is either complete or absent. An existing directory is replaced. A
+    tensor's values depend only on its name and shape, so that they are the same in every split.
 
     Args:
         config: as returned by `shrink` or `complete`.
         texts: texts from which to learn the tokenizer's merges; a few English sentences if empty.
-        seed: of the weights. Each tensor's random stream also depends on its name, and on nothing else, so
-            that the same tensor has the same values in every split.
         shards: number of safetensors files.
         dtype: type of the weights, "bfloat16" or "float32".
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
@@ -61,7 +59,7 @@ def write_checkpoint(
     partial.mkdir()
     offset = family.norm_offset(family.architecture(config))
     names = family.names
-    tensors = {name: random_tensor(name, shape, offset, seed, names) for name, shape in _tensors(config)}
+    tensors = {name: random_tensor(name, shape, offset, 0, names) for name, shape in _tensors(config)}
     for name in tensors:
         if is_table(name, names):
             tensors[name] *= embedding_scale
