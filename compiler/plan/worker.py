@@ -77,7 +77,7 @@ def compile_step(job: Job) -> Compiled | Failed:
     except Exception as error:  # jax raises exceptions of several kinds, with libtpu's own message
         return Failed(
             f"libtpu does not know the topology {topology.name(program.accelerator)}: "
-            f"{first_line(error)[:300]}",
+            f"{first_line(error)[:600]}",
             help="choose another mesh.accelerator or mesh.topology",
         )
     try:
@@ -145,7 +145,7 @@ def _refused(error: BaseException) -> Failed:
             "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
             help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and exceeds it a little",
         )
-    return Failed(f"libtpu refused the step: {first_line(error)[:300]}")
+    return Failed(f"libtpu refused the step: {first_line(error)[:600]}")
 
 
 def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigned, float]:
