@@ -121,8 +121,7 @@ MUTANTS = (
            "whole = math.ceil(epochs)", "whole = int(epochs)"),
     # Plans.
     Mutant("plan-model-flops", "test_bound -k model_flops",
-           "+ (2 if full else 0)\n    flops = (FORWARD * forward + backward) * model.head\n",
-           "+ 2\n    flops = (FORWARD * forward + backward) * model.head\n"),
+           "+ 2 * layer.trained + 4 * product", "+ 2 * layer.weights + 4 * product"),
     Mutant("plan-kernel-flops", "test_kernels",
            "visited = sum(min(block + 1, most) for block in range(blocks))", "visited = blocks * most"),
     Mutant("plan-budget", "test_budget",

@@ -175,13 +175,14 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
 
 
 def _data_files(lock: Mapping[str, Any]) -> list[str]:
-    """Return the local data files, data set folders and the adapter to start from that the recipe names."""
+    """Return the local files and folders that a run reads: data, prompts to answer, an adapter to start
+    from."""
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
     paths = {source["path"] for source in sources}
-    if adapter := (lock["recipe"].get("lora") or {}).get("start_from"):
-        paths.add(adapter)
-    return sorted(path for path in paths if "://" not in path)
+    paths.add((lock["recipe"].get("train", {}).get("samples") or {}).get("prompts"))
+    paths.add((lock["recipe"].get("lora") or {}).get("start_from"))
+    return sorted(path for path in paths if path and "://" not in path)
 
 
 def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:

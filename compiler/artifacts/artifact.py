@@ -81,7 +81,7 @@ def tree_digest(files: Files) -> str:
 
 
 def write(
-    out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str = "recipe build --force"
+    out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str | None = None
 ) -> list[str]:
     """Write runtime/, the schema and each artifact, all or nothing, and return notes for the user.
 
@@ -89,7 +89,7 @@ def write(
         out_dir: the folder of artifacts, created if it is missing.
         artifacts: files of each artifact by its name.
         force: whether to replace files that no build wrote, with a copy of each next to it.
-        forced: the command that does so, for a help.
+        forced: the command that does so, for a help; None where there is none.
 
     Returns:
         Lines that begin with "note: ", or with "warning: " where a file of the user was replaced.
@@ -133,7 +133,7 @@ def write(
 
 
 def _keep(
-    out_dir: Path, parts: Mapping[str, Part], present: Files, change: Change, force: bool, forced: str
+    out_dir: Path, parts: Mapping[str, Part], present: Files, change: Change, force: bool, forced: str | None
 ) -> list[str]:
     """Handle files that differ from what a build wrote: return warnings, refuse, or keep copies.
 
@@ -155,7 +155,7 @@ def _keep(
         first = listing([*(str(out_dir / path) for path in foreign[:3]), *_more(foreign[3:])])
         raise ArtifactError(
             f"{first} would be replaced, but no build wrote it",
-            f"move it away, or keep a copy next to it: {forced}",
+            f"move it away, or {f'keep a copy next to it: {forced}' if forced else 'choose another folder'}",
         )
     notes = []
     for path in sorted([*edited, *foreign]):

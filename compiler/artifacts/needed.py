@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec import runtime
 from recipec.compiler.lowering.catalog import entry_of
-from recipec.compiler.lowering.sources import COMPRESSIBLE
+from recipec.compiler.lowering.sources import COMPRESSIBLE, inputs
 from recipec.runtime.model.families import ANY, FAMILIES
 from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 from recipec.runtime.model.recomputed import OF_TUNIX
@@ -65,10 +65,7 @@ def _stored_quantized(program: Program) -> bool:
 
 def _sources(program: Program) -> Iterator[str]:
     """Yield the paths of all files that are read as data."""
-    recipe = program.recipe
-    yield from (source.path for source in (*recipe.data.train, *recipe.data.eval))
-    if recipe.train.samples is not None:
-        yield recipe.train.samples.prompts
+    yield from (path for place, path in inputs(program.recipe).items() if place != "lora.start_from")
 
 
 def _of_ending(endings: Sequence[str], program: Program) -> list[bool]:

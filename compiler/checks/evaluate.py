@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering import catalog, pins
 from recipec.compiler.lowering.facts import Facts
@@ -14,9 +13,6 @@ from recipec.compiler.wording import line
 from recipec.runtime.serving.evaluate_prompts import parse
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
-
-if TYPE_CHECKING:
-    pass
 
 CODES = {"file": "E0650", "line": "E0651", "regex": "E0652"}
 """Diagnostic codes by kind of fault in a file of prompts."""

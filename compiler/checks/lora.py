@@ -11,6 +11,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import in_layers, listing, plural, ranges
 from recipec.runtime.model.adapters import (
     EMBEDDING,
+    NOT_A_PATTERN,
     Adapter,
     Projection,
     by_pattern,
@@ -65,7 +66,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
     if not plain:
         try:
             re.compile(target)
-        except (re.error, RecursionError, OverflowError) as error:
+        except NOT_A_PATTERN as error:
             yield Diagnostic(
                 "E0303",
                 f"the target `{target}` is not a regular expression: {error}",
@@ -266,7 +267,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             where = join(("lora", key, pattern))
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except NOT_A_PATTERN as error:
                 yield Diagnostic(
                     "E0303",
                     f"the pattern `{pattern}` is not a regular expression: {error}",

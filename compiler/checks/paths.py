@@ -9,27 +9,29 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.sources import IMPORTABLE, escapes, is_inline, leads_out, names_nothing
+from recipec.compiler.lowering.sources import (
+    IMPORTABLE,
+    escapes,
+    inputs,
+    is_inline,
+    leads_out,
+    names_nothing,
+    outputs,
+)
 from recipec.spec.diagnostics import UNSHOWN, Diagnostic
 from recipec.spec.paths import Part, join
-
-if TYPE_CHECKING:
-    from recipec.spec.language import Recipe
 
 ARTIFACT_FILES = (
     ".gitignore",
     "README.md",
     "recipe.yaml",
     "recipe.lock.json",
-    "train.py",
-    "merge.py",
-    "requirements-train.txt",
-    "requirements-eval.txt",
-    "serve",
-    "launch",
+    *("train.py", "merge.py", "train_torchax.py", "probe.py", "probe_models.json", "notebook.ipynb"),
+    *("requirements-train.txt", "requirements-torchax.txt", "requirements-eval.txt"),
+    *("serve", "launch", "baseline"),
 )
 """Names that an artifact's folder already contains."""
 
@@ -74,18 +76,11 @@ INSTEAD = {"checkpoint.directory": "checkpoints", "merge.output": "merged", "cac
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _characters(facts)
     recipe = facts.recipe
-    data = [(f"data.train[{i}].path", source.path) for i, source in enumerate(recipe.data.train)]
-    data += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
-    if recipe.train.samples is not None:
-        data.append(("train.samples.prompts", recipe.train.samples.prompts))
-    if recipe.lora is not None and recipe.lora.start_from is not None:
-        data.append(("lora.start_from", recipe.lora.start_from))
-    copied = _copied(facts)
+    data, copied, written = [*inputs(recipe).items()], _copied(facts), [*outputs(recipe).items()]
     yield from _shadowing([*data, *copied])
     for where, path in copied:
         yield from _linked(facts, where, path)
-    outputs = _outputs(recipe)
-    yield from _too_long([*data, *copied, *outputs])
+    yield from _too_long([*data, *copied, *written])
     for where, path in [*data, *copied]:
         if names_nothing(path):
             yield _nothing(where, path)
@@ -96,7 +91,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
                 where,
                 "put the file below the recipe's folder, or name a gs:// address",
             )
-    yield from _written(outputs)
+    yield from _written(written)
     if recipe.checkpoint.local is not None:
         yield from _local(recipe.checkpoint.local.directory)
 
@@ -217,14 +212,6 @@ def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
             where,
             "replace the link with a copy of the file",
         )
-
-
-def _outputs(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return the folders that a run writes, with the recipe paths that name them."""
-    outputs = [("checkpoint.directory", recipe.checkpoint.directory), ("merge.output", recipe.merge.output)]
-    if recipe.cache.directory is not None:
-        outputs.append(("cache.directory", recipe.cache.directory))
-    return outputs
 
 
 def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:

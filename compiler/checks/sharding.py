@@ -110,7 +110,7 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
             facts.replicates and not where.startswith("sharding.")
         )
         over = f"{' x '.join(axes_of(axis, facts.axes))}={found[0].size}"
-        sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
+        sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(found)}"
         if replicate:
             yield Diagnostic("W0204", f"{sentence}, so every device keeps a full copy", where)
             continue
@@ -156,7 +156,7 @@ def _called(facts: Facts, length: int) -> str:
     return f"{length:,}"
 
 
-def _dimensions(facts: Facts, misfits: list[Indivisible]) -> str:
+def _dimensions(misfits: list[Indivisible]) -> str:
     """Return where a length occurs: "dimension 0 of layers.*.mlp.gate_proj.kernel"."""
     kinds = dict.fromkeys((misfit.dimension, split_layer(misfit.path)[0]) for misfit in misfits)
     words = [f"dimension {dimension} of {pattern.replace('{}', '*')}" for dimension, pattern in kinds]

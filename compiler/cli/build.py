@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -123,7 +124,11 @@ def build(
         with doing(f"making {name}"):
             artifacts[name] = emit(program, backends[name])
     again = " ".join(
-        ["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime, notebook)]
+        [
+            "recipe build",
+            *(quote(str(path)) for path in recipes),
+            *_as_options(output, sets, backend, runtime, notebook),
+        ]
     )
     if check:
         difference = artifact.check(output, artifacts)
@@ -253,8 +258,6 @@ def _as_options(
     runtime: Runtime | None,
     notebook: bool | None,
 ) -> list[str]:
-    from shlex import quote
-
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
     chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
     chosen += ["--runtime", runtime.value] if runtime is not None else []

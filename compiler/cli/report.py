@@ -154,32 +154,15 @@ def write(file: Path, page: str) -> None:
     Raises:
         ArtifactError: something else is there, or it cannot be written.
     """
-    import os
-    import tempfile
-
+    from recipec.compiler.artifacts.writing import demand_writable, write_text
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.report.document import GENERATOR
 
-    if file.exists() and not file.is_file():
-        what = "a folder" if file.is_dir() else "not a regular file"
-        raise ArtifactError(f"{file} is {what}", "name a file: -o report.html")
-    try:
-        if file.exists():
-            with file.open("rb") as there:
-                if GENERATOR.encode() not in there.read(HEAD):
-                    raise ArtifactError(
-                        f"{file} exists and is not a report: it was not changed", "name another file with -o"
-                    )
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as part:
-            try:
-                part.write(page)
-                part.flush()
-                os.fchmod(part.fileno(), 0o644)
-                os.replace(part.name, file)
-            except BaseException:
-                Path(part.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise ArtifactError(
-            f"{file} cannot be written: {error.strerror or error}", "name a file in a writable folder with -o"
-        ) from error
+    demand_writable(file)
+    if file.exists():
+        with file.open("rb") as there:
+            if GENERATOR.encode() not in there.read(HEAD):
+                raise ArtifactError(
+                    f"{file} exists and is not a report: it was not changed", "name another file with -o"
+                )
+    write_text(file, page)

@@ -256,15 +256,13 @@ def verify(
     transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
     float32. Exits with 1 if the endpoint does not serve that checkpoint.
     """
-    from recipec.compiler.errors import ArtifactError
     from recipec.compiler.serving.verify import VerifyOptions, report
     from recipec.compiler.serving.verify import verify as verified
-    from recipec.runtime.errors import UserError
 
     if artifact is None and model is None:
         raise typer.BadParameter("give --artifact DIR or --model DIR")
-    try:
-        asked = VerifyOptions(
+    result = verified(
+        VerifyOptions(
             url,
             artifact=artifact,
             model=model,
@@ -275,12 +273,7 @@ def verify(
             dtype=dtype.value,
             server_dtype=server_dtype.value if server_dtype else None,
         )
-        result = verified(asked)
-    except (UserError, ArtifactError) as error:
-        say(f"error: {error}")
-        if error.help:
-            say(f"  = help: {error.help}")
-        raise typer.Exit(FAILED) from None
+    )
     if as_json:
         import json
 

@@ -174,7 +174,12 @@ def _combinations(over: Sequence[str], draw: int | None, seed: int) -> list[dict
             values = None
         if not isinstance(values, list) or not values:
             raise typer.BadParameter(f"--over {argument}: write it as --over 'lora.rank=[8, 16]'")
-        keys[path.strip()] = values
+        if (path := path.strip()) in keys:
+            raise typer.BadParameter(f"--over {path} is given twice: write all of its values in one list")
+        if path == "name":
+            raise typer.BadParameter("--over name: the runs are named by their numbers")
+        # A date is text, as everywhere in a recipe.
+        keys[path] = json.loads(json.dumps(values, default=str))
     every = [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
     if draw is None or draw >= len(every):
         return every
@@ -190,9 +195,10 @@ def _points(
     points = []
     for number, values in enumerate(combinations, 1):
         own = [f"{path}={json.dumps(value)}" for path, value in values.items()]
-        if base is not None:
-            own.append(f"name={base.name}-{number:0{width}}")
-            directory = base.recipe.checkpoint.directory
+        named = base or read(recipe, [*sets, *own])[1].program
+        if named is not None:
+            own.append(f"name={named.name}-{number:0{width}}")
+            directory = str(values.get("checkpoint.directory", named.recipe.checkpoint.directory))
             own += [f"checkpoint.directory={directory}/{number:0{width}}"] if "://" in directory else []
         _, lowered = read(recipe, [*sets, *own])
         if lowered.program is None or has_errors(lowered.diagnostics):
@@ -211,7 +217,7 @@ def _build(points: Sequence[Point], output: Path) -> None:
     end_build(output)
     with doing(f"writing {output}"):
         made = {p.program.name: emit(replace(p.program, installs_runtime=False), ()) for p in points}
-        for line in artifact.write(output, made, False, "another folder: -o"):
+        for line in artifact.write(output, made):
             (note if line.startswith("note: ") else say)(line)
 
 

@@ -49,8 +49,9 @@ def support(backend: Backend) -> Support | None:
     """Return the support of a backend; None for Tunix, which every artifact has."""
     if backend is Backend.TRL:
         from recipec.compiler.emitters import baseline
+        from recipec.compiler.lowering import pins
 
-        return Support(baseline.emit_baseline, baseline.check, baseline.packages)
+        return Support(baseline.emit_baseline, baseline.check, pins.trl)
     if backend is Backend.TORCHAX:
         from recipec.compiler.emitters import torchax
 

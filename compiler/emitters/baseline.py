@@ -29,7 +29,6 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from recipec.compiler.lowering.pins import Pins
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
     from recipec.spec.language.train import Train
@@ -140,11 +139,6 @@ def _of_all_logits(train: Train) -> Iterator[tuple[str, str]]:
     for key in ("label_smoothing", "z_loss"):
         if getattr(train, key) and key in OBJECTIVES[train.objective].reads(train.loss_type):
             yield key, "0"
-
-
-def packages(program: Program) -> Pins:
-    """Return the tested environment of train_trl.py."""
-    return pins.trl(program)
 
 
 def processes(program: Program) -> int:
@@ -290,5 +284,5 @@ def _loads_everywhere(program: Program) -> bool:
 
 
 def _requirements(program: Program) -> str:
-    found = packages(program)
+    found = pins.trl(program)
     return render("baseline/requirements-trl.txt", direct=found.direct, transitive=found.transitive)

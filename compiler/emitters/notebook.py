@@ -13,6 +13,7 @@ from recipec.compiler.emitters.launch import run_tokens
 from recipec.compiler.emitters.places import is_hub_id
 from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import kind
+from recipec.compiler.lowering.sources import inputs, outputs
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic
 
@@ -84,17 +85,8 @@ def check(program: Program) -> Iterator[Diagnostic]:
             f"{listing(PLACES, 'or')}; or build without --notebook",
         )
         return
-    outside = {
-        "checkpoint.directory": recipe.checkpoint.directory,
-        "merge.output": recipe.merge.output,
-        "model.id": recipe.model.id,
-        **{
-            f"data.{split}[{number}].path": source.path
-            for split, sources in {"train": recipe.data.train, "eval": recipe.data.eval}.items()
-            for number, source in enumerate(sources)
-        },
-    }
-    for path, value in outside.items():
+    model = {"model.id": recipe.model.id, "model.tokenizer": recipe.model.tokenizer or ""}
+    for path, value in {**inputs(recipe), **outputs(recipe), **model}.items():
         if "://" in value and not value.startswith("hf://"):
             yield Diagnostic(
                 "E1041",

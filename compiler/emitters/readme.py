@@ -17,6 +17,7 @@ from recipec.compiler.emitters.render import code_span, render, shell_word
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.sources import inputs
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
 from recipec.runtime.training.objectives import settings_of
@@ -41,9 +42,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
     cpu = accelerator.platform == "cpu"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
-    paths = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
-    paths += [recipe.train.samples.prompts] if recipe.train.samples else []
-    data = [code_span(path) for path in paths if "://" not in path]
+    data = [code_span(path) for path in inputs(recipe).values() if "://" not in path]
     return render(
         "README.md",
         name=program.name,

@@ -158,9 +158,9 @@ def _tokenizer(recipe: Recipe) -> str | None:
 
     None if only the user who runs eval.sh knows it; then --tokenizer is required.
     """
-    for name in (recipe.model.tokenizer, recipe.model.id):
-        if name and not catalog.is_directory(name) and "://" not in name:
-            return shell_word(name)
+    name = recipe.model.tokenizer or recipe.model.id
+    if not (catalog.is_directory(name) or "://" in name or recipe.model.add_tokens):
+        return shell_word(name)
     if "://" in recipe.merge.output:
         return None
     return '"$here/../"' + shell_word(recipe.merge.output)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts.artifact import difference
+from recipec.compiler.artifacts.artifact import IGNORE, LOCK, difference
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering import catalog, libtpu
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from recipec.spec.language.train import LocalCheckpoint, Train
 
 
+ONLY_READ = {IGNORE, "README.md", "recipe.yaml", LOCK}
+"""Files of an artifact that say what the run is, and that it does not run."""
+
+
 def diff(before: Program, after: Program) -> str:
     """Return the command's output: the changes in words, each changed value, and the files' unified diff."""
     values = list(_values(before, after))
@@ -31,7 +36,7 @@ def diff(before: Program, after: Program) -> str:
     out = []
     if said:
         out += ["In the run:", *(f"  - {line}" for line in said), ""]
-    elif values:
+    elif values and _same_run(before, after):
         out += ["Nothing changes in the run.", ""]
     if values:
         out += ["In the recipe:", *(f"  {line}" for line in values), ""]
@@ -63,6 +68,13 @@ def _files(before: Program, after: Program) -> str:
         difference(old.get(path), new.get(path), f"{before.name}/{path}", f"{after.name}/{path}")
         for path in sorted({*old, *new})
     )
+
+
+def _same_run(before: Program, after: Program) -> bool:
+    """Return whether the scripts differ in nothing but the recipe's name."""
+    named = replace(after, recipe=after.recipe.model_copy(update={"name": before.name}))
+    old, new = emit(before), emit(named)
+    return {path for path in old | new if old.get(path) != new.get(path)} <= ONLY_READ
 
 
 def _model(a: Program, b: Program) -> Iterator[str]:
@@ -106,6 +118,9 @@ def _mesh(a: Program, b: Program) -> Iterator[str]:
 
 
 def _lora(a: Program, b: Program) -> Iterator[str]:
+    if (a.lora is None) != (b.lora is None):
+        whole, adapters = "the model's own weights", "adapters (LoRA)"
+        yield f"trained: {whole} -> {adapters}" if a.lora is None else f"trained: {adapters} -> {whole}"
     if a.lora is None or b.lora is None or a.architecture != b.architecture:
         return
     if a.trainable_parameters != b.trainable_parameters:
@@ -165,6 +180,9 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         if first == second and limits[0] != limits[1]:
             before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
             yield f"rows of {flow(second)}: {before} -> {after}"
+    for name in ("format", "fields", "transform"):
+        if getattr(old, name) != getattr(new, name):
+            yield f"{name} of the samples: {flow(getattr(old, name))} -> {flow(getattr(new, name))}"
     if old.eval_fraction != new.eval_fraction:
         shares = ("none" if n is None else f"{n:.3g}" for n in (old.eval_fraction, new.eval_fraction))
         yield f"held out of the training rows to evaluate on: {' -> '.join(shares)}"
@@ -241,19 +259,20 @@ def _train(a: Program, b: Program) -> Iterator[str]:
     norms = old.optimizer.max_grad_norm, new.optimizer.max_grad_norm
     if norms[0] != norms[1]:
         yield f"gradients clipped to norm {_or_none(norms[0])} -> {_or_none(norms[1])}"
-    rest = [
-        k
-        for k in ("b1", "b2", "eps", "weight_decay")
-        if getattr(old.optimizer, k) != getattr(new.optimizer, k)
-    ]
-    for key in rest:
-        yield f"AdamW's {key} {getattr(old.optimizer, key):g} -> {getattr(new.optimizer, key):g}"
+    for key in ("name", "b1", "b2", "eps", "momentum", "weight_decay", "master_weights"):
+        before, after = getattr(old.optimizer, key), getattr(new.optimizer, key)
+        if before != after:
+            yield f"the optimizer's {key} {flow(before)} -> {flow(after)}"
     if old.schedule != new.schedule:
         yield f"schedule {_schedule(a)} -> {_schedule(b)}"
     if old.early_stopping != new.early_stopping:
         yield f"early stopping: {_stopping(old)} -> {_stopping(new)}"
     if old.seed != new.seed:
         yield "other initial adapters and dropout (seed)"
+    if old.samples != new.samples:
+        yield "other prompts are answered at evaluations (samples)"
+    if libtpu.flags(a) != libtpu.flags(b):
+        yield "the step is compiled with other flags of libtpu"
     if a.recipe.remat.policy != b.recipe.remat.policy:
         yield f"recomputed in the backward pass: {a.recipe.remat.policy} -> {b.recipe.remat.policy}"
 

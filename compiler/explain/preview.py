@@ -308,6 +308,7 @@ def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | N
 def _download(repository: str, revision: str | None) -> Path:
     import huggingface_hub
 
+    from recipec.runtime.addresses import first_line
     from recipec.runtime.errors import UserError
 
     try:
@@ -318,7 +319,7 @@ def _download(repository: str, revision: str | None) -> Path:
         )
     except Exception as error:  # the hub, the network and the disk each raise their own errors
         raise UserError(
-            f"{repository}: its tokenizer could not be downloaded ({str(error).strip().splitlines()[0]})",
+            f"{repository}: its tokenizer could not be downloaded ({first_line(error)})",
             "check the connection, or HF_TOKEN for a model with terms; or give a folder with its tokenizer: "
             "--model DIR",
         ) from error

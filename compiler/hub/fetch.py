@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,9 +113,8 @@ class _Repository:
         for file in sorted(self._sizes):
             if file not in files and any(_is(file, name) for name in names):
                 files[file] = self._file(file)
-        tensors = self._tensors()
-        files[TENSORS] = _listed(tensors)
-        return Fetched(self._id, self._revision, self._commit, self._name, files, tensors)
+        files[TENSORS] = _listed(self._tensors)
+        return Fetched(self._id, self._revision, self._commit, self._name, files, self._tensors)
 
     def _config(self) -> bytes:
         """Return config.json, after checking that the model can be trained."""
@@ -127,7 +127,7 @@ class _Repository:
         config = json_value(content)
         try:
             catalog.refuse_quantized(self._id, config)
-            catalog.read(self._id, config, CONFIG)
+            catalog.read(self._id, config, CONFIG, self._shapes)
         except catalog.UnknownModel as error:
             if error.code == "E0802":
                 self._wrong(str(error))
@@ -152,6 +152,10 @@ class _Repository:
             self._wrong(f"{name} came with {len(content):,} bytes of {size:,}", "try again")
         return content
 
+    def _shapes(self) -> catalog.Shapes:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    @cached_property
     def _tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the checkpoint."""
         if SINGLE in self._sizes:

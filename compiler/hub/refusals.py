@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from recipec.compiler.errors import ArtifactError
+from recipec.runtime.addresses import first_line
 
 ELSEWHERE = "or run `recipe models add` on a machine that reaches the hub, and copy the folder that it writes"
 """The alternative if the hub cannot be reached."""
@@ -71,9 +72,10 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
     if isinstance(error, httpx.NetworkError | httpx.ProtocolError | httpx.ReadTimeout) and not isinstance(
         error, httpx.ConnectError
     ):
-        return HubNotReached(model_id, f"the connection to {constants.ENDPOINT} broke ({_first(error)})")
+        return HubNotReached(model_id, f"the connection to {constants.ENDPOINT} broke ({first_line(error)})")
     if isinstance(error, httpx.TransportError | errors.LocalEntryNotFoundError):
-        return HubNotReached(model_id, f"the hub was not reached at {constants.ENDPOINT} ({_first(error)})")
+        why = f"the hub was not reached at {constants.ENDPOINT} ({first_line(error)})"
+        return HubNotReached(model_id, why)
     if isinstance(error, errors.HFValidationError):
         return ArtifactError(f"`{model_id}` is not an id of the hub", "write the id as OWNER/NAME")
     if isinstance(error, httpx.HTTPStatusError | errors.HfHubHTTPError):
@@ -84,14 +86,8 @@ def refusal(model_id: str, revision: str | None, error: Exception) -> ArtifactEr
             "HF_TOKEN may belong to another account, or may have expired" if wrong else "try again later",
         )
     if isinstance(error, OSError):
-        return ArtifactError(f"`{model_id}` was not added: {_first(error)}", "try again")
+        return ArtifactError(f"`{model_id}` was not added: {first_line(error)}", "try again")
     return ArtifactError(
-        f"`{model_id}`: the answer of {constants.ENDPOINT} is not the hub's ({_first(error)})",
+        f"`{model_id}`: the answer of {constants.ENDPOINT} is not the hub's ({first_line(error)})",
         "check HF_ENDPOINT and proxies",
     )
-
-
-def _first(error: BaseException | None) -> str:
-    """Return the first line of an error's message, or its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

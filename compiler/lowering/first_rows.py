@@ -41,8 +41,9 @@ def first_rows(file: Path) -> list[dict[str, Any]] | None:
         return _parquet(file)
     if kind not in ("jsonl", "json", "csv"):
         return None
+    csv.field_size_limit(MOST)  # 131,072 characters of a cell by default
     with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(text) if kind == "csv" else _json_rows(text, kind)
         return list(islice(rows, LOOKED_AT))
 
@@ -53,21 +54,22 @@ def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: a line is not an object, or the list is not valid JSON; the message has the position.
     """
-    line = text.readline(MOST)
-    if kind == "json" and line.lstrip().startswith("["):
-        whole = line + text.read(MOST)
-        if len(whole) >= MOST:
-            raise ValueError("it is one JSON list of more than 8 MB: write it as .jsonl")
-        yield from (row for row in _value(whole, 1) if isinstance(row, dict))
-        return
-    number = 1
-    while line:
-        if line.strip():
-            row = _value(line, number)
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number} is not a JSON object")
-            yield row
-        line, number = text.readline(MOST), number + 1
+    listed = kind == "json"
+    for number, line in enumerate(iter(lambda: text.readline(MOST), ""), 1):
+        if not line.strip():
+            continue
+        if listed and line.lstrip().startswith("["):
+            whole = line + text.read(MOST)
+            if len(whole) >= MOST:
+                raise ValueError("it is one JSON list of more than 8 MB: write it as .jsonl")
+            yield from (row for row in _value(whole, number) if isinstance(row, dict))
+            return
+        if len(line) == MOST:
+            raise ValueError(f"line {number} has more than 8 MB")
+        row, listed = _value(line, number), False
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} is not a JSON object")
+        yield row
 
 
 def _value(text: str, number: int) -> Any:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.lowering.sources import inputs, outputs
+
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
@@ -91,10 +93,8 @@ def _logging(program: Program, pins: Pins) -> Pins:
 def uses_gcs(program: Program) -> bool:
     """Return whether anything that a recipe reads or writes lies in Google Cloud Storage."""
     recipe = program.recipe
-    places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
-    places += [recipe.train.samples.prompts] if recipe.train.samples else []
-    places += [recipe.model.id, recipe.model.tokenizer or ""]
-    places += [recipe.checkpoint.directory, recipe.merge.output, recipe.cache.directory or ""]
+    model = (recipe.model.id, recipe.model.tokenizer or "")
+    places = (*inputs(recipe).values(), *outputs(recipe).values(), *model)
     return any(place.startswith("gs://") for place in places)
 
 

@@ -32,7 +32,7 @@ class Program:
         model_origin: "catalog", or the config.json that was read.
         accelerator: the hardware that it trains on.
         serve_accelerator: the hardware that serves it, None without a `serve` section.
-        data_parallel: devices that see different samples: the size of the axis fsdp.
+        data_parallel: devices that see different samples: the product of the axes fsdp, dcn and ep.
         accumulation_steps: micro-batches of one optimizer step.
         parameters: every array of the model with its final sharding.
         lora, adapters: None and () for full fine-tuning.

@@ -38,6 +38,28 @@ def asks_chats(recipe: Recipe) -> bool:
     return not recipe.data.formats <= set(TEXT_FORMATS)
 
 
+def inputs(recipe: Recipe) -> dict[str, str]:
+    """Return what a run reads, data and the adapter to start from, by their places in the recipe."""
+    data, samples, lora = recipe.data, recipe.train.samples, recipe.lora
+    found = {f"data.train[{i}].path": source.path for i, source in enumerate(data.train)}
+    found |= {f"data.eval[{i}].path": source.path for i, source in enumerate(data.eval)}
+    if samples is not None:
+        found["train.samples.prompts"] = samples.prompts
+    if lora is not None and lora.start_from is not None:
+        found["lora.start_from"] = lora.start_from
+    return found
+
+
+def outputs(recipe: Recipe) -> dict[str, str]:
+    """Return the folders that a run writes, by their places in the recipe."""
+    cache = {} if recipe.cache.directory is None else {"cache.directory": recipe.cache.directory}
+    return {
+        "checkpoint.directory": recipe.checkpoint.directory,
+        "merge.output": recipe.merge.output,
+        **cache,
+    }
+
+
 def leads_out(folder: Path, path: str) -> bool:
     """Return whether a path below a folder leads outside it through a link."""
     root = os.path.realpath(folder)

@@ -355,5 +355,6 @@ def _one_group(recipe: dict[str, Any]) -> None:
     axes, train = recipe["mesh"]["axes"], recipe["train"]
     train["global_batch_size"] //= data_parallel(axes)
     axes["fsdp"] = 1
-    axes.pop("dcn", None)
+    for axis in ("dcn", "ep"):
+        axes.pop(axis, None)
     recipe["mesh"]["accelerator"] = f"cpu-{math.prod(axes.values())}"

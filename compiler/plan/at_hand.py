@@ -149,6 +149,7 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
 
 def contents(found: AtHand) -> str:
     """Return everything that the tokenized data depends on, as JSON; files are given by their digests."""
+    from recipec.compiler.plan.identity import version_of
     from recipec.runtime import data as code
 
     data = found.data
@@ -163,7 +164,7 @@ def contents(found: AtHand) -> str:
         "templates": [_digests(found.data_dir / text) for text in templates if not is_inline(text)],
         "transforms": [_digests(Path(transform)) for transform in transforms],
         "code": _digests(Path(code.__file__).parent, ["*.py"]),
-        "packages": [_version(name) for name in DECISIVE],
+        "packages": [version_of(name) for name in DECISIVE],
     }
     return json.dumps(made_of, sort_keys=True)
 
@@ -240,12 +241,3 @@ def _digests(place: Path, patterns: Iterable[str] = ("**/*",)) -> list[str]:
             name = file.relative_to(place).as_posix()
             out.append(f"{name} {hashlib.file_digest(stream, 'sha256').hexdigest()}")
     return out
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

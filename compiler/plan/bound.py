@@ -94,28 +94,26 @@ def model_flops(program: Program, tokens: float) -> float:
     This is the numerator of model FLOPs utilization (PaLM, Chowdhery et al. 2022, appendix B). PaLM counts
     6 N a token (2 forward, 2 for the gradient of the activations, 2 for the gradient of the weights), and
     12 L H Q T for attention. Here attention counts only the pairs that the mask leaves. N is the number of
-    weights in matrix products, with the output head and without the embedding. With LoRA, the frozen weights
-    need 4 N from the first trained layer on, and each adapter weight needs 6. DPO's reference adds a forward
-    pass, and KTO's unrelated answers add one of each model.
+    weights in matrix products, with the output head and without the embedding. Frozen weights need 4 N from
+    the first trained layer on and 2 N before it, and each adapter weight needs 6. DPO's reference adds a
+    forward pass, and KTO's unrelated answers add one of each model.
 
     Args:
         tokens: tokens of the micro-batch over all devices, padding included.
     """
     length = program.recipe.data.max_length
     model = shapes(program, length)
-    full = program.lora is None
-    train = program.recipe.train
-    forward = _forward_passes(train)
-    backward = BACKWARD + (2 if full else 0)
-    flops = (FORWARD * forward + backward) * model.head
-    flops += (FORWARD * forward + (backward if full else 0)) * model.outside
-    if not full:
+    forward = _forward_passes(program.recipe.train)
+    head, outside = model.trained
+    flops = (FORWARD * forward + BACKWARD) * model.head + 2 * head
+    flops += FORWARD * forward * model.outside + (BACKWARD + 2) * outside
+    if program.lora is not None:
         flops += 6.0 * program.used_adapter_parameters
     for number, layer in enumerate(model.layers):
         product = 2 * layer.attended * layer.pairs / length
         flops += forward * (FORWARD * layer.weights + 2 * product)
         if number >= model.first_trained:
-            flops += backward * layer.weights + 4 * product
+            flops += BACKWARD * layer.weights + 2 * layer.trained + 4 * product
     return flops * tokens
 
 
@@ -125,21 +123,22 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     Products in eight bits count by their time, as a share of bfloat16's. The backward pass of the first
     trained layer is left out, because its cost depends on which of its projections are trained.
     """
-    recipe, full = program.recipe, program.lora is None
+    recipe = program.recipe
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
     block = recipe.model.attention_block or program.accelerator.attention_block or 0
     kernel = KERNEL_BACKWARD if block >= FUSED else KERNELS_BACKWARD
     forward = _forward_passes(recipe.train)
     once, back = _faster(program)
-    backward = BACKWARD + (2 if full else 0)
-    flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside
-    if not full:
+    flops = (FORWARD * forward + BACKWARD) * model.head + 2 * model.trained[0] + FORWARD * model.outside
+    if recipe.lora is not None:
         flops += (FORWARD + 2.0) * program.used_adapter_parameters
     for number, layer in enumerate(model.layers):
         product = 2 * layer.attended * (layer.pairs / length if splash else length)
         flops += forward * (FORWARD * layer.weights * once + 2 * product)
         if number > model.first_trained:
-            flops += backward * layer.weights * back + (kernel if splash else 4) * product
+            flops += (BACKWARD * layer.weights + 2 * layer.trained) * back + (
+                kernel if splash else 4
+            ) * product
             flops += _again(policy, splash, layer, product, once)
     return flops
 

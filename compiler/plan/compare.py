@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from recipec.compiler.plan.results import Collective, Plan, Timeline
 from recipec.compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
@@ -42,13 +41,11 @@ class ComparedFigure:
 
     Attributes:
         name: the label in the table.
-        unit: unit of the values: "bytes", "seconds" and so on.
         before, after: the values; None where unknown.
         write: formats a value for the table.
     """
 
     name: str
-    unit: str
     before: float | None
     after: float | None
     write: Callable[[float], str]
@@ -75,19 +72,6 @@ def compare(before: Plan, after: Plan) -> str:
     return "\n".join([*head, *aligned(rows, "<>>>", indent=""), "", *wrapped(ESTIMATES)]) + "\n"
 
 
-def to_json(before: Plan, after: Plan) -> dict[str, Any]:
-    """Return all figures, unrounded, for CI."""
-    return {
-        "before": before.recipe,
-        "after": after.recipe,
-        "figures": [
-            {"name": f.name, "unit": f.unit, "before": f.before, "after": f.after, "change": f.change}
-            for f in figures(before, after)
-        ],
-        "estimates": ESTIMATES,
-    }
-
-
 def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
     """Return every figure by which two plans are compared, changed or not.
 
@@ -95,9 +79,9 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
     """
 
     def figure(
-        name: str, unit: str, of: Callable[[Plan], float | None], write: Callable[[float], str]
+        name: str, of: Callable[[Plan], float | None], write: Callable[[float], str]
     ) -> ComparedFigure:
-        return ComparedFigure(name, unit, of(before), of(after), write)
+        return ComparedFigure(name, of(before), of(after), write)
 
     def of_memory(key: str) -> Callable[[Plan], float]:
         return lambda plan: float(getattr(plan.estimate.memory, key))
@@ -110,22 +94,22 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
 
     collectives = dict.fromkeys(_name(c) for plan in (before, after) for c in plan.estimate.collectives)
     return [
-        figure("HBM of a device", "bytes", of_memory("used"), _gib),
-        *(figure(f"  {words}", "bytes", of_memory(key), _gib) for key, words in PARTS.items()),
-        figure("HBM that there is", "bytes", of_memory("available"), _gib),
-        figure("share of it", "share", of_memory("share"), percent),
-        figure("real tokens of a micro-batch", "tokens", _tokens, _whole),
-        figure("its step", "seconds", lambda plan: plan.estimate.seconds or None, milliseconds),
-        *(figure(f"  {name}", "seconds", timed(name), milliseconds) for name in TIMES),
-        figure("a real token", "seconds", _seconds_per_token, milliseconds),
-        figure("tokens/s", "tokens/s", lambda plan: plan.run.tokens_per_second or None, _whole),
-        figure("MFU", "share", lambda plan: plan.estimate.mfu or None, percent),
-        *(figure(name, "bytes", moved(name), traffic) for name in collectives),
-        figure("devices", "devices", lambda plan: plan.devices, _whole),
-        figure("steps of the run", "steps", lambda plan: plan.run.steps, _whole),
-        figure("hours", "hours", lambda plan: plan.run.hours, _hundredths),
-        figure("US$", "US$", lambda plan: plan.run.usd, _hundredths),
-        figure("US$ a million tokens", "US$", lambda plan: plan.run.usd_per_million_tokens, _hundredths),
+        figure("HBM of a device", of_memory("used"), _gib),
+        *(figure(f"  {words}", of_memory(key), _gib) for key, words in PARTS.items()),
+        figure("HBM that there is", of_memory("available"), _gib),
+        figure("share of it", of_memory("share"), percent),
+        figure("real tokens of a micro-batch", _tokens, _whole),
+        figure("its step", lambda plan: plan.estimate.seconds or None, milliseconds),
+        *(figure(f"  {name}", timed(name), milliseconds) for name in TIMES),
+        figure("a real token", _seconds_per_token, milliseconds),
+        figure("tokens/s", lambda plan: plan.run.tokens_per_second or None, _whole),
+        figure("MFU", lambda plan: plan.estimate.mfu or None, percent),
+        *(figure(name, moved(name), traffic) for name in collectives),
+        figure("devices", lambda plan: plan.devices, _whole),
+        figure("steps of the run", lambda plan: plan.run.steps, _whole),
+        figure("hours", lambda plan: plan.run.hours, _hundredths),
+        figure("US$", lambda plan: plan.run.usd, _hundredths),
+        figure("US$ a million tokens", lambda plan: plan.run.usd_per_million_tokens, _hundredths),
     ]
 
 

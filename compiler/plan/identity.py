@@ -133,7 +133,7 @@ def _part(value: Any) -> Any:
 def versions(backend: Backend = Backend.TUNIX) -> dict[str, str]:
     """Return the installed versions of the packages of a backend's step; "" for a missing package."""
     packages = (*PACKAGES, *OF_TORCHAX) if backend is Backend.TORCHAX else PACKAGES
-    return {package: _version(package) for package in packages}
+    return {package: version_of(package) for package in packages}
 
 
 @functools.cache
@@ -147,7 +147,8 @@ def sources() -> str:
     return digest("\n".join([runtime_digest(), *own]).encode())
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of an installed package, "" of another."""
     try:
         return version(package)
     except PackageNotFoundError:

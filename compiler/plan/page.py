@@ -413,7 +413,7 @@ def _mesh(plan: Plan) -> Section:
     if plan.slices > drawn:
         blocks.append(Text(f"{plural(plan.slices - drawn, 'more slice')} like this."))
     if plan.slices > 1:
-        joined = "Slices are joined over the data 's network (DCN)"
+        joined = "Slices are joined over the data center's network (DCN)"
         blocks.append(Text(f"{joined}; each holds all weights, and computes rows of its own."))
     by_axes: dict[tuple[str, ...], list[Placement]] = {}
     for placement in plan.placements:

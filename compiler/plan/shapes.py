@@ -17,6 +17,9 @@ LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
 """Embeddings, which are looked up and not multiplied. The first is also the output head if the model has no
 other."""
 HEAD = "lm_head"
+AFTER = (HEAD, "final_norm")
+"""Beginnings of the names of arrays behind the last layer."""
+
 VECTORS = ("bias", "norm.w")
 """Ends of the names of biases and norms. These arrays have two dimensions for several heads or experts."""
 OUTPUT = "self_attn.o_proj"
@@ -30,6 +33,7 @@ class Layer:
 
     Attributes:
         weights: numbers in its matrices; of experts, only those that a token is routed to.
+        trained: the part of `weights` that is trained itself, without adapters.
         tails: the part of `weights` in attention's output projection and in the down projection, by
             projection.
         products: numbers in the results of the matrices that can carry LoRA, by projection.
@@ -38,6 +42,7 @@ class Layer:
     """
 
     weights: float = 0.0
+    trained: float = 0.0
     tails: dict[str, float] = field(default_factory=dict)
     products: dict[str, float] = field(default_factory=dict)
     attended: float = 0.0
@@ -52,12 +57,14 @@ class Shapes:
         layers: the layers in order.
         head: numbers in the output head.
         outside: numbers in matrices before the layers.
+        trained: the parts of `head` and of `outside` that are trained themselves.
         first_trained: index of the first layer that is trained, where the backward pass ends.
     """
 
     layers: tuple[Layer, ...]
     head: float
     outside: float
+    trained: tuple[float, float]
     first_trained: int
 
 
@@ -70,17 +77,24 @@ def shapes(program: Program, row_length: int) -> Shapes:
     a = program.architecture
     layers = tuple(Layer() for _ in range(a.num_layers))
     head = float(a.vocab_size * a.hidden_size)
-    outside = 0.0
+    outside = trained_head = trained_outside = 0.0
     for parameter in program.parameters:
         path, number = split_layer(parameter.path)
+        trained = program.lora is None and parameter.trainable
+        if trained and path in (LOOKED_UP[0], f"{HEAD}.w"):
+            trained_head = head  # the embedding comes first, and is the head where there is no other
+        elif path == f"{HEAD}.w":
+            trained_head = 0.0
         # The model does not read arrays without sources, so they are in no product.
         if not multiplies(parameter) or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
             continue
         size = float(math.prod(parameter.shape))
         if number is None:
             outside += size
+            trained_outside += size * trained
         else:
             layers[number].weights += size * _used_share(program, path)
+            layers[number].trained += size * _used_share(program, path) * trained
     by_path = {parameter.path: parameter.shape for parameter in program.parameters}
     family = program.family
     names, feed_forward = family.names, family.feed_forward(a)
@@ -98,7 +112,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
             layer.attended = float(inputs)
     for number, layer in enumerate(layers):
         layer.pairs = seen_pairs(a, number, row_length)
-    return Shapes(layers, head, outside, _first_trained(program))
+    return Shapes(layers, head, outside, (trained_head, trained_outside), _first_trained(program))
 
 
 def multiplies(parameter: Parameter) -> bool:
@@ -132,6 +146,8 @@ def _used_share(program: Program, path: str) -> float:
 
 
 def _first_trained(program: Program) -> int:
-    if program.lora is None:
-        return 0
-    return min((adapter.target.layer for adapter in program.adapters), default=0)
+    if program.lora is not None:
+        return min((adapter.target.layer for adapter in program.adapters), default=0)
+    places = (split_layer(parameter.path) for parameter in program.parameters if parameter.trainable)
+    last = program.architecture.num_layers
+    return min((last if path.startswith(AFTER) else number or 0 for path, number in places), default=0)

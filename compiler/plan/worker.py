@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
 from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.runtime.addresses import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 """How often a worker looks for libtpu's files, and how long their sizes stay the same once they are complete."""
@@ -76,7 +77,8 @@ def compile_step(job: Job) -> Compiled | Failed:
         devices = topology.devices(program.accelerator)
     except Exception as error:  # jax raises exceptions of several kinds, with libtpu's own message
         return Failed(
-            f"libtpu does not know the topology {topology.name(program.accelerator)}: {_first_line(error)}",
+            f"libtpu does not know the topology {topology.name(program.accelerator)}: "
+            f"{first_line(error)[:600]}",
             help="choose another mesh.accelerator or mesh.topology",
         )
     try:
@@ -144,7 +146,7 @@ def _refused(error: BaseException) -> Failed:
             "the kernel {} needs {} of a core's VMEM, and the step's flags leave it {}".format(*found),
             help="another xla.scoped_vmem_kib: XLA chooses a kernel's tiles by it, and exceeds it a little",
         )
-    return Failed(f"libtpu refused the step: {_first_line(error)}")
+    return Failed(f"libtpu refused the step: {first_line(error)[:600]}")
 
 
 def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigned, float]:
@@ -205,10 +207,6 @@ def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Co
         kernels=kernels(module, times),
         largest=largest(module)[1],
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:600]
 
 
 if __name__ == "__main__":

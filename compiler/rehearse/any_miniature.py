@@ -15,6 +15,7 @@ from recipec.compiler.lowering.fewer_layers import period
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.rehearse.miniature import Sizes, resized, write_tokenizer
 from recipec.compiler.rehearse.pipeline import StepFailed
+from recipec.runtime.addresses import first_line
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 MAMBA_HEAD = 8
@@ -46,11 +47,11 @@ def write_any(
     try:
         _initialize(directory, config, dtype)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, ZeroDivisionError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StepFailed(
-            f"transformers makes no {original['model_type']} of this size, which a rehearsal takes: {reason}"
+            f"transformers makes no {original['model_type']} of this size, which a rehearsal takes: "
+            f"{first_line(error)}"
         ) from error
-    write_tokenizer(directory, CHATML, texts)
+    write_tokenizer(directory, CHATML, texts, program.recipe.model.add_tokens)
     heads = ":".join(
         str(config[key]) for key in ("num_attention_heads", "num_key_value_heads") if key in config
     )

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.families import FAMILIES, class_name
@@ -30,24 +31,24 @@ def write_checkpoint(
     directory: Path,
     config: Mapping[str, Any],
     texts: Sequence[str] = (),
-    seed: int = 0,
     shards: int = 2,
     dtype: str = "bfloat16",
     embedding_scale: float = 0.5,
+    added: Mapping[str, str | None] = MappingProxyType({}),
 ) -> None:
     """Write config.json, the weights with their index, generation_config.json and the tokenizer.
 
-    The write is atomic: the directory is either complete or absent. An existing directory is replaced.
+    The write is atomic: the directory is either complete or absent. An existing directory is replaced. A
+    tensor's values depend only on its name and shape, so that they are the same in every split.
 
     Args:
         config: as returned by `shrink` or `complete`.
         texts: texts from which to learn the tokenizer's merges; a few English sentences if empty.
-        seed: of the weights. Each tensor's random stream also depends on its name, and on nothing else, so
-            that the same tensor has the same values in every split.
         shards: number of safetensors files.
         dtype: type of the weights, "bfloat16" or "float32".
         embedding_scale: standard deviation of the token embeddings, which sets how far the logits are
             from flat: about 8 times this at hidden size 64.
+        added: as in `write_tokenizer`.
     """
     from recipec.runtime.model.random_weights import is_table, random_tensor
 
@@ -58,7 +59,7 @@ def write_checkpoint(
     partial.mkdir()
     offset = family.norm_offset(family.architecture(config))
     names = family.names
-    tensors = {name: random_tensor(name, shape, offset, seed, names) for name, shape in _tensors(config)}
+    tensors = {name: random_tensor(name, shape, offset, 0, names) for name, shape in _tensors(config)}
     for name in tensors:
         if is_table(name, names):
             tensors[name] *= embedding_scale
@@ -68,7 +69,7 @@ def write_checkpoint(
         partial / "generation_config.json",
         {"bos_token_id": 2, "eos_token_id": [1, FAMILIES[family.name].tokens.turn_end], "pad_token_id": 0},
     )
-    write_tokenizer(partial, family.name, texts)
+    write_tokenizer(partial, family.name, texts, added)
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
 
@@ -258,13 +259,19 @@ SAMPLE = (
 )
 
 
-def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> None:
+def write_tokenizer(
+    directory: Path,
+    family: str,
+    texts: Sequence[str] = (),
+    added: Mapping[str, str | None] = MappingProxyType({}),
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja in transformers' format.
 
     Args:
         directory: an existing directory.
         family: a key of FAMILIES.
         texts: texts from which to learn the merges; SAMPLE if empty.
+        added: model.add_tokens, for which it has the tokens that are replaced, and room for the others.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -274,9 +281,9 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - list(added.values()).count(None),
         min_frequency=1,
-        special_tokens=list(tokens.special),
+        special_tokens=[*dict.fromkeys((*tokens.special, *filter(None, added.values())))],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

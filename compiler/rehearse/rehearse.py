@@ -20,6 +20,7 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.any_miniature import write_any
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
@@ -139,13 +140,12 @@ def write_miniature(program: Program, work: Path, dtype: str | None = None) -> s
     for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
         lines = [json.dumps(_renamed(row_of(row, program.recipe.data.format), fields)) + "\n" for row in part]
         (work / name).write_text("".join(lines), encoding="utf-8")
-    axes = scale_axes(program.recipe.mesh.axes)
-    if not program.family.tunix:
-        texts = [message["content"] for row in rows for message in row]
-        return write_any(work / "model", program, axes, texts, dtype or program.recipe.model.dtype)
-    config = shrink(program.config, axes)
+    axes, dtype = scale_axes(program.recipe.mesh.axes), dtype or program.recipe.model.dtype
     texts = [message["content"] for row in rows for message in row]
-    write_checkpoint(work / "model", config, texts, dtype=dtype or program.recipe.model.dtype)
+    if not program.family.tunix:
+        return write_any(work / "model", program, axes, texts, dtype)
+    config = shrink(program.config, axes)
+    write_checkpoint(work / "model", config, texts, dtype=dtype, added=program.recipe.model.add_tokens)
     text = config.get("text_config", config)
     heads = [text["num_attention_heads"], text["num_key_value_heads"]]
     heads += [own] if (own := text.get("num_global_key_value_heads")) else []
@@ -194,7 +194,7 @@ def backends(program: Program) -> tuple[Backend, ...]:
 def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
     """Copy the recipe's chat template, if it is a file."""
     template = recipe["data"]["chat_template"]
-    if template is None or "{" in template or "\n" in template:
+    if template is None or is_inline(template):
         return
     target = work / template
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -223,7 +223,7 @@ def problems(name: str, value: Any) -> Iterator[FlagProblem]:
         if negative and not isinstance(value, bool):
             yield _valued(name, known)
         elif negative and value is False:
-            meant = f"did you mean `{_spelled(name, known.name)}`? with true"
+            meant = f"write `{_spelled(name, known.name)}: true`"
             yield FlagProblem("value", f"`{name}: false` negates twice", meant, at_key=True)
         elif said := _refused(known, name, value):
             yield said

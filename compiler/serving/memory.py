@@ -22,7 +22,8 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
         ArtifactError: when the flag's value is not a share between 0 and 1.
     """
     given = by_flag(extra_args)
-    value = given.get("gpu-memory-utilization", given.get("device-memory-utilization", DEFAULT_SHARE))
+    names = ("gpu-memory-utilization", "device-memory-utilization")
+    value = next((given[name] for name in names if given.get(name) is not None), DEFAULT_SHARE)
     try:
         share = float(value)
     except (TypeError, ValueError):

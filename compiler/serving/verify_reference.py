@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.lowering.tensors import tensors
+from recipec.runtime.addresses import first_line
 from recipec.runtime.errors import UserError
 from recipec.runtime.memory import available_memory
 
@@ -142,22 +144,14 @@ def count_numbers(folder: Path) -> int:
     Raises:
         UserError: when there are no such files, or one is damaged.
     """
-    count = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                if size > 100_000_000:
-                    raise ValueError
-                header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            shapes = [tensor["shape"] for tensor in header.values()]
-            count += sum(math.prod(shape) for shape in shapes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(f"{path} is damaged: its header cannot be read", "merge again") from None
-    if not count:
+    try:
+        found = tensors(folder)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"the weights of {folder} are damaged: {reason}", "merge again") from None
+    if not found:
         raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")
-    return count
+    return sum(math.prod(tensor.shape) for tensor in found.values())
 
 
 class ReferenceTokenizer:
@@ -172,7 +166,7 @@ class ReferenceTokenizer:
             self._tokenizer = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"{folder} has no tokenizer that can be loaded: {_first_line(error)}", _WHOLE
+                f"{folder} has no tokenizer that can be loaded: {first_line(error)[:200]}", _WHOLE
             ) from None
 
     @property
@@ -189,7 +183,7 @@ class ReferenceTokenizer:
             )
         except Exception as error:  # any error that a template raises
             raise UserError(
-                f"the chat template refuses a prompt: {_first_line(error)}",
+                f"the chat template refuses a prompt: {first_line(error)[:200]}",
                 "it is the folder's template: check that it was made for this model",
             ) from None
         return tuple(made["input_ids"])
@@ -222,7 +216,8 @@ class Reference:
                 low_cpu_mem_usage=True,
             ).eval()
         except (OSError, ValueError, KeyError, LookupError, AttributeError, ImportError) as error:
-            raise UserError(f"transformers does not load {folder}: {_first_line(error)}", _WHOLE) from None
+            why = first_line(error)[:200]
+            raise UserError(f"transformers does not load {folder}: {why}", _WHOLE) from None
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
 
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], kv_cache: str = "auto") -> Any:
@@ -274,8 +269,3 @@ def _fp8_rows(weight: Any) -> Any:
     library = torch()
     scale = weight.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
     return ((weight.float() / scale).to(library.float8_e4m3fn).float() * scale).to(weight.dtype)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

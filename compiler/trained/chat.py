@@ -12,9 +12,11 @@ from typing import Any
 
 from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.folder import Trained, open_trained, read_json
+from recipec.runtime.addresses import first_line
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"
@@ -56,8 +58,11 @@ class Talk:
             "chatting", ("torch", "transformers", *(["peft"] if found.adapter else [])), ("train", "torchax")
         )
         self.options, self._say = options, say
+        template = _template(found, options)
         with doing(f"loading {found.folder}"), _explained(found.folder):
             self.model, self.tokenizer = _loaded(found, options)
+        if template is not None:
+            self.tokenizer.chat_template = template
         if self.tokenizer.chat_template is None:
             raise ArtifactError(f"{found.folder} has no chat template", "give one with --chat-template FILE")
         self.messages: list[Message] = []
@@ -89,7 +94,7 @@ class Talk:
                 asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             ).to(self.model.device)
         except (TemplateError, TypeError) as error:
-            raise ArtifactError(f"the chat template refuses this: {_first(error)}", HELP) from None
+            raise ArtifactError(f"the chat template refuses this: {first_line(error)[:200]}", HELP) from None
         with torch.inference_mode():
             made = self.model.generate(
                 **inputs,
@@ -142,9 +147,6 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
         if (found.folder / "tokenizer_config.json").is_file():
             tokenizer_of, where = found.folder, {"trust_remote_code": False}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_of, **where)
-    template = _template(found, options)
-    if template is not None:
-        tokenizer.chat_template = template
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type in ("cuda", "xpu", "mps"):  # not the device that torchax registers
         model = model.to(device)
@@ -162,7 +164,7 @@ def _template(found: Trained, options: Options) -> str | None:
     if found.adapter is None or own.is_file() or not (found.folder / LOCK).is_file():
         return None
     named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
-    if not isinstance(named, str) or "{" in named:
+    if not isinstance(named, str) or is_inline(named):
         return named
     beside = found.folder.parent / named
     if not beside.is_file():
@@ -193,12 +195,7 @@ def _explained(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:  # from one of these libraries, the hub or torch
         help = "check that the folder is complete; --base DIR names another base of an adapter"
-        raise ArtifactError(f"{folder} cannot be loaded: {_first(error)}", help) from error
-
-
-def _first(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+        raise ArtifactError(f"{folder} cannot be loaded: {first_line(error)[:200]}", help) from error
 
 
 def converse(talk: Talk) -> None:

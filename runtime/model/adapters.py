@@ -41,6 +41,8 @@ Matrices = tuple["np.ndarray", ...]
 EMBEDDING = "embedder.input_embedding"
 TOKEN_ROWS = f"{EMBEDDING}_rows"
 """The paths of the token embedding, and of its rows that lora.train_tokens trains."""
+NOT_A_PATTERN = (re.error, RecursionError, OverflowError)
+"""What re raises for a text that is not a regular expression."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def _pattern(target: str) -> re.Pattern[str] | None:
     """Compile a target as a regular expression; None if it is not a valid one."""
     try:
         return re.compile(target)
-    except re.error:
+    except NOT_A_PATTERN:
         return None
 
 
@@ -325,7 +327,7 @@ def means(pattern: str, name: str) -> bool:
     """
     try:
         return re.match(rf"(.*\.)?({pattern})$", name) is not None
-    except re.error:
+    except NOT_A_PATTERN:
         return False
 
 

@@ -135,7 +135,7 @@ class Mesh(Section):
 def _regular_expression(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise fault(
             "E0106", f"`{text}` is not a regular expression: {error}", 'match: ".*mlp.down_proj.*"'
         ) from None

@@ -19,8 +19,8 @@ def _momentum_of_optimizer(given: dict[str, Any]) -> float:
 
 
 class Optimizer(Section):
-    """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not "
-    "have."""
+    """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not
+    have."""
 
     name: Literal["adamw", "adafactor", "lion", "rmsprop", "sgd", "muon"] = field(
         "The optimizer.",

@@ -17,8 +17,8 @@ _BEST = (
     "--step best merges; `train: {early_stopping: {patience: 3}}` ends a run without progress"
 )
 _FINDER = (
-    "no learning rate is looked for: give `train: {optimizer: {learning_rate: 1.0e-4}}`, and compare runs of "
-    "several with `recipe report`"
+    "no learning rate is looked for: give `train: {optimizer: {learning_rate: 1.0e-4}}`; `recipe sweep` "
+    "trains with several, and compares the runs"
 )
 _LOADERS = "remove it: samples are read, tokenized and packed when train.py starts, and cached"
 _MEMORY = "remove it: the mesh splits the weights, `mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`"
@@ -140,8 +140,10 @@ KEYS: dict[str, str] = {
             ),
             "lora.apply_lora_to_output apply_lora_to_output lora_head": "`lora: {train_also: [lm_head]}` "
             "trains the head whole",
-            "loraplus_lr_embedding loftq_config use_galore use_badam use_apollo pissa_init vera ia3": "it is "
+            "loraplus_lr_embedding use_galore use_badam use_apollo vera ia3": "it is "
             "not in this version; `lora: {rslora: true}` scales by the square root of the rank",
+            "pissa_init": "`lora: {init: pissa}`",
+            "loftq_config": "`lora: {init: loftq, quantize: nf4}`",
             "bias lora_bias fan_in_fan_out lora_fan_in_fan_out task_type inference_mode layers_pattern "
             "lora_modules peft_type": "remove it: an adapter has no bias and is that of a language model",
             "load_in_4bit use_4bit qlora quantize_base bnb_4bit_quant_type bnb_4bit_compute_dtype "
@@ -227,11 +229,8 @@ KEYS: dict[str, str] = {
             "says "
             "otherwise",
             "mask_history train_on_last_turn": "`data: {loss_on: last_assistant}`",
-            "streaming iterable_dataset data.train.streaming": "it is not in this version: train.py "
-            "reads and "
-            "tokenizes all samples when it starts, and caches them; `data: {train: [{path: "
-            "data/train.jsonl, "
-            "limit: 1000}]}` reads fewer",
+            "streaming iterable_dataset data.train.streaming": "`data: {stream_window: 10000}` reads so many "
+            "samples at a time during the run, which needs train.steps",
             "shuffle shuffle_merged_datasets shuffle_before_merging_datasets enable_data_shuffling "
             "shuffle_train_dataset": "samples are shuffled; `data: {shuffle_seed: null}` keeps their order",
             "truncation excess_length_strategy truncate truncation_side max_length_policy": "`data: "
@@ -280,12 +279,10 @@ KEYS: dict[str, str] = {
             "imports a PEFT adapter",
             "report_to use_wandb wandb logger metric_logger wandb_entity wandb_mode wandb_log_model "
             "use_swanlab comet_project_name": "`train: {log: {wandb_project: "
-            "my-project}}`; TensorBoard is always written",
+            "my-project}}`; TensorBoard is the default",
             "use_tensorboard tensorboard_dir": "`train: {log: {tensorboard: true}}`, which is the default",
             "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo export_hub_model_id "
-            "push_to_hub_model_id": "it is not in this version: `hf upload OWNER/NAME merged` puts the "
-            "merged "
-            "model there",
+            "push_to_hub_model_id": "`recipe push FOLDER OWNER/NAME` uploads what merge.py wrote",
             "save_safetensors save_only_model save_first_step save_on_each_node export_legacy_format "
             "export_device save_merged_16bit": "remove it: merge.py writes safetensors, as `merge: "
             "{dtype: "

@@ -11,9 +11,10 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
+from recipec.compiler.rehearse.miniature import VOCABULARY, shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import LEARNING_RATE, derive, scale_axes
 from recipec.compiler.rehearse.rehearse import conversations, write_miniature, write_yaml
+from recipec.runtime.data.new_tokens import token_ids, with_tokens
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 
@@ -140,6 +141,16 @@ def test_rehearsal_data_has_the_column_names_of_the_recipe(tmp_path: Path) -> No
     row = json.loads((tmp_path / "rehearsal-train.jsonl").read_text().splitlines()[0])
     assert row.keys() == {"conversations"}
     assert all(message.keys() == {"from", "value"} for message in row["conversations"])
+
+
+def test_miniatures_tokenizer_has_the_tokens_that_new_ones_replace(tmp_path: Path) -> None:
+    tokens = {"<tool>": "<unused5>", **dict.fromkeys(f"<{n}>" for n in range(20))}
+    write_miniature(
+        program(tmp_path, BASE | {"model": {"id": "google/gemma-4-31B-it", "add_tokens": tokens}}), tmp_path
+    )
+    files = {file.name: file.read_bytes() for file in (tmp_path / "model").glob("*.json")}
+    made = json.loads(with_tokens(files, tokens, VOCABULARY, "model")["tokenizer.json"])
+    assert tokens.keys() <= token_ids(made).keys()
 
 
 def test_generated_conversations_are_distinct_and_alternate_roles() -> None:

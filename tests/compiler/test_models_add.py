@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
 from recipec.runtime.weights.safetensors_files import encode_header, prefix
 from tests.compiler import commands
 from tests.compiler.added_models import COMMIT, CONFIG, FOLDER, ID, checkpoint
@@ -103,6 +104,24 @@ def test_models_add_downloads_every_needed_file_except_weights(hub: Hub, files: 
         assert hashlib.sha256(content).hexdigest() == sha256
         assert name == "tensors.json" or content == files[name]
     assert lock["files"].keys() == BROUGHT - {"model.lock.json"}
+
+
+def test_model_that_no_family_describes_is_added(hub: Hub) -> None:
+    shapes = {"model.embed_tokens.weight": (64, 8), "model.layers.0.self_attn.q_proj.weight": (8, 8)}
+    config = {"model_type": "helium", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tensors, end = {}, 0
+    for name, (rows, columns) in shapes.items():
+        offsets = [end, end := end + 2 * rows * columns]
+        tensors[name] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": offsets}
+    head = json.dumps(tensors).encode()
+    weights = len(head).to_bytes(8, "little") + head + bytes(end)
+    repository = {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+    hub.models["somebody/helium-tiny"] = Repository(repository)
+    status, out, errors = recipe("models", "add", "somebody/helium-tiny")
+    assert (status, errors.startswith("next: ")) == (0, True), errors
+    assert "2 tensors of 1 file" in out
+    found = catalog.find("somebody/helium-tiny", Path())
+    assert not found.family.tunix and found.architecture.num_layers == 1
 
 
 def test_models_add_reads_only_the_headers_of_weight_files(hub: Hub, files: dict[str, bytes]) -> None:

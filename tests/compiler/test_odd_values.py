@@ -78,6 +78,22 @@ def test_two_odd_values_for_each_key_raise_no_exception(recipe: Path) -> None:
             assert_answered(recipe, [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "lora.targets=[{}]",
+        "lora.train_also=[{}]",
+        "lora.rank_pattern={{{}: 4}}",
+        "train.only=[{}]",
+        "sharding.rules=[{{match: {}, spec: [fsdp]}}]",
+    ],
+)
+def test_regular_expressions_that_python_cannot_hold_raise_no_exception(key: str, recipe: Path) -> None:
+    for pattern in (f"a{{{'9' * 20}}}", "(" * 3000):
+        given = load(recipe, [key.format(f'"{pattern}"')])
+        assert any(d.severity == "error" for d in lower(given).diagnostics)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("value", ODD)
 def test_each_odd_value_for_every_key_raises_no_exception(value: str, recipe: Path) -> None:

@@ -83,5 +83,20 @@ def test_random_sweep_starts_two_runs_and_invalid_sweep_starts_no_run(
     assert status == 1 and "lora.rank=0" in errors and "E0105" in errors
     assert len(started) == 2 and not (tmp_path / "other").exists()
     assert recipe("sweep", recipe_file, "--over", "lora.rank", "-o", tmp_path / "other")[0] == 2
+    twice = ("--over", "lora.rank=[8]", "--over", "lora.rank=[16]")
+    status, _, errors = recipe("sweep", recipe_file, *twice, "-o", tmp_path / "other")
+    assert status == 2 and "is given twice" in errors
+    assert recipe("sweep", recipe_file, "--over", "name=[a, b]", "-o", tmp_path / "other")[0] == 2
+    status, _, errors = recipe("sweep", recipe_file, "--over", "lora.rank=[2024-01-01]")
+    assert status == 1 and "E0103" in errors
     status, _, errors = recipe("sweep", *arguments, "--launch", "sky 'jobs")
     assert status == 2 and "No closing quotation" in errors and len(started) == 2
+
+
+def test_sweep_over_a_value_that_the_recipe_needs_names_each_run(
+    recipe_file: Path, tmp_path: Path, started: list[str]
+) -> None:
+    arguments = [recipe_file, "--set", "lora.rank=0", "--set", "checkpoint.directory=run", "-o", tmp_path]
+    status, _, errors = recipe("sweep", *arguments, "--over", "lora.rank=[8, 16]")
+    assert status == 0, errors
+    assert started == ["example-1", "example-2"]

@@ -323,3 +323,8 @@ def test_flag_catalog_is_read_only_for_recipes_with_serve(root: Path) -> None:
         path = root / "recipes" / f"{name}.yaml"
         done = subprocess.run([sys.executable, "-c", check, path], cwd=root, capture_output=True, text=True)
         assert done.stdout.split() == [str(reads), "False"], done.stderr
+
+
+def test_help_for_a_double_negation_is_no_new_name_for_the_same_value() -> None:
+    (found,) = problems("no_async_scheduling", False)
+    assert found.help == "write `async_scheduling: true`"

@@ -52,6 +52,17 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     assert {member.name for member in members if member.mode & 0o111} == scripts
 
 
+def test_the_archive_has_the_prompts_that_a_run_answers(project: Path) -> None:
+    recipe = project / "recipes/sample.yaml"
+    data = RECIPE.replace("data: {", "data: {eval: [data/train.jsonl], ")
+    samples = "train: {samples: {prompts: data/prompts.jsonl}}\n"
+    recipe.write_text(data + samples, encoding="utf-8")
+    (project / "recipes/data/prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
+    write(project / "generated", {"sample": emit(compiled(recipe))})
+    with tarfile.open(pack("sample", Path("generated"))) as archive:
+        assert "sample/data/prompts.jsonl" in archive.getnames()
+
+
 def test_the_same_contents_give_the_same_bytes(project: Path) -> None:
     first = pack("sample", Path("generated")).read_bytes()
     for path in Path("generated").rglob("*"):

@@ -91,8 +91,9 @@ def test_requirements_depend_on_platform_and_bucket_paths(tmp_path: Path) -> Non
     cpu_mesh = "mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}"
     cpu = files_of(tmp_path, [cpu_mesh])["requirements-train.txt"].decode()
     assert "\njax==0.10.2\n" in cpu and "libtpu" not in cpu
-    bucket = files_of(tmp_path, ["checkpoint.directory=gs://bucket/run"])["requirements-train.txt"].decode()
-    assert "\ngcsfs==" in bucket
+    for place in ("checkpoint.directory", "lora.start_from"):
+        bucket = files_of(tmp_path, [f"{place}=gs://bucket/run"])["requirements-train.txt"].decode()
+        assert "\ngcsfs==" in bucket
     lines = [line for line in bucket.splitlines() if line and not line.startswith("#")]
     assert all(Requirement(line) for line in lines)
     assert len(lines) == len({Requirement(line).name for line in lines})

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.first_rows import MOST
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new import files
@@ -292,12 +293,24 @@ def test_unusable_data_file_gives_its_reason(folder: Path) -> None:
         "notes.txt": (b"words\n", "its name ends in none of .jsonl, "),
         "packed.jsonl.gz": (b"not gzip", "cannot be read"),
         "quotes.json": (b'[{"text": "a"', "cannot be read"),
+        "long.jsonl": (b'{"text": "%s"}' % (b"a" * MOST), "line 1 has more than 8 MB"),
     }
     for name, (content, said) in cases.items():
         (folder / name).write_bytes(content)
         with pytest.raises(ArtifactError) as refused:
             look(folder / name, None)
         assert said in str(refused.value), name
+
+
+def test_byte_order_mark_blank_first_line_and_long_cell_are_read(folder: Path) -> None:
+    sample = b'{"text": "a"}'
+    files = {"a.jsonl": sample, "b.json": b"[%s]" % sample, "c.json": sample}
+    files["d.csv"] = b"text\n%s\n" % (b"a" * 200_000)
+    for name, content in files.items():
+        for before in (b"\xef\xbb\xbf", *([] if name == "d.csv" else [b"\n", b"\xef\xbb\xbf\r\n"])):
+            (folder / name).write_bytes(before + content)
+            found = look(folder / name, None)
+            assert (found.format, found.rows) == ("text", 1), (name, before)
 
 
 def test_unrecognized_columns_are_refused_or_asked_for_on_a_terminal(

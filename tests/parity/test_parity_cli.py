@@ -62,8 +62,12 @@ def test_parity_miniature_keeps_data_optimizer_and_target_settings(
     assert not replaced & kept
 
 
-def test_micro_batch_normalization_runs_parity_on_one_device(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(RECIPE % LLAMA + "  loss_normalization: micro_batches\n")
+@pytest.mark.parametrize(
+    ("model", "axes"), [(LLAMA, "fsdp: 4, tp: 1"), ("Qwen/Qwen3-30B-A3B", "fsdp: 2, ep: 2, tp: 1")]
+)
+def test_micro_batch_normalization_runs_parity_on_one_device(model: str, axes: str, tmp_path: Path) -> None:
+    text = RECIPE.replace("fsdp: 4, tp: 1", axes) % model
+    (tmp_path / "recipe.yaml").write_text(text + "  loss_normalization: micro_batches\n")
     original = compiled(tmp_path / "recipe.yaml")
     (tmp_path / "work").mkdir()
     write_miniature(original, tmp_path / "work", dtype="float32")

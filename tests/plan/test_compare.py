@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from recipec.compiler.plan.compare import compare, to_json
+from recipec.compiler.plan.compare import compare
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
 
@@ -89,19 +88,3 @@ def test_comparison_with_a_refused_step_knows_only_memory() -> None:
     for name in ("its step", "a real token", "tokens/s", "MFU", "all-gather, fsdp", "hours", "US$"):
         (line,) = [line for line in shown.splitlines() if line.startswith(f"{name}  ")]
         assert line.endswith("unknown"), line
-
-
-def test_json_has_every_figure_unrounded() -> None:
-    made = json.loads(json.dumps(to_json(plans.flagship(), block())))
-    assert (made["before"], made["after"]) == ("gemma4-31b-v5p8", "with-block")
-    figures = {figure["name"]: figure for figure in made["figures"]}
-    assert figures["its step"] == {
-        "name": "its step",
-        "unit": "seconds",
-        "before": 1.2941,
-        "after": 1.5,
-        "change": pytest.approx(1.5 / 1.2941 - 1),
-    }
-    assert figures["steps of the run"]["change"] == 0
-    assert figures["all-reduce, fsdp"]["after"] == 0
-    assert "are estimates" in made["estimates"]

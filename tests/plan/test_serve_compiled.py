@@ -119,3 +119,31 @@ def test_serving_search_fails_block_sizes_that_the_kernel_does_not_use(example: 
     )
     failed = [c for c in found.candidates if c.decode_blocks and c.status == "failed"]
     assert failed and all("refused" in c.reason for c in failed)
+
+
+@pytest.mark.parametrize(
+    ("own", "without", "smaller"),
+    [
+        (
+            "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,512,1,512', USE_BATCHED_RPA_KERNEL: '0'}",
+            'serve.env={USE_BATCHED_RPA_KERNEL: "0"}',
+            'serve.env={RPA_V3_DECODE_BLOCK_SIZES: "1,1024,1,1024", USE_BATCHED_RPA_KERNEL: "0"}',
+        ),
+        (
+            "serve.decode_block_sizes=[1, 512, 1, 512]",
+            "serve.decode_block_sizes=null",
+            "serve.decode_block_sizes=[1, 1024, 1, 1024]",
+        ),
+    ],
+)
+def test_serving_search_says_how_to_change_the_recipes_block_sizes(
+    own: str, without: str, smaller: str, tmp_path: Path
+) -> None:
+    program = lowered(tmp_path, RECIPE, own)
+    text, data = planned_texts(program, search=True, say=lambda line: None, run=answered)
+    found = SERVING_SEARCH.validate_python(data)
+    sets = {c.decode_blocks: c.sets for c in found.candidates if len(c.sets) == 1 and c.tensor_parallel == 8}
+    assert sets[None] == (without,) and sets["1,1024,1,1024"] == (smaller,)
+    best = found.candidates[found.best or 0]
+    assert best.decode_blocks is None and f"  {without.partition('.')[2].replace('=', ': ', 1)}\n" in text
+    assert not any("batched" in note for c in found.candidates if c.serving for note in c.serving.notes)

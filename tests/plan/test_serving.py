@@ -431,6 +431,7 @@ def test_missing_serve_section_and_invalid_memory_share_are_refused(planned: Pla
         with pytest.raises(ArtifactError, match="no share of the memory"):
             memory_share({"gpu_memory_utilization": value})
     assert memory_share({"device-memory-utilization": 0.5}) == 0.5
+    assert memory_share({"gpu-memory-utilization": None}) == memory_share({})
 
 
 def test_hourly_price_includes_idle_devices(planned: Plan) -> None:

@@ -331,7 +331,7 @@ def test_report_refuses_bad_inputs_and_keeps_other_files(place: Path) -> None:
     assert (place / "notes.html").read_text() == "mine"
     assert "empty is a folder" in refused("run", "-o", "empty")
     assert "is not a regular file" in refused("run", "-o", "/dev/null")
-    assert "cannot be written: No such file or directory" in refused("run", "-o", "no/page.html")
+    assert "cannot be written: there is no folder no" in refused("run", "-o", "no/page.html")
     assert "is not a plan as" in refused("run", "--plan", "notes.html")
     assert "there is no plan.json" in refused("run", "--plan", "plan.json")
     assert "there is no gone.yaml" in refused("run", "--recipe", "gone.yaml")

@@ -101,6 +101,12 @@ def test_eval_sh_uses_chat_or_text_according_to_data_format(format: str, text: b
     assert ("\n    --tokenizer google/gemma-3-27b-it\n" in script) == text
 
 
+@pytest.mark.parametrize("own", ["model.tokenizer=./words", "model.add_tokens={'<a>': null}"])
+def test_lm_eval_reads_a_changed_tokenizer_from_the_merged_folder(own: str, tmp_path: Path) -> None:
+    script = files_of(tmp_path, own, "data.format=text", "evaluate.tasks=[gsm8k]")["serve/eval.sh"]
+    assert '\n    --tokenizer "$here/../"merged\n' in script
+
+
 def test_no_eval_files_without_evaluate_or_serve_section(tmp_path: Path) -> None:
     assert files_of(tmp_path, "evaluate={}") == {}
     assert files_of(tmp_path, "serve=null") == {}

@@ -93,7 +93,7 @@ def test_recipe_fragments_in_help_texts_are_valid(help: str, section: str) -> No
         ("data.format", "alpaca", "`format: instruction`"),
         ("data.train_on_inputs", True, "`data: {loss_on: all}`"),
         ("train_on_inputs", False, "`data: {loss_on: all}`"),
-        ("data.streaming", True, "not in this version"),
+        ("data.streaming", True, "stream_window"),
         ("lora.layers_to_transform", [1], "did you mean `layers`?"),
         ("gradient_checkpointing", True, "`remat: {policy: none}`"),
         ("checkpoint.save_best", True, "merge.py --step best"),

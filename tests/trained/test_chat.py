@@ -135,3 +135,8 @@ def test_incomplete_model_folder_is_refused_with_reason(
     change(folder)
     with pytest.raises(ArtifactError, match=message):
         Talk(folder, Options(), print)
+
+
+def test_missing_template_file_is_named_before_the_model_is_loaded(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.jinja"):
+        Talk(model, Options(template=tmp_path / "none.jinja"), print)

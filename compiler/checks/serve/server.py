@@ -191,7 +191,7 @@ def _fitting(facts: Facts, serve: Serve) -> str:
         if whole / size <= most:
             return _split(facts, size)
     if weight_size(facts.recipe) == 2 and accelerator.fp8_matmul and whole / 2 / possible[-1] <= most:
-        return f"tensor_parallel_size: {possible[-1]}, quantization: fp8"
+        return f"{_split(facts, possible[-1])}, quantization: fp8"
     return "use an accelerator with more memory, or a smaller model"
 
 

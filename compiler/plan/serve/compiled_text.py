@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipec.compiler.plan.fit import yaml_lines
 from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingPoint, ServingSearch
 from recipec.compiler.plan.units import aligned, duration, gib, milliseconds, traffic, wrapped
 from recipec.compiler.wording import listing, table
@@ -25,7 +26,7 @@ def search_text(found: ServingSearch) -> str:
         return "\n".join([*lines, "", "None fits.", *_failures(found)]) + "\n"
     best = found.candidates[found.best]
     if best.sets:
-        lines += ["", "The best by its tokens/s; in the recipe:", "", *_yaml(best)]
+        lines += ["", "The best by its tokens/s; in the recipe:", "", *yaml_lines(best.sets)]
         lines += ["", *wrapped(_untested(best))]
     else:
         lines += ["", "The recipe as it is has the most tokens/s."]
@@ -84,13 +85,8 @@ def _memory(planned: CompiledServing) -> Iterator[str]:
             ("used", gib(planned.used), f"of {gib(planned.available)}"),
         ]
     yield from aligned(rows, "<><")
-    for program in planned.programs:
-        for collective in program.collectives:
-            if program.kind == decode.kind:
-                yield (
-                    f"  {program.kind}: {collective.count} {collective.kind} of {traffic(collective.bytes)} "
-                    "together"
-                )
+    for each in decode.collectives:
+        yield f"  {decode.kind}: {each.count} {each.kind} of {traffic(each.bytes)} together"
 
 
 def _times(planned: CompiledServing) -> Iterator[str]:
@@ -144,15 +140,6 @@ def _row(candidate: ServingCandidate, best: bool) -> list[str]:
         f"{serving.throughput:,.0f}",
         mark,
     ]
-
-
-def _yaml(candidate: ServingCandidate) -> Iterator[str]:
-    yield "serve:"
-    yield f"  tensor_parallel_size: {candidate.tensor_parallel}"
-    yield f"  data_parallel_size: {candidate.data_parallel}"
-    yield f"  kv_cache_dtype: {candidate.kv_cache_dtype}"
-    if candidate.decode_blocks:
-        yield f"  decode_block_sizes: [{candidate.decode_blocks.replace(',', ', ')}]"
 
 
 def _untested(candidate: ServingCandidate) -> str:

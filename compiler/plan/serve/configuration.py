@@ -82,14 +82,14 @@ def serving(
         decode_full=0.0,
         published=(),
         versions=dict(pins.sets()["serve"]),
-        notes=tuple([*notes, *_notes(made, done)]),
+        notes=tuple([*notes, *_notes(made, done, blocks.batched_kernel(serve))]),
         compile_seconds=done.seconds,
         peak_rss=done.peak_rss,
     )
     return _timed(planned, program, made, done, programs) if planned.fits else planned
 
 
-def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
+def _notes(made: ServeJob, done: ServeAnswer, batched: bool) -> list[str]:
     notes = []
     if not has_vision(made.config) and "text_config" in made.config:
         notes.append("only the text model: the weights of the vision tower are not counted")
@@ -98,7 +98,7 @@ def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
         notes.append(f"extrapolated from {depths} layers; --exact compiles all {made.model_layers}")
     if BLOCKS in dict(made.environment):
         notes.append(f"{BLOCKS} was compiled, and is untested on hardware")
-    if "USE_BATCHED_RPA_KERNEL" in dict(made.environment):
+    if batched:
         notes.append("the batched attention kernel's reads of the cache are not counted")
     return notes
 

