@@ -28,7 +28,7 @@ from recipec.compiler.plan.results import COMPILED, Compiled
 from recipec.runtime.addresses import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
-"""How often a worker looks for libtpu's files, and how long their sizes stay the same once they are complete."""
+"""How often a worker looks for libtpu's files, and how long complete files keep their sizes."""
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

@@ -21,7 +21,8 @@ from recipec.compiler.plan.serve.job import ServeProgram
 from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
 from recipec.compiler.serving import blocks as block_sizes
 from recipec.compiler.serving.memory import memory_share, weight_size
-from recipec.compiler.wording import divisors, flow
+from recipec.compiler.wording import divisors
+from recipec.spec.core_schema import flow
 
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried in addition to its default."""
