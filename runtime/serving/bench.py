@@ -23,14 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import UserError, guarded, report
+from ..errors import UserError, report
 from ..progress import duration
 from . import bench_report
-from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
+from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole
 from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
 from .client import Client, ServerError
+from .files import guarded, write_whole
 
 CLIENT = (
     *("--backend", "vllm"),
@@ -56,12 +57,7 @@ def main(argv: Sequence[str] | None = None, runner: Processes | None = None) -> 
         argv: the arguments without the program's name; None takes the process's.
         runner: where vLLM runs; None follows the arguments.
     """
-    try:
-        return guarded(lambda: _main(argv, runner))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        report(UserError(f"{where}{error.strerror or error}"))
-        return FAILED
+    return guarded(lambda: _main(argv, runner))
 
 
 def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
@@ -411,7 +407,6 @@ def _rates(text: str) -> list[str]:
 
 
 KILLED = 137
-"""The exit status of a process in a container that got SIGKILL."""
 """The exit status of a containerized process that SIGKILL ended."""
 REASON_LENGTH = 200
 CUT = 0.02

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bench_points import LoadPoint, as_json, whole, write_whole
+from .bench_points import LoadPoint, as_json, whole
 from .bench_server import ServerFacts, ServerMachine
+from .files import write_whole
 
 FAILED, NOT_MEASURED = "failed", "not measured"
 

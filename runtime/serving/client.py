@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
@@ -20,6 +21,9 @@ KEY_VARIABLE = "VLLM_API_KEY"
 
 TIMEOUT = 120.0
 """A request fails after this many seconds without a byte from the server."""
+
+LONGEST = 2**31 // 1000
+"""The longest timeout of a socket, in seconds."""
 
 REFUSED, NO_HOST, SILENT, BROKEN, STATUS, GARBAGE = (
     "refused",
@@ -187,7 +191,7 @@ class Client:
                 "start the server, or wait until it has loaded",
                 kind=REFUSED,
             ) from None
-        except socket.gaierror:
+        except (socket.gaierror, UnicodeError):  # the second for a name that no host can have
             raise ServerError(f"no host is called {self._host}", kind=NO_HOST) from None
         except TimeoutError:
             raise ServerError(f"{where} gave no answer within {self.timeout:g} s", kind=SILENT) from None
@@ -255,6 +259,14 @@ class Client:
     def _hidden(self, text: str) -> str:
         """Remove the key from a server's text, because some servers repeat it."""
         return text.replace(self._key, "***") if self._key else text
+
+
+def timeout_seconds(text: str) -> float:
+    """Parse a timeout on a command line: how long to wait for a byte."""
+    value = float(text)
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {LONGEST:,}")
+    return value
 
 
 def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[Any], ...] = object) -> Any:

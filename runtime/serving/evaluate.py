@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError, guarded
-from .client import Client
+from ..errors import UserError
+from .client import Client, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -34,6 +34,7 @@ from .evaluate_prompts import Prompt, read
 from .evaluate_summary import SideResults, judge, markdown, summary
 from .evaluate_tasks import MODELS, LmEval, TaskOutcome, TaskSettings, find_program, run_task
 from .evaluate_tasks import recorded as recorded_task
+from .files import guarded, write_whole
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -57,7 +58,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--temperature", type=float, default=0.0)
     own.add_argument("--max-tokens", type=_at_least_one, default=512)
     own.add_argument("--seed", type=int, help="of the first sample; vLLM on TPUs refuses requests with one")
-    own.add_argument("--timeout", type=float, default=600.0, help="seconds for one answer")
+    own.add_argument("--timeout", type=timeout_seconds, default=600.0, help="seconds for one answer")
     tasks = parser.add_argument_group("lm-evaluation-harness")
     tasks.add_argument("--tasks", nargs="*", default=[])
     tasks.add_argument("--limit", type=_at_least_one, help="questions of each task")
@@ -172,8 +173,8 @@ def _report(
         found[name] = SideResults(side, judged, answers.others, list(answers.failures.values()), outcomes)
     data = summary(args.name, settings, args.prompts.name if args.prompts else None, args.tasks, found)
     page = markdown(data)
-    _write(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
-    _write(args.results / "summary.md", page)
+    write_whole(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
+    write_whole(args.results / "summary.md", page)
     print(page, end="")
     print(f"\nwritten: {args.results / 'summary.md'} and summary.json", file=sys.stderr)
     for problem in data["problems"]:
@@ -185,12 +186,6 @@ def _recorded_tasks(args: argparse.Namespace, side: str) -> list[TaskOutcome]:
     """Return an earlier run's outcomes that were measured under the current settings."""
     outcomes = (recorded_task(args.results / side / "tasks", task) for task in args.tasks)
     return [one for one in outcomes if one is not None and one.settings == _task_settings(args)]
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":
