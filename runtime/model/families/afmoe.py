@@ -49,7 +49,7 @@ class Afmoe(DecoderFamily):
             size=size,
             scores="sigmoid",
             normalized=True,
-            scale=float(number(config, "route_scale", 1.0)),
+            scale=number(config, "route_scale", 1.0),
             correction=True,
             shared=size * integer(config, "num_shared_experts"),
             tensors=TENSORS,
@@ -58,7 +58,7 @@ class Afmoe(DecoderFamily):
         kinds = self.layer_types(config)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True),
+            norm=Norm(number(config, "rms_norm_eps", 1e-5), wide=True),
             places=PLACES,
             turns=tuple(kind == SLIDING for kind in kinds),
             qk_norm="head",

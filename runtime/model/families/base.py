@@ -12,6 +12,7 @@ import functools
 import math
 import re
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -526,15 +527,16 @@ def number(config: Mapping[str, Any], key: str, default: float) -> float:
     """Read a positive, finite number of config.json; null means the default."""
     value = config.get(key)
     value = default if value is None else as_written(value)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 < value <= sys.float_info.max:
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
-    return value
+    return float(value)
 
 
 def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
     """Read a soft-cap of config.json: null means none, a missing key means transformers' default."""
     value = config.get(key, default)
-    return None if value is None else float(number({key: value}, key, 1.0))
+    return None if value is None else number({key: value}, key, 1.0)
 
 
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
@@ -553,7 +555,8 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
-    """Refuse what neither of Tunix's Gemma models supports: another activation, epsilon, biases, output head.
+    """Refuse what none of Tunix's Gemma models supports: another activation, epsilon, biases, dropout, output
+    head.
 
     Args:
         config: the whole config.json.
@@ -564,6 +567,25 @@ def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
     built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
     built_in(text, "rms_norm_eps", 1e-6, model)
     built_in(text, "attention_bias", False, model)
+    built_in(text, "attention_dropout", 0.0, model)
+
+
+def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
+    """Read `layer_types` of a config.json.
+
+    Raises:
+        UnsupportedCheckpoint: unless it names a known kind for each layer.
+    """
+    if (
+        not isinstance(types, list | tuple)
+        or len(types) != layers
+        or not all(kind in known for kind in types)
+    ):
+        kinds = " or ".join(kind.removesuffix("_attention") for kind in known)
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"
+        )
+    return tuple(types)
 
 
 def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:

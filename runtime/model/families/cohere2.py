@@ -36,10 +36,10 @@ class Cohere2(DecoderFamily):
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(
             {**config, "head_dim": None},  # transformers reads no other
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, wide=True),
             places=Places(before_mlp=None, parallel=True),
             turns=tuple(kind == SLIDING for kind in self.layer_types(config)),
-            logit_scale=float(number(config, "logit_scale", 0.0625)),
+            logit_scale=number(config, "logit_scale", 0.0625),
             **different,
         )
 

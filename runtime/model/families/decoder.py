@@ -30,6 +30,7 @@ from .base import (
     UnsupportedCheckpoint,
     integer,
     linear,
+    listed_types,
     number,
     output_projection,
     plain,
@@ -116,7 +117,7 @@ class DecoderFamily(Family):
             )
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         given = {**self.defaults, **outer, **text}
-        left_out = tuple((key, float(number(given, key, 0.1))) for key in DROPOUT if given.get(key))
+        left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
         return replace(self.describe(given), dropout=left_out)
 
     def architecture_of(
@@ -178,7 +179,7 @@ class DecoderFamily(Family):
         ropes = self.ropes(config, turned, head_dim)
         fields: dict[str, Any] = {
             "tied": flag(config, "tie_word_embeddings"),
-            "norm": Norm(float(number(config, "rms_norm_eps", 1e-6))),
+            "norm": Norm(number(config, "rms_norm_eps", 1e-6)),
             "places": Places(),
             "ropes": tuple(ropes.items()),
             "sliding_window": integer(config, "sliding_window") if SLIDING in layer_types else None,
@@ -360,24 +361,6 @@ def flag(config: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, neither true nor false", key)
     return value
-
-
-def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
-    """Read `layer_types` of a config.json.
-
-    Raises:
-        UnsupportedCheckpoint: unless it names a known kind for each layer.
-    """
-    if (
-        not isinstance(types, list | tuple)
-        or len(types) != layers
-        or not all(kind in known for kind in types)
-    ):
-        kinds = " or ".join(kind.removesuffix("_attention") for kind in known)
-        raise UnsupportedCheckpoint(
-            f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"
-        )
-    return tuple(types)
 
 
 def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Falcon(DecoderFamily):
         }
         return super().describe(
             {**config, **changed},
-            norm=Norm(float(number(config, "layer_norm_epsilon", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_epsilon", 1e-5), centered=True, bias=True, wide=True),
             places=_places(config),
             fused=("groups",),
             gated=False,

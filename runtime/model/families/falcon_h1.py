@@ -82,7 +82,7 @@ def mamba(config: Mapping[str, Any]) -> Mamba:
 
 
 def multiplier(config: Mapping[str, Any], key: str) -> float:
-    return float(number(config, key, 1.0))
+    return number(config, key, 1.0)
 
 
 def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, .
         return (1.0,) * count
     if not isinstance(given, list | tuple) or len(given) != count:
         raise UnsupportedCheckpoint(f"config.json: {key} does not hold {count} multipliers", key)
-    return tuple(float(number({key: value}, key, 1.0)) for value in given)
+    return tuple(number({key: value}, key, 1.0) for value in given)
 
 
 FAMILY = FalconH1()

@@ -43,7 +43,7 @@ class GatedDeltaFamily(DecoderFamily):
         built_in(config, "hidden_act", "silu", self.title)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "rms_norm_eps", 1e-6)), offset=1.0, wide=True),
+            norm=Norm(number(config, "rms_norm_eps", 1e-6), offset=1.0, wide=True),
             qk_norm="head",
             output_gate=True,
             delta=delta(config),

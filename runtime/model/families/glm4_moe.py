@@ -53,7 +53,7 @@ class Glm4Moe(DecoderFamily):
                 size,
                 scores="sigmoid",
                 normalized=flag(config, "norm_topk_prob"),
-                scale=float(number(config, "routed_scaling_factor", 1.0)),
+                scale=number(config, "routed_scaling_factor", 1.0),
                 groups=groups,
                 chosen_groups=chosen_groups,
                 correction=True,

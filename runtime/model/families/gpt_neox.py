@@ -45,7 +45,7 @@ class GptNeoX(DecoderFamily):
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(
             {**config, "num_key_value_heads": None, "head_dim": None},  # transformers reads no others
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(parallel=flag(config, "use_parallel_residual")),
             fused=("groups",),
             gated=False,

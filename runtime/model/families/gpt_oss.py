@@ -59,7 +59,7 @@ class GptOss(DecoderFamily):
             clamped=True,
             tensors=TENSORS,
         )
-        norm = Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True)
+        norm = Norm(number(config, "rms_norm_eps", 1e-5), wide=True)
         return super().describe(
             {**config, "rope_parameters": rope}, norm=norm, sinks=True, experts=experts, **different
         )

@@ -29,10 +29,10 @@ class Granite(DecoderFamily):
 def _multipliers(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the multipliers as fields of a description."""
     return {
-        "attention_scale": float(number(config, "attention_multiplier", 1.0)),
-        "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),
-        "residual_scale": float(number(config, "residual_multiplier", 1.0)),
-        "logit_scale": 1 / float(number(config, "logits_scaling", 1.0)),
+        "attention_scale": number(config, "attention_multiplier", 1.0),
+        "embedding_scale": number(config, "embedding_multiplier", 1.0),
+        "residual_scale": number(config, "residual_multiplier", 1.0),
+        "logit_scale": 1 / number(config, "logits_scaling", 1.0),
     }
 
 

@@ -68,7 +68,7 @@ class LatentFamily(DecoderFamily):
             size,
             scores=self.scores,
             normalized=flag(config, "norm_topk_prob"),
-            scale=float(number(config, "routed_scaling_factor", 1.0)),
+            scale=number(config, "routed_scaling_factor", 1.0),
             groups=groups,
             chosen_groups=chosen_groups,
             correction=self.scores == "sigmoid",

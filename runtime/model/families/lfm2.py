@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, UnsupportedCheckpoint, built_in, integer, number
+from .base import CHATML, FULL, LINEAR, MOST, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import Conv, DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, listed_types
 
 KINDS = {"conv": LINEAR, FULL: FULL}
@@ -50,7 +50,7 @@ class Lfm2(DecoderFamily):
         tied = config.get("tie_embedding", config["tie_word_embeddings"])
         return super().describe(
             {**config, "tie_word_embeddings": tied, "intermediate_size": self.width(config)},
-            norm=Norm(float(number(config, "norm_eps", 1e-5))),
+            norm=Norm(number(config, "norm_eps", 1e-5)),
             places=Places("operator_norm", None, "ffn_norm"),
             qk_norm="head",
             conv=Conv(integer(config, "conv_L_cache"), flag(config, "conv_bias")),
@@ -66,7 +66,8 @@ class Lfm2(DecoderFamily):
         width = int(2 * width / 3)
         if config[FACTOR] is None:
             return width
-        width, step = int(number(config, FACTOR, 1.0) * width), integer(config, "block_multiple_of")
+        width = int(min(number(config, FACTOR, 1.0) * width, MOST + 1))  # above MOST, it is refused
+        step = integer(config, "block_multiple_of")
         return step * -(-width // step)
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Lfm2Moe(Lfm2):
             scores="sigmoid",
             normalized=flag(config, "norm_topk_prob"),
             eps=1e-6,
-            scale=float(number(config, "routed_scaling_factor", 1.0)),
+            scale=number(config, "routed_scaling_factor", 1.0),
             correction=flag(config, "use_expert_bias"),
             tensors=TENSORS,
         )

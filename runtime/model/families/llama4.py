@@ -91,7 +91,7 @@ def _growth(config: Mapping[str, Any]) -> Growth | None:
     # Older config.json files have a number for yes.
     if not flag({TUNED: bool(tuned) if isinstance(tuned, int) else tuned}, TUNED):
         return None
-    beta = float(number(config, "attn_scale", 0.1))
+    beta = number(config, "attn_scale", 0.1)
     return Growth(beta, integer(config, "floor_scale"), shift=1, unturned=True)
 
 

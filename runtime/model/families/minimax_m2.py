@@ -38,7 +38,8 @@ class MinimaxM2(DecoderFamily):
             *(("qk_norm_type", "per_layer"), ("shared_intermediate_size", 0), ("sliding_window", 0)),
         ):
             built_in(config, key, value, self.title)
-        if any(kind != 1 for kind in config.get("attn_type_list") or ()):
+        kinds = config.get("attn_type_list") or ()
+        if not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds):
             raise UnsupportedCheckpoint(
                 "config.json: attn_type_list has layers without softmax attention", "attn_type_list"
             )

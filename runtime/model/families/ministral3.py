@@ -51,7 +51,7 @@ def growing(config: Mapping[str, Any], default: Mapping[str, Any]) -> tuple[Mapp
     rope = section(config, "rope_scaling") or section(config, "rope_parameters") or default
     if not rope.get("llama_4_scaling_beta"):
         return rope, None
-    beta = float(number(rope, "llama_4_scaling_beta", 0.1))
+    beta = number(rope, "llama_4_scaling_beta", 0.1)
     return rope, Growth(beta, integer(rope, "original_max_position_embeddings"))
 
 

@@ -25,7 +25,7 @@ class Nemotron(DecoderFamily):
     share = 0.5
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        eps = float(number(config, "norm_eps", 1e-5))
+        eps = number(config, "norm_eps", 1e-5)
         norm = Norm(eps, centered=True, bias=True, offset=1.0, wide=True)
         return super().describe(config, norm=norm, gated=False, **different)
 

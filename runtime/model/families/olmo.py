@@ -29,7 +29,7 @@ class Olmo(DecoderFamily):
         return super().describe(
             config,
             norm=Norm(EPS, centered=True, weighted=False),
-            clip=None if clip is None else float(number(config, "clip_qkv", 1.0)),
+            clip=None if clip is None else number(config, "clip_qkv", 1.0),
             **different,
         )
 

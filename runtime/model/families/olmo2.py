@@ -23,7 +23,7 @@ class Olmo2(DecoderFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        norm = Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True)
+        norm = Norm(number(config, "rms_norm_eps", 1e-5), wide=True)
         return super().describe(config, norm=norm, places=AFTER, qk_norm="row", **different)
 
 

@@ -29,7 +29,7 @@ class Phi(DecoderFamily):
         built_in(config, "qk_layernorm", False, self.title)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(before_mlp=None, parallel=True),
             gated=False,
             **different,

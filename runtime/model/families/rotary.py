@@ -113,7 +113,7 @@ def _nested(scaling: Mapping[str, Any]) -> bool:
 
 
 def _theta(place: Mapping[str, Any], default: float) -> float:
-    theta = float(number(place, "rope_theta", default))
+    theta = number(place, "rope_theta", default)
     if theta <= 1:
         raise UnsupportedCheckpoint(f"config.json: rope_theta is {theta:g}, not above 1", "rope_theta")
     return theta
@@ -127,7 +127,7 @@ def _share(config: Mapping[str, Any], key: str, default: float | None, model: st
         for place in given:
             built_in(place, SHARE, 1.0, model)
         return 1.0
-    shares = [float(number(place, SHARE, 1.0)) for place in given] or [default]
+    shares = [number(place, SHARE, 1.0) for place in given] or [default]
     if max(shares) > 1:
         raise UnsupportedCheckpoint(f"config.json: {SHARE} is {max(shares):g}, above 1", SHARE)
     if len(set(shares)) > 1:
@@ -179,7 +179,7 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
             )
     else:
         factor = _factor(scaling, key)
-    slow, fast = float(number(scaling, "beta_slow", 1.0)), float(number(scaling, "beta_fast", 32.0))
+    slow, fast = number(scaling, "beta_slow", 1.0), number(scaling, "beta_fast", 32.0)
     _rising(slow, fast, ("beta_slow", "beta_fast"), key)
     truncate = scaling.get("truncate", True)
     if not isinstance(truncate, bool):
@@ -192,9 +192,9 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
 
     # Zero means absent, as in transformers.
     names = ("mscale", "mscale_all_dim")
-    given = [float(number(scaling, name, 1.0)) for name in names if scaling.get(name) not in (None, 0)]
+    given = [number(scaling, name, 1.0) for name in names if scaling.get(name) not in (None, 0)]
     attention = scale(given[0]) / scale(given[1]) if len(given) == 2 else scale(1.0)
-    attention = float(number(scaling, "attention_factor", attention))
+    attention = number(scaling, "attention_factor", attention)
     return replace(rope, factor=factor, low=slow, high=fast, attention=attention, truncate=truncate)
 
 
@@ -212,8 +212,8 @@ def _longrope(
                 f"config.json: {key}: {name} is {long}, not one number for each of {turned // 2} frequencies",
                 name,
             )
-        lists.append(tuple(float(number({name: value}, name, math.nan)) for value in values))
-    attention = float(number(scaling, "attention_factor", attention))
+        lists.append(tuple(number({name: value}, name, math.nan) for value in values))
+    attention = number(scaling, "attention_factor", attention)
     return replace(rope, attention=attention, short=lists[0], long=lists[1])
 
 
@@ -240,7 +240,7 @@ def _factor(scaling: Mapping[str, Any], key: str) -> float:
 def _required(scaling: Mapping[str, Any], name: str, key: str) -> float:
     if scaling.get(name) is None:
         raise UnsupportedCheckpoint(f"config.json: {key} has no {name}", key)
-    return float(number(scaling, name, 1.0))
+    return number(scaling, name, 1.0)
 
 
 def _rising(low: float, high: float, names: tuple[str, str], key: str) -> None:

@@ -31,7 +31,7 @@ class StableLm(DecoderFamily):
         parallel = flag(config, "use_parallel_residual")
         return super().describe(
             {**config, "head_dim": None},  # transformers reads no other
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(before_mlp=None, parallel=True) if parallel else Places(),
             qk_norm="each" if flag(config, "qk_layernorm") else "",
             **different,

@@ -26,7 +26,7 @@ class Starcoder2(DecoderFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        norm = Norm(float(number(config, "norm_epsilon", 1e-5)), centered=True, bias=True, wide=True)
+        norm = Norm(number(config, "norm_epsilon", 1e-5), centered=True, bias=True, wide=True)
         return super().describe(config, norm=norm, gated=False, **different)
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
