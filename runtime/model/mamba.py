@@ -19,13 +19,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import layers
-from .layers import STREAM, Config, Einsum, RematConfig, scaled, unit
-from .remat import recomputed
+from .layers import STREAM, Block, Config, Einsum, scaled, unit
 from .sharding import constrain, parts
 from .states import CHUNK, by_chunk, by_token, causal_conv, decays
 
 
-class Mamba(nnx.Module):
+class Mamba(Block):
     """The mixer of one layer; Mamba 1's (mamba1.py) shares its convolution."""
 
     def __init__(self, config: Config) -> None:
@@ -84,11 +83,6 @@ class Mamba(nnx.Module):
         normed = unit(out.reshape(*out.shape[:2], m.norm_parts, -1), (-1,), self.config.architecture.norm.eps)
         normed = normed.reshape(out.shape) * wide(self.norm).reshape(out.shape[2:])
         return normed * gate if m.gate_last else normed
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, x)
-        return self.block(x)
 
 
 def wide(parameter: Any) -> jax.Array:

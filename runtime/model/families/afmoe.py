@@ -33,12 +33,12 @@ class Afmoe(DecoderFamily):
         "num_attention_heads": 16,
         "head_dim": 128,
         "max_position_embeddings": 16_384,
-        "hidden_act": "silu",
         "num_experts_per_tok": 6,
         "num_shared_experts": 2,
         "global_attn_every_n_layers": 4,
         "sliding_window": 1024,
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         for key, value in (("score_func", "sigmoid"), ("route_norm", True), ("n_group", 1)):
@@ -69,9 +69,6 @@ class Afmoe(DecoderFamily):
             routed=tuple(i >= dense for i in range(len(kinds))),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         if config.get("layer_types") is not None:

@@ -27,7 +27,6 @@ class Cohere2(DecoderFamily):
         "num_hidden_layers": 40,
         "num_attention_heads": 64,
         "max_position_embeddings": 8192,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "tie_word_embeddings": True,
     }

@@ -94,7 +94,9 @@ class DecoderFamily(Family):
 
     Attributes:
         defaults: values for config.json's missing keys. Without num_key_value_heads there are as many as
-            heads, without head_dim it is hidden_size / heads.
+            heads, without head_dim it is hidden_size / heads, and without hidden_act it is silu.
+        biased: keys of config.json, each with the projections that have a bias if it is set; "" for those
+            that always have one.
         share: of a head's features that rotate by default; None if all of them always do.
         interleaved: whether the features that rotate together are neighbors.
     """
@@ -102,6 +104,10 @@ class DecoderFamily(Family):
     prefixes: tuple[str, ...] = ("model.",)
     flash_attention = True
     defaults: ClassVar[Mapping[str, Any]]
+    biased: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("attention_bias", ("q", "k", "v", "o")),
+        ("mlp_bias", ("mlp",)),
+    )
     share: float | None = None
     interleaved = False
 
@@ -116,7 +122,7 @@ class DecoderFamily(Family):
                 "quantization_config",
             )
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        given = {**self.defaults, **outer, **text}
+        given = {"hidden_act": "silu", **self.defaults, **outer, **text}
         left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
         return replace(self.describe(given), dropout=left_out)
 
@@ -208,8 +214,7 @@ class DecoderFamily(Family):
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the projections with a bias."""
-        attention = ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
-        return (*attention, *(("mlp",) if flag(config, "mlp_bias") else ()))
+        return tuple(one for key, names in self.biased if not key or flag(config, key) for one in names)
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return FULL or SLIDING for each layer: from `layer_types`, else a window in all or none."""

@@ -29,7 +29,6 @@ class DeepseekV2(LatentFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 2048,
-        "hidden_act": "silu",
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_rope_head_dim": 64,

@@ -22,7 +22,6 @@ class DeepseekV3(LatentFamily):
         "num_hidden_layers": 61,
         "num_attention_heads": 128,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_rope_head_dim": 64,

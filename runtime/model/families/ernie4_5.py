@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderFamily, flag
+from .decoder import DecoderFamily
 
 
 class Ernie45(DecoderFamily):
@@ -21,15 +21,12 @@ class Ernie45(DecoderFamily):
         "num_key_value_heads": 2,
         "head_dim": 128,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     }
     interleaved = True
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "mlp") if flag(config, "use_bias") else ()
+    biased = (("use_bias", ("q", "k", "v", "o", "mlp")),)
 
 
 FAMILY = Ernie45()

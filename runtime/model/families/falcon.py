@@ -37,6 +37,7 @@ class Falcon(DecoderFamily):
         "parallel_attn": True,
         "tie_word_embeddings": True,
     }
+    biased = (("bias", ("q", "o", "mlp")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "alibi", False, self.title)
@@ -59,9 +60,6 @@ class Falcon(DecoderFamily):
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
         return {key: small[name] for key, name in own.items() if config.get(key) is not None}
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "o", "mlp") if flag(config, "bias") else ()
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int:

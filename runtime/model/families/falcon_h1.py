@@ -24,7 +24,6 @@ class FalconH1(DecoderFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 8192,
         "mamba_d_ssm": 1024,

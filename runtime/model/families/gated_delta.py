@@ -13,7 +13,6 @@ SIZES: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "head_dim": 256,
     "max_position_embeddings": 32_768,
-    "hidden_act": "silu",
     "full_attention_interval": 4,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,

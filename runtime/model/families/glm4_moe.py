@@ -27,7 +27,6 @@ class Glm4Moe(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,  # as published; 4096 / 96, which transformers takes, is no number of pairs
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "moe_intermediate_size": 1408,
         "num_experts_per_tok": 8,
@@ -38,6 +37,7 @@ class Glm4Moe(DecoderFamily):
         "norm_topk_prob": True,
     }
     share = 0.5
+    biased = (("attention_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         size = integer(config, "moe_intermediate_size")
@@ -64,9 +64,6 @@ class Glm4Moe(DecoderFamily):
             routed=tuple(i >= dense for i in range(integer(config, "num_hidden_layers"))),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "attention_bias") else ()
 
     def further_layers(self, config: Mapping[str, Any]) -> int:
         return count(config, "num_nextn_predict_layers")

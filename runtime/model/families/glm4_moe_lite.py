@@ -22,7 +22,6 @@ class Glm4MoeLite(LatentFamily):
         "num_hidden_layers": 47,
         "num_attention_heads": 20,
         "max_position_embeddings": 202_752,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "kv_lora_rank": 512,
         "q_lora_rank": 768,

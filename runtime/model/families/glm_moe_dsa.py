@@ -26,7 +26,6 @@ class GlmMoeDsa(LatentFamily):
         "num_hidden_layers": 78,
         "num_attention_heads": 64,
         "max_position_embeddings": 202_752,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "kv_lora_rank": 512,
         "q_lora_rank": 2048,

@@ -41,6 +41,7 @@ class GptNeoX(DecoderFamily):
         "use_parallel_residual": True,
     }
     share = 0.25
+    biased = (("attention_bias", ("q", "o")), ("", ("mlp",)))
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(
@@ -60,9 +61,6 @@ class GptNeoX(DecoderFamily):
         left = {key: value for key, value in config.items() if key not in ROTARY.values()}
         merged = {**own, **given} if isinstance(given, Mapping) else given
         return super().ropes({**left, section: merged}, kinds, head_dim)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "o", "mlp") if flag(config, "attention_bias") else ("mlp",)
 
 
 FAMILY = GptNeoX()

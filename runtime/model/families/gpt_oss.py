@@ -40,7 +40,6 @@ class GptOss(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,
         "attention_bias": True,

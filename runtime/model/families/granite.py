@@ -19,7 +19,6 @@ class Granite(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..rope import Rope
 from .base import MOST, UnsupportedCheckpoint, built_in, number, section
-from .decoder import DecoderArchitecture, DecoderFamily, Names, flag
+from .decoder import DecoderArchitecture, DecoderFamily, Names
 
 
 class HunyuanV1Dense(DecoderFamily):
@@ -21,17 +21,14 @@ class HunyuanV1Dense(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "use_qk_norm", True, self.title)
         built_in(config, "use_cla", False, self.title)
         return super().describe(config, qk_norm="head", qk_normed_last=True, **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
         """Read the rotation. Its "dynamic" kind with an `alpha` is a plain rotation with a larger base, at

@@ -37,7 +37,6 @@ class Jamba(DecoderFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 262_144,
         "num_experts_per_tok": 2,
@@ -51,6 +50,7 @@ class Jamba(DecoderFamily):
         RANK: "auto",
         "mamba_conv_bias": True,
     }
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "hidden_act", "silu", self.title)
@@ -67,9 +67,6 @@ class Jamba(DecoderFamily):
             routed=every(config, PERIODS[1]) if given is not None else (),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(FULL if attends else LINEAR for attends in every(config, PERIODS[0]))

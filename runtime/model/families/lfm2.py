@@ -36,7 +36,6 @@ class Lfm2(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 128_000,
-        "hidden_act": "silu",
         "rope_theta": 1_000_000.0,
         "conv_L_cache": 3,
         "block_multiple_of": 256,
@@ -44,6 +43,7 @@ class Lfm2(DecoderFamily):
         "block_auto_adjust_ff_dim": True,
         "tie_word_embeddings": True,
     }
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "hidden_act", "silu", self.title)
@@ -69,9 +69,6 @@ class Lfm2(DecoderFamily):
         width = int(min(number(config, FACTOR, 1.0) * width, MOST + 1))  # above MOST, it is refused
         step = integer(config, "block_multiple_of")
         return step * -(-width // step)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         layers = integer(config, "num_hidden_layers")

@@ -23,7 +23,6 @@ class Llama(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
     }
 
     def markers(self, architecture: Architecture) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ class Llama4(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "num_experts_per_tok": 1,

@@ -26,11 +26,11 @@ class MinimaxM2(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 196_608,
-        "hidden_act": "silu",
         "rope_theta": 5_000_000.0,
         "num_experts_per_tok": 8,
     }
     share = 1.0
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         for key, value in (
@@ -57,9 +57,6 @@ class MinimaxM2(DecoderFamily):
         """Give the rotating part as a share too, which transformers reads."""
         rope = next(iter(dict(self.architecture(config).ropes).values()))
         return {"partial_rotary_factor": rope.share, ROTATED: round(rope.share * small["head_dim"])}
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
     def further_layers(self, config: Mapping[str, Any]) -> int:
         return count(config, "num_mtp_modules")

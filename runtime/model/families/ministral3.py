@@ -37,7 +37,6 @@ class Ministral3(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 262_144,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
     }
 

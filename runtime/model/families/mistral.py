@@ -22,7 +22,6 @@ class Mistral(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "sliding_window": 4096,
     }
 

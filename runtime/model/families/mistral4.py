@@ -35,7 +35,6 @@ class Mistral4(LatentFamily):
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
         "max_position_embeddings": 1_048_576,
-        "hidden_act": "silu",
         "kv_lora_rank": 256,
         "q_lora_rank": 1024,
         "qk_rope_head_dim": 64,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily, Norm, flag, number
+from .decoder import DecoderArchitecture, DecoderFamily, Norm, number
 
 EPS = 1e-5
 """Built into transformers' OlmoLayerNorm."""
@@ -21,8 +21,8 @@ class Olmo(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         clip = config.get("clip_qkv")
@@ -32,9 +32,6 @@ class Olmo(DecoderFamily):
             clip=None if clip is None else number(config, "clip_qkv", 1.0),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
 
 FAMILY = Olmo()

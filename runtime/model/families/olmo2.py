@@ -18,7 +18,6 @@ class Olmo2(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
     }
 

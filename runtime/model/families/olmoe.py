@@ -20,7 +20,6 @@ class Olmoe(DecoderFamily):
         "num_hidden_layers": 16,
         "num_attention_heads": 16,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 8,
     }

@@ -24,6 +24,7 @@ class Phi(DecoderFamily):
         "hidden_act": "gelu_new",
     }
     share = 0.5
+    biased = (("", ("q", "k", "v", "o", "mlp", "head")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "qk_layernorm", False, self.title)
@@ -34,9 +35,6 @@ class Phi(DecoderFamily):
             gated=False,
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "mlp", "head")
 
 
 FAMILY = Phi()

@@ -18,7 +18,6 @@ class Phi3(DecoderFamily):
         "intermediate_size": 8192,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,

@@ -23,7 +23,6 @@ class Qwen3(DecoderFamily):
         "num_key_value_heads": 32,
         "head_dim": 128,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "max_window_layers": 28,
     }

@@ -22,7 +22,6 @@ class Qwen3Moe(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 768,

@@ -21,7 +21,6 @@ class SmolLM3(DecoderFamily):
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "rope_theta": 2_000_000.0,
         "no_rope_layer_interval": 4,
         "tie_word_embeddings": True,

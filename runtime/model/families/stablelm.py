@@ -23,9 +23,9 @@ class StableLm(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
     }
     share = 0.25
+    biased = (("use_qkv_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         parallel = flag(config, "use_parallel_residual")
@@ -36,9 +36,6 @@ class StableLm(DecoderFamily):
             qk_norm="each" if flag(config, "qk_layernorm") else "",
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "use_qkv_bias") else ()
 
 
 FAMILY = StableLm()
