@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING, built_in, count, integer, number
+from .base import SLIDING, built_in, count, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, Places, chosen, flag
 
 PLACES = Places(
@@ -38,6 +38,7 @@ class Afmoe(DecoderFamily):
         "global_attn_every_n_layers": 4,
         "sliding_window": 1024,
     }
+    full_every = "global_attn_every_n_layers"
     biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -69,13 +70,6 @@ class Afmoe(DecoderFamily):
             routed=tuple(i >= dense for i in range(len(kinds))),
             **different,
         )
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        period = integer(config, "global_attn_every_n_layers")
-        layers = integer(config, "num_hidden_layers")
-        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
 
 
 FAMILY = Afmoe()

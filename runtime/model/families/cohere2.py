@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING, integer
+from .base import SLIDING
 from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, Norm, Places, number
-
-PERIOD = 4
 
 
 class Cohere2(DecoderFamily):
@@ -28,8 +26,10 @@ class Cohere2(DecoderFamily):
         "num_attention_heads": 64,
         "max_position_embeddings": 8192,
         "sliding_window": 4096,
+        "sliding_window_pattern": 4,
         "tie_word_embeddings": True,
     }
+    full_every = "sliding_window_pattern"
     interleaved = True
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -41,13 +41,6 @@ class Cohere2(DecoderFamily):
             logit_scale=number(config, "logit_scale", 0.0625),
             **different,
         )
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        period = integer(config, "sliding_window_pattern", PERIOD)
-        layers = integer(config, "num_hidden_layers")
-        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
 
 
 FAMILY = Cohere2()

@@ -97,6 +97,8 @@ class DecoderFamily(Family):
             heads, without head_dim it is hidden_size / heads, and without hidden_act it is silu.
         biased: keys of config.json, each with the projections that have a bias if it is set; "" for those
             that always have one.
+        full_every: all layers but every such one have a window; a number, or a key of config.json. None for
+            a window in all layers if `sliding_window` is set.
         share: of a head's features that rotate by default; None if all of them always do.
         interleaved: whether the features that rotate together are neighbors.
     """
@@ -108,6 +110,7 @@ class DecoderFamily(Family):
         ("attention_bias", ("q", "k", "v", "o")),
         ("mlp_bias", ("mlp",)),
     )
+    full_every: int | str | None = None
     share: float | None = None
     interleaved = False
 
@@ -217,12 +220,14 @@ class DecoderFamily(Family):
         return tuple(one for key, names in self.biased if not key or flag(config, key) for one in names)
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return FULL or SLIDING for each layer: from `layer_types`, else a window in all or none."""
-        layers = integer(config, "num_hidden_layers")
-        types = config.get("layer_types")
-        if types is None:
+        """Return FULL or SLIDING for each layer: from `layer_types`, else by `full_every`."""
+        layers, every = integer(config, "num_hidden_layers"), self.full_every
+        if config.get("layer_types") is not None:
+            return listed_types(config["layer_types"], layers)
+        if every is None:
             return (SLIDING if config.get("sliding_window") is not None else FULL,) * layers
-        return listed_types(types, layers)
+        period = integer(config, every) if isinstance(every, str) else every
+        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
 
     def norm_offset(self, architecture: Architecture) -> float:
         return described(architecture).norm.offset

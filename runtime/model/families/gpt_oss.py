@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, HARMONY, SLIDING, built_in, integer, number, section
+from .base import HARMONY, built_in, integer, number, section
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, chosen
 
 YARN = {
@@ -31,6 +31,7 @@ class GptOss(DecoderFamily):
     quantized = ("mxfp4",)
     eager = True
     turn_markers = HARMONY
+    full_every = 2
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 201_088,
         "hidden_size": 2880,
@@ -62,12 +63,6 @@ class GptOss(DecoderFamily):
         return super().describe(
             {**config, "rope_parameters": rope}, norm=norm, sinks=True, experts=experts, **different
         )
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        layers = integer(config, "num_hidden_layers")
-        return tuple(FULL if i % 2 else SLIDING for i in range(layers))
 
 
 FAMILY = GptOss()
