@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +40,12 @@ class BackendArguments:
         return located(lora.start_from, self.data_dir)
 
 
-def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> BackendArguments:
+def parse_arguments(program: str, artifact: Path) -> BackendArguments:
     """Read the command line; wrong usage ends the process with status 2.
 
     Args:
         program: file name of the script.
         artifact: folder of the artifact.
-        argv: the arguments; None takes sys.argv's.
     """
     parser = argparse.ArgumentParser(
         prog=program,
@@ -63,7 +61,7 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     add("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
     traced = "write rows, losses, first gradients, and adapters before and after"
     add("--trace", type=Path, metavar="FILE", help=traced)
-    given = parser.parse_args(argv)
+    given = parser.parse_args()
     if given.resume and given.adapter is not None:
         parser.error("--resume continues a run and --adapter starts one: give only one of them")
     return BackendArguments(**vars(given))

@@ -140,9 +140,7 @@ class AdapterProvider(ProductProvider):
         adapter = self._adapters.get(tuple(map(str, getattr(module, "qwix_path", ()))))
         if adapter is None:
             return product
-        inputs, output = equation.replace(" ", "").split("->")
-        x_axes, w_axes = inputs.split(",")
-        return self._adapted(product, (x, weight), module, adapter, (x_axes, w_axes, output))
+        return self._adapted(product, (x, weight), module, adapter, letters(equation))
 
     def _adapted(
         self,
@@ -191,6 +189,13 @@ class AdapterProvider(ProductProvider):
             by = magnitude_scale(adapter, w_axes, weight, pair, m)
             total = jnp.einsum(f"{output},{rest}->{output}", total, by)
         return total.astype(product.dtype)
+
+
+def letters(equation: str) -> tuple[str, str, str]:
+    """Return the axes of both operands of an einsum, and of its result."""
+    inputs, output = equation.replace(" ", "").split("->")
+    x_axes, w_axes = inputs.split(",")
+    return x_axes, w_axes, output
 
 
 @jax.custom_vjp

@@ -328,7 +328,7 @@ def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
     compose, usd, price_source = (given.pop(key) for key in ("compose", "usd", "price_source"))
     lengths, rates = given.pop("input_lengths"), given.pop("request_rates")
     points = dict.fromkeys(LoadPoint(length, rate) for length in lengths for rate in rates)
-    published = bench_report.published(given.pop("published_source"), given.pop("published"))
+    published = Published(given.pop("published_source"), tuple(map(dict, given.pop("published"))))
     price = None if usd is None else HourlyPrice(usd, price_source)
     return BenchmarkSweep(points=tuple(points), published=published, price=price, **given), compose
 

@@ -296,11 +296,6 @@ def published_word(text: str) -> tuple[str, float]:
     return key, float(number)
 
 
-def published(source: str, figures: Sequence[Sequence[tuple[str, float]]]) -> Published:
-    """Build published figures from the command line's values."""
-    return Published(source, tuple(dict(figure) for figure in figures))
-
-
 def source(summary: Mapping[str, Any]) -> str:
     """Return the sentence above the comparison."""
     return (

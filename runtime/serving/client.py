@@ -85,10 +85,6 @@ class Client:
     def has_key(self) -> bool:
         return bool(self._key)
 
-    def without_key(self) -> Client:
-        """Return a client for the same server that sends no key."""
-        return self.with_key("")
-
     def with_key(self, key: str) -> Client:
         """Return a client for the same server with another key; "" sends none."""
         return Client(self.url, key, self.timeout)
@@ -236,7 +232,7 @@ class Client:
         elif status >= 500:
             help = "look at the server's log"
         elif 300 <= status < 400:
-            said = f"it points to {_plain(response.headers.get('Location', 'nowhere'))}"
+            said = f"it points to {plain(response.headers.get('Location', 'nowhere'))}"
             help = "give the address that the server itself has; redirects are not followed"
         return ServerError(
             self._hidden(f"{message}: {said}" if said else message), help, kind=STATUS, status=status
@@ -249,7 +245,7 @@ class Client:
             raise self._garbage(path, "something that is not JSON", data) from None
 
     def _garbage(self, path: str, what: str, data: bytes) -> ServerError:
-        start = _plain(data[:200].decode("utf-8", "replace")) or "nothing"
+        start = plain(data[:200].decode("utf-8", "replace")) or "nothing"
         return ServerError(
             self._hidden(f"{self.url}{path} answers with {what}: {start}"),
             "check that this is vLLM's address",
@@ -299,7 +295,7 @@ def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
     """Return whether TLS is used, the host, the port, and the path of an address without a final "/v1"."""
-    wrong = UserError(f"{_plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
+    wrong = UserError(f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
     if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
         raise wrong
     try:
@@ -328,14 +324,14 @@ def _said(data: bytes) -> str:
         body = json.loads(text)
     except (ValueError, RecursionError):
         text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
-        return _plain(text)
+        return plain(text)
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body.get("message", body)))
         body = error.get("message", error) if isinstance(error, dict) else error
-    return _plain(body if isinstance(body, str) else json.dumps(body))
+    return plain(body if isinstance(body, str) else json.dumps(body))
 
 
-def _plain(text: str, limit: int = 200) -> str:
+def plain(text: str, limit: int = 200) -> str:
     """Reduce a server's text to one printable line, without control characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= limit else words[: limit - 3] + "..."

@@ -253,7 +253,7 @@ def test_client_sends_the_api_key_and_explains_401(fake: Start, monkeypatch: pyt
     client = Client(server.url)
     assert client.has_key and client.cards().keys() == {"tuned"}
     assert client.within(1).cards().keys() == {"tuned"}
-    assert failing(client.without_key(), Client.cards)[3] == 401
+    assert failing(client.with_key(""), Client.cards)[3] == 401
 
 
 def test_api_key_in_a_server_error_is_hidden(fake: Start) -> None:

@@ -25,7 +25,6 @@ def read_rope(
     model: str,
     *,
     head_dim: int | None = None,
-    theta: float = THETA,
     share: float | None = None,
     interleaved: bool = False,
 ) -> Rope:
@@ -39,7 +38,6 @@ def read_rope(
         config: the text part of a config.json.
         model: the model's name in a message.
         head_dim: features of a head; None for the number that the config gives or implies.
-        theta: the family's default base.
         share: the family's default share of a head that rotates; None if the model rotates only whole heads.
         interleaved: whether the family's pairs are neighbors.
 
@@ -53,7 +51,7 @@ def read_rope(
     if head_dim is None:
         hidden, heads = integer(config, "hidden_size", 4096), integer(config, "num_attention_heads", 32)
         head_dim = hidden // heads if config.get("head_dim") is None else integer(config, "head_dim")
-    base = _theta(scaling if scaling.get("rope_theta") is not None else config, theta)
+    base = _theta(scaling if scaling.get("rope_theta") is not None else config)
     rope = Rope(base, share=_share(config, key, share, model), interleaved=interleaved)
     turned = rope.turned(head_dim)
     if turned < 2 or turned % 2:
@@ -72,7 +70,6 @@ def read_ropes(
     model: str,
     *,
     head_dim: int | None = None,
-    theta: float = THETA,
     share: float | None = None,
     interleaved: bool = False,
 ) -> Mapping[str, Rope]:
@@ -96,9 +93,7 @@ def read_ropes(
             # As in transformers, a layer's own section must hold its context length itself.
             left_out = (CONTEXT, "rope_scaling")
             alone = {k: v for k, v in config.items() if k not in left_out} | {key: scaling[kind]}
-        out[kind] = read_rope(
-            alone, model, head_dim=head_dim, theta=theta, share=share, interleaved=interleaved
-        )
+        out[kind] = read_rope(alone, model, head_dim=head_dim, share=share, interleaved=interleaved)
     return out
 
 
@@ -112,8 +107,8 @@ def _nested(scaling: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) for value in scaling.values())
 
 
-def _theta(place: Mapping[str, Any], default: float) -> float:
-    theta = number(place, "rope_theta", default)
+def _theta(place: Mapping[str, Any]) -> float:
+    theta = number(place, "rope_theta", THETA)
     if theta <= 1:
         raise UnsupportedCheckpoint(f"config.json: rope_theta is {theta:g}, not above 1", "rope_theta")
     return theta
