@@ -75,7 +75,7 @@ def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dic
     own = [adapter.target.weight.rpartition(".")[2] for adapter in found]
     x, *arrays = together(x, *(getattr(module, f"{name}_lora_{one}").value for name in own for one in "ab"))
     called = {of_module: name for name, of_module in names.items()}
-    out = {}
+    out: dict[str, jax.Array] = {}
     for name, adapter, a, b in zip(own, found, arrays[::2], arrays[1::2], strict=True):
         name = called.get(name, name)
         a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
