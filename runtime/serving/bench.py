@@ -30,7 +30,7 @@ from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, 
 from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
-from .client import Client, ServerError
+from .client import Client, ServerError, positive
 from .files import guarded, write_whole
 
 CLIENT = (
@@ -346,13 +346,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--compose", metavar="FILE", help="compose.yaml whose container vLLM is in; without it, on PATH")
     add("--results", required=True, type=Path, metavar="DIR", help="folder of the results")
     add("--input-lengths", required=True, type=_counts, metavar="N,...", help="tokens of a prompt")
-    add("--output-length", required=True, type=_count, metavar="N", help="tokens of an answer")
+    add("--output-length", required=True, type=positive, metavar="N", help="tokens of an answer")
     add("--request-rates", required=True, type=_rates, metavar="R,...", help="requests/s; inf: all at once")
-    add("--prompts", required=True, type=_count, metavar="N", help="requests of each point")
-    add("--max-model-len", type=_count, metavar="N", help="tokens, where the server does not tell")
+    add("--prompts", required=True, type=positive, metavar="N", help="requests of each point")
+    add("--max-model-len", type=positive, metavar="N", help="tokens, where the server does not tell")
     add("--lock", type=Path, metavar="FILE", help="the artifact's recipe.lock.json")
     add("--accelerator", default="", metavar="NAME", help="that the recipe serves on")
-    add("--chips", type=_count, default=0, metavar="N", help="of that accelerator")
+    add("--chips", type=positive, default=0, metavar="N", help="of that accelerator")
     add("--accelerator-usd-per-hour", dest="usd", type=_amount, metavar="X", help="its price")
     add("--price-source", default="", metavar="TEXT", help="where that price is from")
     add("--machine", default="", metavar="NAME", help="what the server runs on, where that cannot be seen")
@@ -381,13 +381,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
 def _amount(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
@@ -396,7 +389,7 @@ def _amount(text: str) -> float:
 
 
 def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]
 
 
 def _rates(text: str) -> list[str]:

@@ -257,6 +257,14 @@ class Client:
         return text.replace(self._key, "***") if self._key else text
 
 
+def positive(text: str) -> int:
+    """Parse a whole number above 0 on a command line."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
 def timeout_seconds(text: str) -> float:
     """Parse a timeout on a command line: how long to wait for a byte."""
     value = float(text)

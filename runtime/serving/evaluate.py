@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from .client import Client, timeout_seconds
+from .client import Client, positive, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -54,29 +54,22 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     own = parser.add_argument_group("own prompts")
     own.add_argument("--prompts", type=Path, help="JSONL file of prompts with expected expressions")
     own.add_argument("--text", action="store_true", help='a "prompt" is text to continue, not a user\'s turn')
-    own.add_argument("--samples", type=_at_least_one, default=1)
+    own.add_argument("--samples", type=positive, default=1)
     own.add_argument("--temperature", type=float, default=0.0)
-    own.add_argument("--max-tokens", type=_at_least_one, default=512)
+    own.add_argument("--max-tokens", type=positive, default=512)
     own.add_argument("--seed", type=int, help="of the first sample; vLLM on TPUs refuses requests with one")
     own.add_argument("--timeout", type=timeout_seconds, default=600.0, help="seconds for one answer")
     tasks = parser.add_argument_group("lm-evaluation-harness")
     tasks.add_argument("--tasks", nargs="*", default=[])
-    tasks.add_argument("--limit", type=_at_least_one, help="questions of each task")
+    tasks.add_argument("--limit", type=positive, help="questions of each task")
     tasks.add_argument("--task-api", choices=tuple(MODELS), default="chat")
     tasks.add_argument("--tokenizer", help="for --task-api completions: a folder or a Hugging Face id")
-    tasks.add_argument("--max-length", type=_at_least_one, help="tokens of question and answer together")
+    tasks.add_argument("--max-length", type=positive, help="tokens of question and answer together")
     tasks.add_argument("--lm-eval", help="the program lm_eval, where it is not found by name")
     tasks.add_argument("--include-path", type=Path, help="a folder of further tasks")
     tasks.add_argument("--requirements", help="the file that pins lm-eval")
-    add("--concurrency", type=_at_least_one, default=16, help="requests in flight")
+    add("--concurrency", type=positive, default=16, help="requests in flight")
     return parser.parse_args(argv)
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:

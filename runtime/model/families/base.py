@@ -610,22 +610,16 @@ def plain(name: str, shape: Sequence[int]) -> Source:
     return Source(name, shape, shape, tuple(range(len(shape))))
 
 
+def dense(path: str, name: str, shape: tuple[int, int], spec: Spec) -> Parameter:
+    """Return a weight [in, out] that is one linear layer's."""
+    return Parameter(path, shape, spec, (linear(f"{name}.weight", *shape),))
+
+
 def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
     """Return gate, up and down projection of a gated feed-forward block."""
-
-    def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
-        return Parameter(
-            f"{prefix}.mlp.{name}.kernel",
-            (features_in, features_out),
-            spec,
-            (linear(f"{prefix}.mlp.{name}.weight", features_in, features_out),),
-        )
-
-    return [
-        dense("gate_proj", hidden, intermediate, ("fsdp", "tp")),
-        dense("up_proj", hidden, intermediate, ("fsdp", "tp")),
-        dense("down_proj", intermediate, hidden, ("tp", "fsdp")),
-    ]
+    into, back = ((hidden, intermediate), ("fsdp", "tp")), ((intermediate, hidden), ("tp", "fsdp"))
+    each = {f"{prefix}.mlp.gate_proj": into, f"{prefix}.mlp.up_proj": into, f"{prefix}.mlp.down_proj": back}
+    return [dense(f"{name}.kernel", name, *how) for name, how in each.items()]
 
 
 def mlp_lora_targets(layer: int) -> list[LoraTarget]:

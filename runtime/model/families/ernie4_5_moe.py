@@ -38,6 +38,7 @@ class Ernie45Moe(DecoderFamily):
         "moe_layer_interval": 1,
     }
     interleaved = True
+    further = "num_nextn_predict_layers"
     biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -62,9 +63,6 @@ class Ernie45Moe(DecoderFamily):
             routed=_routed(config),
             **different,
         )
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_nextn_predict_layers")
 
 
 def _routed(config: Mapping[str, Any]) -> tuple[bool, ...]:

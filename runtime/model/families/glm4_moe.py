@@ -37,6 +37,7 @@ class Glm4Moe(DecoderFamily):
         "norm_topk_prob": True,
     }
     share = 0.5
+    further = "num_nextn_predict_layers"
     biased = (("attention_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -64,9 +65,6 @@ class Glm4Moe(DecoderFamily):
             routed=tuple(i >= dense for i in range(integer(config, "num_hidden_layers"))),
             **different,
         )
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_nextn_predict_layers")
 
 
 def grouped(config: Mapping[str, Any], experts: int, per_token: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in, count, integer, section
+from .base import UnsupportedCheckpoint, built_in, integer, section
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen
 from .mixtral import TENSORS
 
@@ -30,6 +30,7 @@ class MinimaxM2(DecoderFamily):
         "num_experts_per_tok": 8,
     }
     share = 1.0
+    further = "num_mtp_modules"
     biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -57,9 +58,6 @@ class MinimaxM2(DecoderFamily):
         """Give the rotating part as a share too, which transformers reads."""
         rope = next(iter(dict(self.architecture(config).ropes).values()))
         return {"partial_rotary_factor": rope.share, ROTATED: round(rope.share * small["head_dim"])}
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_mtp_modules")
 
 
 def rotating(config: Mapping[str, Any]) -> Mapping[str, Any]:
