@@ -20,7 +20,7 @@ import numpy as np
 import qwix
 from qwix._src.core import einsum as quantized
 
-from .lora import letters
+from .matrices import letters
 from .quantize import quantized_weight
 
 

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from ..settings import FakeQuantization
 from .adapters import Adapter
 from .families.base import LoraTarget
-from .lora import letters
+from .matrices import letters
 
 if TYPE_CHECKING:
     from .loading import Built

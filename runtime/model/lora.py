@@ -25,6 +25,7 @@ from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
+from .matrices import letters
 from .recomputed import PROJECTION
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -189,13 +190,6 @@ class AdapterProvider(ProductProvider):
             by = magnitude_scale(adapter, w_axes, weight, pair, m)
             total = jnp.einsum(f"{output},{rest}->{output}", total, by)
         return total.astype(product.dtype)
-
-
-def letters(equation: str) -> tuple[str, str, str]:
-    """Return the axes of both operands of an einsum, and of its result."""
-    inputs, output = equation.replace(" ", "").split("->")
-    x_axes, w_axes = inputs.split(",")
-    return x_axes, w_axes, output
 
 
 @jax.custom_vjp

@@ -22,7 +22,6 @@ TENSORS = ExpertTensors(
 class Afmoe(DecoderFamily):
     name = "afmoe"
     title = "Trinity"
-    model_types = ("afmoe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 200_192,
         "hidden_size": 2048,

@@ -22,7 +22,6 @@ LLAMA3 = {
 class Apertus(DecoderFamily):
     name = "apertus"
     title = "Apertus"
-    model_types = ("apertus",)
     names = Names(plain=("up_proj", "down_proj"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 131_072,

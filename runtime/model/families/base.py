@@ -321,7 +321,8 @@ class Family(ABC):
     title: str
     """The family's name in messages: "Gemma 4"."""
     model_types: tuple[str, ...]
-    """The `model_type` values of config.json that belong to this family; the last is the text model's."""
+    """The `model_type` values of config.json that belong to this family; the last is the text model's. The
+    name alone if a family gives none."""
     wrappers: tuple[str, ...] = ()
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
@@ -348,6 +349,10 @@ class Family(ABC):
     `chunk_size`: it carries the state from chunk to chunk wrongly. 0 for any number."""
     tunix: bool = True
     """Whether Tunix has the model; otherwise the TorchAX backend trains transformers' own."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls) and "model_types" not in vars(cls):
+            cls.model_types = (cls.name,)
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:

@@ -15,7 +15,6 @@ from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, Norm, Place
 class Cohere2(DecoderFamily):
     name = "cohere2"
     title = "Command R7B and A"
-    model_types = ("cohere2",)
     wrappers = ("cohere2_vision",)
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {

@@ -20,7 +20,6 @@ GREEDY, LIMITED = "greedy", "group_limited_greedy"
 class DeepseekV2(LatentFamily):
     name = "deepseek_v2"
     title = "DeepSeek V2"
-    model_types = ("deepseek_v2",)
     scores = "softmax"
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,

@@ -14,7 +14,6 @@ from .latent import LatentFamily
 class DeepseekV3(LatentFamily):
     name = "deepseek_v3"
     title = "DeepSeek V3"
-    model_types = ("deepseek_v3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 129_280,
         "hidden_size": 7168,

@@ -11,7 +11,6 @@ from .decoder import DecoderFamily
 class Ernie45(DecoderFamily):
     name = "ernie4_5"
     title = "ERNIE 4.5"
-    model_types = ("ernie4_5",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 103_424,
         "hidden_size": 1024,

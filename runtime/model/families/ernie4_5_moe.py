@@ -17,7 +17,6 @@ TENSORS = ExpertTensors(shared="shared_experts", correction="moe_statics.e_score
 class Ernie45Moe(DecoderFamily):
     name = "ernie4_5_moe"
     title = "ERNIE 4.5 MoE"
-    model_types = ("ernie4_5_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 103_424,
         "hidden_size": 2560,

@@ -15,7 +15,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, fl
 class Falcon(DecoderFamily):
     name = "falcon"
     title = "Falcon"
-    model_types = ("falcon",)
     prefixes = ("transformer.",)
     names = Names(
         layers="h",

@@ -14,7 +14,6 @@ from .ssm import mixer
 class FalconH1(DecoderFamily):
     name = "falcon_h1"
     title = "Falcon-H1"
-    model_types = ("falcon_h1",)
     names = Names(norm="final_layernorm", mlp="feed_forward")
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {

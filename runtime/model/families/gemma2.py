@@ -67,7 +67,6 @@ class Gemma2Architecture(Architecture):
 class Gemma2(Family):
     name = "gemma2"
     title = "Gemma 2"
-    model_types = ("gemma2",)
     caps_in_float32 = False
     eager = True
     prefixes = ("model.",)

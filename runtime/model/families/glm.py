@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily
 class Glm(DecoderFamily):
     name = "glm"
     title = "GLM 4 of 2024"
-    model_types = ("glm",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_552,
         "hidden_size": 4096,

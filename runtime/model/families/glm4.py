@@ -19,7 +19,6 @@ PLACES = Places(
 class Glm4(Glm):
     name = "glm4"
     title = "GLM 4"
-    model_types = ("glm4",)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(config, places=PLACES, **different)

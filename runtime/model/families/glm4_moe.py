@@ -17,7 +17,6 @@ TENSORS = ExpertTensors(shared="shared_experts")
 class Glm4Moe(DecoderFamily):
     name = "glm4_moe"
     title = "GLM 4.5 and 4.6"
-    model_types = ("glm4_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_552,
         "hidden_size": 4096,

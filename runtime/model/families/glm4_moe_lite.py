@@ -14,7 +14,6 @@ FIRST = "first_k_dense_replace"
 class Glm4MoeLite(LatentFamily):
     name = "glm4_moe_lite"
     title = "GLM 4.7 Flash"
-    model_types = ("glm4_moe_lite",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 154_880,
         "hidden_size": 2048,

@@ -18,7 +18,6 @@ from .latent import LatentFamily, listed_blocks
 class GlmMoeDsa(LatentFamily):
     name = "glm_moe_dsa"
     title = "GLM 5"
-    model_types = ("glm_moe_dsa",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 154_880,
         "hidden_size": 6144,

@@ -18,7 +18,6 @@ ROTARY = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"
 class GptNeoX(DecoderFamily):
     name = "gpt_neox"
     title = "GPT-NeoX"
-    model_types = ("gpt_neox",)
     prefixes = ("gpt_neox.",)
     names = Names(
         embedding="embed_in",

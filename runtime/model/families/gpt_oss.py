@@ -27,7 +27,6 @@ TENSORS = ExpertTensors(router="router", apart=False, inputs_first=True, alterna
 class GptOss(DecoderFamily):
     name = "gpt_oss"
     title = "gpt-oss"
-    model_types = ("gpt_oss",)
     quantized = ("mxfp4",)
     eager = True
     turn_markers = HARMONY

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily
 class Granite(DecoderFamily):
     name = "granite"
     title = "Granite"
-    model_types = ("granite",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,
         "hidden_size": 4096,

@@ -25,7 +25,6 @@ MINIATURE = 16
 class GraniteMoeHybrid(Granite):
     name = "granitemoehybrid"
     title = "Granite 4"
-    model_types = ("granitemoehybrid",)
     names = Names(mlp="shared_mlp", joined=("input_linear", "output_linear"))
     defaults: ClassVar[Mapping[str, Any]] = {
         **Granite.defaults,

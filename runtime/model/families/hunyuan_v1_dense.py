@@ -13,7 +13,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names
 class HunyuanV1Dense(DecoderFamily):
     name = "hunyuan_v1_dense"
     title = "Hunyuan"
-    model_types = ("hunyuan_v1_dense",)
     names = Names(qk_norms=("query_layernorm", "key_layernorm"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 290_943,

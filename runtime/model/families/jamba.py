@@ -28,7 +28,6 @@ RANK = "mamba_dt_rank"
 class Jamba(DecoderFamily):
     name = "jamba"
     title = "Jamba"
-    model_types = ("jamba",)
     names = Names(norm="final_layernorm", mlp="feed_forward")
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 65_536,

@@ -19,7 +19,6 @@ FACTOR = "block_ffn_dim_multiplier"
 class Lfm2(DecoderFamily):
     name = "lfm2"
     title = "LFM2"
-    model_types = ("lfm2",)
     names = Names(
         norm="embedding_norm",
         mlp="feed_forward",

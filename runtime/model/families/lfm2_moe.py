@@ -20,7 +20,6 @@ TENSORS = ExpertTensors(
 class Lfm2Moe(Lfm2):
     name = "lfm2_moe"
     title = "LFM2 MoE"
-    model_types = ("lfm2_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **Lfm2.defaults,
         "hidden_size": 2048,

@@ -14,7 +14,6 @@ LLAMA3_VOCABULARY = 128_256
 class Llama(DecoderFamily):
     name = "llama"
     title = "Llama"
-    model_types = ("llama",)
     wrappers = ("llava", "llava_next")
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {

@@ -16,7 +16,6 @@ ROTATED = "rotary_dim"
 class MinimaxM2(DecoderFamily):
     name = "minimax_m2"
     title = "MiniMax M2"
-    model_types = ("minimax_m2",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 200_064,
         "hidden_size": 3072,

@@ -25,7 +25,6 @@ YARN = {
 class Ministral3(DecoderFamily):
     name = "ministral3"
     title = "Ministral 3"
-    model_types = ("ministral3",)
     wrappers = ("mistral3",)
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {

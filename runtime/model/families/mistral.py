@@ -11,7 +11,6 @@ from .decoder import MULTIMODAL, DecoderFamily
 class Mistral(DecoderFamily):
     name = "mistral"
     title = "Mistral"
-    model_types = ("mistral",)
     wrappers = ("mistral3", "llava", "llava_next")
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {

@@ -23,7 +23,6 @@ YARN = {**ministral3.YARN, "rope_theta": 10_000.0, "factor": 128.0, "original_ma
 class Mistral4(LatentFamily):
     name = "mistral4"
     title = "Mistral 4"
-    model_types = ("mistral4",)
     wrappers = ("mistral3",)
     prefixes = MULTIMODAL
     scaled = False

@@ -18,7 +18,6 @@ TENSORS = ExpertTensors(
 class Mixtral(DecoderFamily):
     name = "mixtral"
     title = "Mixtral"
-    model_types = ("mixtral",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,
         "hidden_size": 4096,

@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, number
 class Nemotron(DecoderFamily):
     name = "nemotron"
     title = "Nemotron 3 and 4"
-    model_types = ("nemotron",)
     names = Names(plain=("up_proj", "down_proj"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 256_000,

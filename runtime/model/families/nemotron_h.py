@@ -53,7 +53,6 @@ TENSORS = ExpertTensors(
 class NemotronH(DecoderFamily):
     name = "nemotron_h"
     title = "Nemotron-H and Nemotron 3"
-    model_types = ("nemotron_h",)
     prefixes = ("backbone.", "model.")
     names = Names(
         embedding="embeddings",

@@ -14,7 +14,6 @@ EPS = 1e-5
 class Olmo(DecoderFamily):
     name = "olmo"
     title = "OLMo 1"
-    model_types = ("olmo",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 4096,

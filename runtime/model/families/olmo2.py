@@ -11,7 +11,6 @@ from .decoder import AFTER, DecoderArchitecture, DecoderFamily, Norm, number
 class Olmo2(DecoderFamily):
     name = "olmo2"
     title = "OLMo 2"
-    model_types = ("olmo2",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 4096,

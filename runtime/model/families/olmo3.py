@@ -17,7 +17,6 @@ from .olmo2 import Olmo2
 class Olmo3(Olmo2):
     name = "olmo3"
     title = "OLMo 3"
-    model_types = ("olmo3",)
     defaults: ClassVar[Mapping[str, Any]] = {**Olmo2.defaults, "sliding_window": 4096}
     full_every = 4
 

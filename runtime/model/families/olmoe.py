@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag
 class Olmoe(DecoderFamily):
     name = "olmoe"
     title = "OLMoE"
-    model_types = ("olmoe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 2048,

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, nu
 class Phi(DecoderFamily):
     name = "phi"
     title = "Phi 1 and 2"
-    model_types = ("phi",)
     names = Names(norm="final_layernorm", out="dense", plain=("fc1", "fc2"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 51_200,

@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily
 class Phi3(DecoderFamily):
     name = "phi3"
     title = "Phi 3 and 4"
-    model_types = ("phi3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_064,
         "hidden_size": 3072,

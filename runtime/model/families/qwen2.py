@@ -12,7 +12,6 @@ from .decoder import DecoderFamily, windowed_late
 class Qwen2(DecoderFamily):
     name = "qwen2"
     title = "Qwen 2.5"
-    model_types = ("qwen2",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,

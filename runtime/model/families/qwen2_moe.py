@@ -20,7 +20,6 @@ from .decoder import (
 class Qwen2Moe(DecoderFamily):
     name = "qwen2_moe"
     title = "Qwen 1.5 and 2 MoE"
-    model_types = ("qwen2_moe",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, windowed_late
 class Qwen3(DecoderFamily):
     name = "qwen3"
     title = "Qwen 3"
-    model_types = ("qwen3",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,

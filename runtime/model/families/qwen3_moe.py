@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag, 
 class Qwen3Moe(DecoderFamily):
     name = "qwen3_moe"
     title = "Qwen 3 MoE"
-    model_types = ("qwen3_moe",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,

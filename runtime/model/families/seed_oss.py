@@ -11,7 +11,6 @@ from .decoder import DecoderFamily
 class SeedOss(DecoderFamily):
     name = "seed_oss"
     title = "Seed-OSS"
-    model_types = ("seed_oss",)
     turn_markers = ("<seed:bos>", "<seed:eos>")
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 155_136,

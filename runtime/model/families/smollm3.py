@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, flag, turning
 class SmolLM3(DecoderFamily):
     name = "smollm3"
     title = "SmolLM 3"
-    model_types = ("smollm3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 128_256,
         "hidden_size": 2048,

@@ -14,7 +14,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Norm, Places, flag, num
 class StableLm(DecoderFamily):
     name = "stablelm"
     title = "StableLM"
-    model_types = ("stablelm",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 2560,

@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Norm, number
 class Starcoder2(DecoderFamily):
     name = "starcoder2"
     title = "StarCoder2"
-    model_types = ("starcoder2",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 49_152,
         "hidden_size": 3072,
