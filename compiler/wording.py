@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recipec.runtime.model.families.base import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
 
@@ -133,24 +132,6 @@ def rounded(qat: Qat) -> str:
     """Name what train.qat rounds: "weights to int4 in groups of 32, activations to int8"."""
     inputs = f", activations to {qat.activations}" if qat.activations else ""
     return f"weights to {qat.weights} in groups of {qat.group_size}{inputs}"
-
-
-def flow(value: Any) -> str:
-    """Format a value as it could be written in a recipe."""
-    if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./:@+-]*", value) and value not in (
-            "true",
-            "false",
-            "null",
-        )
-        return value if plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, list):
-        return f"[{', '.join(map(flow, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{flow(k)}: {flow(v)}' for k, v in value.items())}}}"
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return json.dumps(value)
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None, widest: int = 72) -> list[str]:

@@ -23,7 +23,7 @@ from recipec.compiler.port.ledger import SEVERITY, Finding, Ledger, Verdict
 from recipec.compiler.port.python_source import RENAMED, read_script
 from recipec.compiler.port.read import read
 from recipec.compiler.port.source import Source, Sources
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from recipec.spec.document import Refused
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -170,7 +170,7 @@ def written(name: str, folder: Path) -> Path:
     path = folder / "cell.yaml"
     devices = from_name(machine).devices
     text = recipes.CELL.format(model=model, machine=machine, devices=devices, lora="lora: {rank: 32}")
-    path.write_text(text, encoding="utf-8")
+    path.write_text(f"{text}checkpoint: {{directory: gs://bucket/run}}\n", encoding="utf-8")  # of all hosts
     return path
 
 

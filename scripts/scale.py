@@ -20,7 +20,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import arranged, from_name
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.planner import plan
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from scripts.recipes import FOLDER, ROOT, guarded, key, planned, program, replace
 from scripts.scale_pages import Record, Scaled, page
 

@@ -22,8 +22,10 @@ _WORDS: dict[str, Value] = {
     **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
 }
 _LONGEST_NUMBER = 300
-_SYNTAX = set("{}[],&*#?|<>=!%@`'\"\\\n\t")
+_SYNTAX = set("{}[],&*#?|<>=!%@`'\"\\")
 """Characters for which `flow` quotes a text, sometimes without need."""
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+"""Control characters, and others that end a line or cannot be seen."""
 
 
 def scalar(text: str) -> Value:
@@ -46,9 +48,14 @@ def flow(value: Any) -> str:
         return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    if isinstance(value, str) and _stands_plain(value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value if _stands_plain(value) else quoted(value)
+    return json.dumps(value)
+
+
+def quoted(text: str) -> str:
+    """Write a text in double quotes, with escapes for control characters."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _stands_plain(text: str) -> bool:
@@ -56,6 +63,7 @@ def _stands_plain(text: str) -> bool:
     return (
         scalar(text) == text
         and not _SYNTAX & set(text)
+        and not _CONTROL.search(text)
         and ": " not in text
         and text == text.strip()
         and text[0] not in "-:"

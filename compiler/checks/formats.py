@@ -19,9 +19,10 @@ from recipec.compiler.lowering.sources import (
     leads_out,
     names_nothing,
 )
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data, DataSource
 from recipec.spec.paths import Part, join

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.wording import flow, in_layers, listing, plural, ranges
+from recipec.compiler.wording import in_layers, listing, plural, ranges
 from recipec.runtime.model.adapters import (
     EMBEDDING,
     Adapter,
@@ -23,6 +23,7 @@ from recipec.runtime.model.reach import expert_layer, reach
 from recipec.runtime.model.whole import trained_whole
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from recipec.compiler.lowering.divided import Indivisible, indivisible
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
-from recipec.compiler.wording import divisors, flow, grouped, listing, split_layer
+from recipec.compiler.wording import divisors, grouped, listing, split_layer
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 
 NAMED = 3

@@ -91,5 +91,4 @@ def _key(text: str) -> str:
     bare = _BARE.fullmatch(text) and text.lower() not in _OTHER_YAML
     if bare and isinstance(core_schema.scalar(text), str):
         return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", quoted)
+    return core_schema.quoted(text)

@@ -10,9 +10,10 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.run_length import run_length
-from recipec.compiler.wording import flow, in_layers, listing, plural, rounded, split_layer
+from recipec.compiler.wording import in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.runtime.training.objectives import settings_of
+from recipec.spec.core_schema import flow
 from recipec.spec.paths import join
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.serving.memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
-    flow,
     grouped,
     listing,
     plural,
@@ -36,6 +35,7 @@ from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
 

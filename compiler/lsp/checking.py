@@ -11,7 +11,7 @@ from recipec.compiler.explain.explain import explain as explained
 from recipec.compiler.explain.explain import unknown_path
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import LINE_BREAK, read
 from recipec.spec.load import MAX_BYTES, Loaded, display, extended, load

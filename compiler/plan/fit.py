@@ -18,8 +18,9 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan.results import Estimate, Memory, Temporary
 from recipec.compiler.plan.units import gib, percent
-from recipec.compiler.wording import divisors, flow, listing
+from recipec.compiler.wording import divisors, listing
 from recipec.runtime.model.partition_rules import TOKENS
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 

@@ -264,7 +264,9 @@ def _time(estimate: Estimate) -> Section:
         "the estimate."
     )
     plot = Plot("time-parts", "", data, layout, 370, after=(table,))
-    return Section("time", "Time", aside, (plot, Text(needs), *_waits(estimate), *_drawn(estimate)))
+    return Section(
+        "time", "Time", aside, (plot, Text(needs), *_waits(estimate), *_worked(estimate), *_drawn(estimate))
+    )
 
 
 def _waits(estimate: Estimate) -> Iterator[Any]:
@@ -280,6 +282,20 @@ def _waits(estimate: Estimate) -> Iterator[Any]:
     yield Text("Transfers of all layers together, those first for which it waits longest.")
     head = ("kind", "weight or operation", "times", "bytes", "takes", "exposed")
     yield Table(head, rows, words=(1,), label="Exposed transfers")
+
+
+def _worked(estimate: Estimate) -> Iterator[Any]:
+    """Return the operations that the device works on longest, by name."""
+    found = estimate.timeline.operations[:WAITS]
+    if not found:
+        return
+    rows = [
+        (one.name, "products" if one.products else "other", number(one.count), ms(one.seconds))
+        for one in found
+    ]
+    yield Text("What the device works on", "heading")
+    yield Text("Operations of all layers together, the longest first.")
+    yield Table(("weight and operation", "kind", "times", "takes"), rows, words=(0,), label="Longest work")
 
 
 def _drawn(estimate: Estimate) -> Iterator[Any]:

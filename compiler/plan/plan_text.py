@@ -20,7 +20,7 @@ from recipec.compiler.plan.units import (
 )
 from recipec.compiler.wording import plural
 
-EXPOSED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4
+EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4, 4
 """How many rows of each table are shown."""
 ROUNDED = 1e-6
 """Share of a step below which the difference from the sum of its parts is rounding."""
@@ -34,6 +34,7 @@ def text(plan: Plan) -> str:
         sections += [
             list(_time(plan)),
             list(_exposed(plan.estimate)),
+            list(_worked(plan.estimate)),
             list(_collectives(plan.estimate)),
             list(_kernels(plan.estimate)),
         ]
@@ -136,6 +137,18 @@ def _exposed(estimate: Estimate) -> Iterator[str]:
     ]
     yield from aligned(rows, "<<>>")
     yield from _more(found, EXPOSED, milliseconds(sum(one.exposed for one in found[EXPOSED:])))
+
+
+def _worked(estimate: Estimate) -> Iterator[str]:
+    found = estimate.timeline.operations
+    if not found:
+        return
+    yield "The longest operations, of all layers together"
+    rows = [
+        [one.name.replace("{}", "*"), f"{one.count:,.0f} x", milliseconds(one.seconds)]
+        for one in found[:WORKED]
+    ]
+    yield from aligned(rows, "<>>")
 
 
 def _at(amount: float, speed: float, unit: str, size: float) -> str:

@@ -18,7 +18,7 @@ from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.placements import placements
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Plan
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 
 SEARCHED = (
     "mesh.axes",

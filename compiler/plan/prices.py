@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from recipec.compiler.plan.schedule import Loop, Operation, Schedule, Step, Work
+from recipec.compiler.plan.schedule import Loop, Operation, Schedule, Step, Work, Worked
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
     """Return a schedule in which each operation is replaced by its seconds."""
     seconds = [by.of(operation) for operation in schedule.operations]
     core = costed = 0.0
+    worked: dict[tuple[str, bool], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
     def of(steps: tuple[Step, ...], times: int) -> tuple[Step, ...]:
         nonlocal core, costed
@@ -87,7 +88,10 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
                     each, known = seconds[number]
                     core += times * count * each
                     costed += times * count * each * known
-                    if schedule.operations[number].products:
+                    kind = schedule.names[number], bool(schedule.operations[number].products)
+                    runs, spent = worked[kind]
+                    worked[kind] = runs + times * count, spent + times * count * each
+                    if kind[1]:
                         products += count * each
                     else:
                         memory += count * each
@@ -98,4 +102,11 @@ def priced(schedule: Schedule, by: Prices) -> Schedule:
         return tuple(out)
 
     steps = of(schedule.steps, 1)
-    return replace(schedule, steps=steps, operations=(), costed=costed / core if core else 1.0)
+    return replace(
+        schedule,
+        steps=steps,
+        operations=(),
+        names=(),
+        worked=tuple(Worked(*kind, *spent) for kind, spent in worked.items()),
+        costed=costed / core if core else 1.0,
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.plan.prices import Prices
-from recipec.compiler.plan.schedule import Schedule
+from recipec.compiler.plan.schedule import Schedule, Worked
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Timeline:
         kernels: the core works on custom kernels.
         transfers: transfers that run while the core works or waits, the longest waits first.
         spans: stretches to draw.
+        operations: the core's work without kernels by name, the longest first, and only these.
     """
 
     products: float = 0.0
@@ -113,6 +114,7 @@ class Timeline:
     kernels: float = 0.0
     transfers: tuple[Moved, ...] = ()
     spans: tuple[Span, ...] = ()
+    operations: tuple[Worked, ...] = ()
 
     @property
     def exposed(self) -> float:

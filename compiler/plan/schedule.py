@@ -85,6 +85,22 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Worked:
+    """Operations of one name.
+
+    Attributes:
+        name: the weight that they read, and what they do: "layers.{}.mlp.up_proj.kernel / dot_general".
+        products: whether they have matrix products.
+        count, seconds: for all of them together.
+    """
+
+    name: str
+    products: bool
+    count: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Start:
     """The start of transfer number `transfer`. `Wait` refers to this start by the number `mark`."""
 
@@ -122,7 +138,8 @@ class Schedule:
     """The schedule of a training step.
 
     Attributes:
-        operations: the operations by number; () once their times are filled in.
+        operations, names: the operations by number, and their names; () once their times are filled in.
+        worked: the core's work by name, once the times are filled in.
         uncounted_loops: loops whose number of turns the text does not give; their bodies count once.
         costed: share of the core's seconds that come from libtpu's own cycles, once the times are filled in.
     """
@@ -132,6 +149,8 @@ class Schedule:
     steps: tuple[Step, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     operations: tuple[Operation, ...] = ()
+    names: tuple[str, ...] = ()
+    worked: tuple[Worked, ...] = ()
     uncounted_loops: int = 0
     costed: float = 1.0
 

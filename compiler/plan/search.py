@@ -31,8 +31,9 @@ from recipec.compiler.plan.estimate import estimate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
-from recipec.compiler.wording import divisors, flow, plural
+from recipec.compiler.wording import divisors, plural
 from recipec.runtime.model.partition_rules import TOKENS, data_parallel
+from recipec.spec.core_schema import flow
 from recipec.spec.language.mesh import Remat
 from recipec.spec.load import load
 

@@ -7,14 +7,16 @@ to end. This wait is exposed time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from recipec.compiler.plan.results import Moved, Span, Timeline
-from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work
+from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Step, Transfer, Work, Worked
 
 SPANS = 400
 """Spans that a timeline keeps for drawing, at most. Spans with the smallest gaps between them are joined."""
+LONGEST = 40
+"""Names of operations that a timeline keeps, at most."""
 LANES = {"host": "host", "copy": "memory"}
 """The lane of a kind of transfer; other kinds are in the lane "links"."""
 
@@ -46,7 +48,13 @@ def timeline(schedule: Schedule, reached: Reached) -> Timeline:
         kernels=run.work.kernels,
         transfers=tuple(sorted(run.moved.values(), key=lambda part: (-part.exposed, -part.seconds))),
         spans=tuple(_drawn(run.spans)),
+        operations=tuple(sorted(_at_rates(schedule.worked, reached), key=lambda one: -one.seconds)[:LONGEST]),
     )
+
+
+def _at_rates(found: Iterable[Worked], reached: Reached) -> Iterator[Worked]:
+    for one in found:
+        yield replace(one, seconds=one.seconds / (reached.products if one.products else reached.memory))
 
 
 def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], float]) -> Timeline:

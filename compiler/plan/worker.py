@@ -26,7 +26,8 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
 from recipec.compiler.plan.results import COMPILED, Compiled
 
-POLL_SECONDS = 0.1
+POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
+"""How often a worker looks for libtpu's files, and how long their sizes stay the same once they are complete."""
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -157,15 +158,16 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     from recipec.compiler.plan.hlo.refusal import dump_options
 
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
+    before, since = None, time.monotonic()
     while scheduled and not compiling.done():
-        if found := assigned.scheduled(folder):
-            return *found, 0.0
+        if (written := assigned.sizes(folder)) != before:
+            before, since = written, time.monotonic()
+        elif written and time.monotonic() - since > STILL_SECONDS:
+            return *assigned.scheduled(folder), 0.0
         time.sleep(POLL_SECONDS)
     compiled = compiling.result()
-    found = assigned.scheduled(folder)
-    if found is None:
-        raise RuntimeError("libtpu left no schedule of the step that it compiled")
-    return compiled.as_text(), found[1], compiled.memory_analysis().generated_code_size_in_bytes
+    _, memory = assigned.scheduled(folder)
+    return compiled.as_text(), memory, compiled.memory_analysis().generated_code_size_in_bytes
 
 
 def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
@@ -206,7 +208,7 @@ def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Co
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:600]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import Any
 
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import MISSING, Source
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
+from recipec.spec.core_schema import flow
 from recipec.spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")

@@ -11,7 +11,7 @@ from typing import Any
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
 from recipec.compiler.port.source import MISSING, Source, Sources, join, parts
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused
 

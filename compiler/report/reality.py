@@ -163,7 +163,7 @@ def _mismatches(run: Run, plan: Plan) -> list[str]:
         out.append(f"The plan is of the recipe {plan.recipe}, the run of {run.name}.")
     if run.recipe is None:
         return out
-    from recipec.compiler.wording import flow
+    from recipec.spec.core_schema import flow
 
     values = run.recipe.model_dump(mode="json")
     for path, planned in plan.settings.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.explain.explain import leaves
 from recipec.compiler.lowering.recorded import from_record
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from recipec.spec.paths import Part, join
 
 if TYPE_CHECKING:

@@ -531,7 +531,7 @@ def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: ja
     if f"{name}_lora_a" not in arrays:
         return product
     a, b = arrays[f"{name}_lora_a"], arrays[f"{name}_lora_b"]
-    delta = _grouped(_grouped(rows.astype(a.dtype), a, sizes), b, sizes)
+    delta = _grouped(_grouped(rows, a, sizes), b, sizes)
     return (product + delta).astype(product.dtype)
 
 
@@ -560,20 +560,44 @@ def _ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
         rows: [N, in], sorted by expert.
         weight: [E, in, out].
         sizes: int32[E], the rows of each expert.
+
+    Returns:
+        [N, out] in the weight's dtype.
     """
-    return jax.lax.ragged_dot(rows, weight, sizes)
+    return _dot(rows, weight, sizes, weight.dtype)
+
+
+def _dot(rows: jax.Array, weight: jax.Array, sizes: jax.Array, dtype: Any) -> jax.Array:
+    rows, weight = _operands(rows, weight)
+    wide = jnp.promote_types(rows.dtype, dtype)
+    return jax.lax.ragged_dot(rows, weight, sizes, preferred_element_type=wide).astype(dtype)
+
+
+def _operands(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the operands of a product in one dtype.
+
+    A TPU rounds the operands of a float32 product to bfloat16, unless a precision is set. So they become
+    bfloat16 at once: a ragged product reads its operands from memory, and they take half of it.
+    """
+    wide = jnp.promote_types(left.dtype, right.dtype)
+    if wide == jnp.float32 and _on_tpu() and jax.config.jax_default_matmul_precision is None:
+        wide = jnp.dtype(jnp.bfloat16)
+    return left.astype(wide), right.astype(wide)
 
 
 def _ragged_forward(rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
-    """Keep only what the needed gradients use: for a frozen weight no rows."""
+    """Keep only what the needed gradients use: for a frozen weight no rows, and then only their dtype."""
     kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
-    return _ragged(rows.value, weight.value, sizes.value), kept
+    return _ragged(rows.value, weight.value, sizes.value), (*kept, jnp.zeros(0, rows.value.dtype))
 
 
 def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, jax.Array | None, None]:
-    rows, weight, sizes = kept
-    to_rows = None if weight is None else jax.lax.ragged_dot(gradient, weight.swapaxes(1, 2), sizes)
-    to_weight = None if rows is None else outer(rows, gradient, sizes, on_tpu=_on_tpu()).astype(rows.dtype)
+    rows, weight, sizes, like = kept
+    to_rows = None if weight is None else _dot(gradient, weight.swapaxes(1, 2), sizes, like.dtype)
+    to_weight = None
+    if rows is not None:
+        rows, towards = _operands(rows, gradient)
+        to_weight = outer(rows, towards, sizes, on_tpu=_on_tpu()).astype(gradient.dtype)
     return to_rows, to_weight, None
 
 

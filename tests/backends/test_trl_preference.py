@@ -5,7 +5,6 @@ tests/parity compares such a run with train.py number by number.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from tests.parity.running import Case, Place
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
 STEPS = 4
-OBJECTIVES = {
+OBJECTIVES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": "dpo", "label_smoothing": SMOOTHING},
     "dpo-ipo": {"objective": "dpo", "loss_type": "ipo"},
     "cpo": {"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 0.4, "cpo_alpha": 0.7},
@@ -76,9 +75,6 @@ def settings(objective: str, **more: Any) -> TrainSettings:
 
 
 def prepared(place: Place, train: TrainSettings) -> Any:
-    from recipec.runtime.data.prepare import Tokenizing, prepare
-    from recipec.runtime.data.tokenizer import load_tokenizer
-
     data = DataSettings(
         train=("train.jsonl",),
         eval_fraction=0.1,
@@ -87,9 +83,7 @@ def prepared(place: Place, train: TrainSettings) -> Any:
         max_length=64,
         packing=False,
     )
-    model = ModelSettings(id="tiny", family="llama")
-    tokenizer = load_tokenizer(place.folder / "model", model, data)
-    return prepare(data, train, 4, tokenizer, place.folder, tokenizing=Tokenizing(workers=1))
+    return place.prepared(data, train)
 
 
 class Table:
@@ -232,11 +226,8 @@ def test_preference_losses_and_gradients_match_trl(objective: str, place: Place,
     model, move = adapted(place)
     tokenizer = AutoTokenizer.from_pretrained(place.folder / "model")
     train = settings(objective, label_smoothing=0.0)
-    how = {
-        key: value
-        for key, value in OBJECTIVES[objective].items()
-        if key not in ("objective", "label_smoothing")
-    }
+    given = OBJECTIVES[objective]
+    how = {key: given[key] for key in given.keys() - {"objective", "label_smoothing"}}
     trainer = trainer_of(train.objective, model, tokenizer, tmp_path, **how)
     if train.objective != "dpo":
         add_fused_lm_head(model.get_base_model())  # as RecipeTrainer and DPOTrainer do
@@ -272,11 +263,6 @@ def whole(place: Place) -> Trace:
     return place.train(Backend.TRL, "whole")
 
 
-def logged(place: Place, output: str) -> list[dict[str, Any]]:
-    path = place.folder / output / "checkpoints-trl" / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.e2e
 def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> None:
     """Compare bit for bit, with dropout, which the reference does not use."""
@@ -292,7 +278,7 @@ def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> Non
 def test_dpo_metrics_have_trace_losses_evaluations_and_rewards(place: Place, whole: Trace) -> None:
     from recipec.runtime.training.preference import METRICS
 
-    entries = logged(place, "whole")
+    entries = place.logged("whole")
     steps = [entry for entry in entries if "loss" in entry]
     assert [entry["loss"] for entry in steps] == whole.losses
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [0, 2, 4]
@@ -309,6 +295,6 @@ def test_dpo_metrics_have_trace_losses_evaluations_and_rewards(place: Place, who
 def test_given_adapter_is_trained_and_not_used_as_reference(place: Place, whole: Trace) -> None:
     """Start from the adapter as train.py does: the first evaluation equals the adapter's last one."""
     place.train(Backend.TRL, "onward", "--adapter", place.folder / "whole" / "adapter", "--steps", "1")
-    before, after = logged(place, "whole")[-1], logged(place, "onward")[0]
+    before, after = place.logged("whole")[-1], place.logged("onward")[0]
     assert after["eval_loss"] == pytest.approx(before["eval_loss"], abs=1e-6)
     assert after["eval_loss"] < np.log(2) - 0.05

@@ -5,6 +5,7 @@ Whole runs are in `make e2e`. tests/parity compares a run with train.py number b
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.runtime.backends.model import labels
 from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.settings import DataSettings, TrainSettings
 from recipec.runtime.training.trace import Trace, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
@@ -86,10 +88,7 @@ def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> Non
 
 @pytest.mark.e2e
 def test_trl_metrics_have_trace_losses_evaluations_and_grad_norm(place: Place, whole: Trace) -> None:
-    import json
-
-    lines = (place.folder / "whole" / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
+    entries = place.logged("whole")
     steps = [entry for entry in entries if "loss" in entry]
     assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
     assert [entry["loss"] for entry in steps] == whole.losses
@@ -136,14 +135,11 @@ def test_peft_loads_the_saved_adapter_unchanged(place: Place, whole: Trace) -> N
 @pytest.mark.e2e
 def test_a_run_begins_with_a_given_adapter(place: Place, whole: Trace) -> None:
     """Compare the evaluation before its first step with the adapter's last one."""
-    import json
-
     adapter = place.folder / "whole" / "adapter"
     place.train(Backend.TRL, "onward", "--adapter", adapter, "--steps", "1")
 
     def evaluations(output: str) -> list[float]:
-        lines = (place.folder / output / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()
-        return [entry["eval_loss"] for entry in map(json.loads, lines) if "eval_loss" in entry]
+        return [entry["eval_loss"] for entry in place.logged(output) if "eval_loss" in entry]
 
     assert evaluations("onward")[0] == pytest.approx(evaluations("whole")[-1], abs=1e-6)
 
@@ -241,20 +237,6 @@ def test_full_fine_tuning_saves_the_trained_model(tmp_path: Path) -> None:
     )
 
 
-def prepared(place: Place, normalization: str) -> Any:
-    from dataclasses import replace
-
-    from recipec.runtime.data.prepare import Tokenizing, prepare
-    from recipec.runtime.data.tokenizer import load_tokenizer
-    from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
-
-    data = DataSettings(train=("train.jsonl",), eval=("train.jsonl",), max_length=64, packing=True)
-    train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
-    model = ModelSettings(id="tiny", family="llama")
-    tokenizer = load_tokenizer(place.folder / "model", model, replace(data))
-    return prepare(data, train, 4, tokenizer, place.folder, tokenizing=Tokenizing(workers=1))
-
-
 @pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])
 @pytest.mark.parametrize(("processes", "rows"), [(1, 2), (2, 2), (4, 2), (8, 1)])
 def test_any_number_of_processes_computes_the_same_step(
@@ -262,9 +244,10 @@ def test_any_number_of_processes_computes_the_same_step(
 ) -> None:
     """Check that each row comes once, in order, with train.py's factor, also in a short last step."""
     from recipec.runtime.backends.trl.pieces import Pieces
-    from recipec.runtime.settings import TrainSettings
 
-    data = prepared(place, normalization)
+    train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
+    settings = DataSettings(train=("train.jsonl",), eval=("train.jsonl",), max_length=64, packing=True)
+    data = place.prepared(settings, train)
     train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=rows)
     made = [Pieces(data, train, process, processes) for process in range(processes)]
     for step in range(data.total_steps):
@@ -297,8 +280,6 @@ def test_early_stopped_run_does_not_continue_on_resume(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Stop by transformers' own callback. A resumed run stops at the same step."""
-    import json
-
     early = case(LORA, eval_every=1, early_stopping={"patience": 2, "min_delta": 100.0})
     early.recipe["data"]["eval"] *= 2
     place = Place(tmp_path, early, [Backend.TUNIX, Backend.TRL])
@@ -314,8 +295,7 @@ def test_early_stopped_run_does_not_continue_on_resume(
         folder = tmp_path / output / "checkpoints-trl"
         state = json.loads((folder / "state.json").read_text())
         assert (state["state"], state["total"]) == ("done", STEPS) and why[1:] in state["reason"]
-        entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses = [entry for entry in entries if "eval_loss" in entry]
+        losses = [entry for entry in place.logged(output) if "eval_loss" in entry]
         assert [entry["step"] for entry in losses] == [0, 1, 2, 3]
         for entry in losses:
             both = [value for name, value in entry.items() if name.startswith("eval/")]

@@ -29,14 +29,13 @@ def peft_count(rank: int, targets: list[str]) -> int:
     return total
 
 
-@pytest.mark.parametrize("rank", [1, 16, 64])
 @pytest.mark.parametrize("targets", [list(OUTPUTS), ["q_proj", "v_proj"], ["k_proj"], ["down_proj"]])
 def test_independent_adapters_have_the_parameter_count_of_peft(
-    lowered: Callable[..., Lowered], rank: int, targets: list[str]
+    lowered: Callable[..., Lowered], targets: list[str]
 ) -> None:
-    run = lowered(f"lora.rank={rank}", f"lora.targets=[{', '.join(targets)}]")
+    run = lowered("lora.rank=16", f"lora.targets=[{', '.join(targets)}]")
     assert run.program is not None
-    assert run.program.trainable_parameters == peft_count(rank, targets)
+    assert run.program.trainable_parameters == peft_count(16, targets)
 
 
 def test_shared_kv_adapter_counts_its_a_matrix_once(lowered: Callable[..., Lowered]) -> None:

@@ -95,7 +95,7 @@ def test_explain_names_folder_and_commit_of_an_added_model(
     text = explain(program, loaded, "model")
     assert f"its sizes are from {FOLDER}/config.json, added from the hub at commit {COMMIT}" in text
     (row,) = (line for line in text.splitlines() if line.lstrip().startswith("model.revision"))
-    assert row.split() == ["model.revision", f'"{COMMIT}"', f"{FOLDER}/model.lock.json"]
+    assert row.split() == ["model.revision", COMMIT, f"{FOLDER}/model.lock.json"]
 
 
 def test_report_matches_a_run_only_with_its_recipe(

@@ -9,7 +9,6 @@ import pytest
 
 from recipec.compiler.explain.explain import detail, explain, leaves, summary, unknown_path
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.wording import flow
 from recipec.spec.language import Recipe
 from recipec.spec.load import Loaded, load
 from recipec.spec.paths import join
@@ -43,6 +42,14 @@ def test_each_value_has_its_origin(explained: Callable[..., str], recipe_file: P
     assert cells(text, "lora.rank")[2].endswith("recipe.yaml:5")
     assert cells(text, "lora.init") == ["lora.init", "peft", "default"]
     assert cells(text, "train.seed") == ["train.seed", "7", "--set train.seed=7"]
+
+
+@pytest.mark.parametrize("text", ["True", "False", "Null", ".inf"])
+def test_text_that_reads_as_another_type_is_explained_in_quotes(
+    explained: Callable[..., str], text: str
+) -> None:
+    shown = explained("data", f"data.train=['{text}']")
+    assert cells(shown, "data.train[0].path")[1] == f'"{text}"'
 
 
 def test_values_of_an_extended_recipe_name_its_file(tmp_path: Path, recipe_file: Path) -> None:
@@ -195,9 +202,3 @@ def test_every_path_can_be_explained(loaded: Load) -> None:
             assert explain(program, found, path).startswith(path + "\n")
     for section in Recipe.model_fields:
         assert all(isinstance(row, str) for row in [*summary(section, program), *detail([section], program)])
-
-
-def test_values_are_shown_as_yaml() -> None:
-    assert flow(["q_proj", "a b", None, True, 1e-8]) == '[q_proj, "a b", null, true, 1e-08]'
-    assert flow({"a": [1]}) == "{a: [1]}"
-    assert flow("true") == '"true"'

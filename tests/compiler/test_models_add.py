@@ -249,7 +249,6 @@ REFUSED: dict[str, tuple[Broken, str]] = {
         lies(entry(shape=[1 << 20], data_offsets=[0, 1 << 22])),
         "bytes, and its tensors",
     ),
-    "bytes with a gap": (lies(entry(data_offsets=[8, 16])), "do not fit its shape or place"),
     "a type that is none": (lies(entry(dtype=5)), f"the header of {SECOND}"),
     "an empty file": (holds(SECOND, b""), f"the header of {SECOND}"),
     "a file that is not there": (gone(SECOND), f"names {SECOND}, which does not exist"),

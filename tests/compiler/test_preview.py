@@ -209,9 +209,7 @@ def test_preview_errors_are_messages_without_traceback(
     assert "Traceback" not in errors
 
 
-def test_preview_names_missing_packages(
-    quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preview_names_missing_packages(quickstart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from recipec.compiler.errors import ArtifactError
 
     monkeypatch.setattr(preview, "PACKAGES", ("json", "no_such_package"))

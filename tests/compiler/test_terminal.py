@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from recipec.compiler import terminal
 from recipec.compiler.artifacts import whole
 from recipec.compiler.cli import completion, guard
-from recipec.compiler.cli import main as cli
 from recipec.compiler.cli.main import app
 from recipec.compiler.rehearse import pipeline
 from recipec.runtime import progress
@@ -400,7 +399,3 @@ def test_sigint_ends_the_process_with_status_130(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip() == "interrupted: nothing was written"
-
-
-def test_app_uses_the_commands_class_of_terminal() -> None:
-    assert cli.app.info.cls is terminal.Commands

@@ -51,5 +51,5 @@ def vllm_image(engine: docker_engine.Engine) -> str:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> serving_artifacts.Tiny:
-    """Make and merge a tiny Gemma 4, with its adapters."""
+    """Make and merge a tiny Gemma 4, with its adapter."""
     return serving_artifacts.tiny_gemma4(tmp_path_factory.mktemp("tiny-gemma4"))

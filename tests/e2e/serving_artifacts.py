@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,16 +67,11 @@ CONVERSATION = {"messages": [{"role": "user", "content": "Hello"}, {"role": "ass
 
 @dataclass(frozen=True)
 class Tiny:
-    """A tiny Gemma 4 in the multimodal layout, and a run's results in float32.
-
-    Attributes:
-        nothing: an adapter without effect: its B is 0.
-    """
+    """A tiny Gemma 4 in the multimodal layout, and a run's results in float32."""
 
     base: Path
     merged: Path
     adapter: Path
-    nothing: Path
 
 
 def tiny_gemma4(folder: Path) -> Tiny:
@@ -86,10 +80,8 @@ def tiny_gemma4(folder: Path) -> Tiny:
     make_gemma4(base)
     opened = HFCheckpoint.open(base)
     save_run(folder / "run", opened, lora_section(), scale=0.2)
-    save_run(folder / "nothing", opened, lora_section(), scale=0.0)
     merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")
-    _, nothing = merged_in_float32(base, "gemma4", folder / "nothing", folder / "out-nothing")
-    return Tiny(base, merged, adapter, nothing)
+    return Tiny(base, merged, adapter)
 
 
 @dataclass(frozen=True)
@@ -183,17 +175,6 @@ class Artifact:
             assert time.monotonic() - started < seconds, f"no answer within {seconds} s"
             time.sleep(0.5)
         return time.monotonic() - started
-
-    def load_adapter(self, name: str, folder: str) -> None:
-        """Load an adapter from a folder of the container into the server."""
-        body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
-        headers = {
-            "Content-Type": "application/json",
-            "Authorization": f"Bearer {SENTINELS['VLLM_API_KEY']}",
-        }
-        request = urllib.request.Request(f"{self.url}/v1/load_lora_adapter", body, headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
-            assert response.status == 200
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's values, or 0 if the server does not answer."""

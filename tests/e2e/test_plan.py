@@ -159,7 +159,7 @@ def test_gemma4_31b_plan_is_plausible_and_then_cached(root: Path, tmp_path: Path
     assert 0.3 < made["mfu"] < 1
     again = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json")
     assert json.loads(again.stdout)["plan"]["cached"] is True
-    assert json.loads(again.stdout)["plan"]["estimate"] == estimate
+    assert json.loads(again.stdout)["plan"]["estimate"] == made
     text = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml")
     assert "estimate" in text.stdout and "Traceback" not in text.stderr
 

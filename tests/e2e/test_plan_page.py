@@ -22,6 +22,7 @@ PAGES: dict[str, tuple[Callable[[], Plan], Callable[[], Search] | None]] = {
     "two-slices": (plans.sliced, None),
     "one-axis": (plans.one_axis, None),
 }
+WINDOWS = ((360, "light"), (1440, "dark"))
 SERVING = [("KV cache", f"{'layers':<60}bytes a token\n{'50 local':<60}25,600")]
 
 
@@ -41,7 +42,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), cases(product(PAGES, (360, 1440), ("light", "dark"))))
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), cases((name, *window) for name, window in product(PAGES, WINDOWS))
+)
 def test_plan_page_has_no_console_errors_and_no_overflow(
     browser: Tab, files: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

@@ -153,16 +153,6 @@ def test_plot_buttons_change_axis_and_scale_and_modebar_is_absent(
 
 
 @pytest.mark.nightly
-def test_printed_report_is_white(browser: Tab, pages: dict[str, Path]) -> None:
-    browser.show(pages["sweep"], 1440, "dark")
-    pdf = browser.pdf()
-    assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
-    browser.send("Emulation.setEmulatedMedia", media="print", features=[])
-    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    browser.send("Emulation.setEmulatedMedia", media="", features=[])
-
-
-@pytest.mark.nightly
 def test_report_without_javascript_shows_the_numbers_as_tables(
     pages: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -174,15 +164,3 @@ def test_report_without_javascript_shows_the_numbers_as_tables(
         assert "Lowest evaluation loss" in words and "180,000" not in words
         assert plain.evaluate("document.querySelectorAll('.plot table tbody tr').length") > 100
         assert plain.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-@pytest.mark.nightly
-def test_report_content_security_policy_blocks_injected_scripts(
-    browser: Tab, pages: dict[str, Path], tmp_path: Path
-) -> None:
-    text = pages["broken"].read_text("utf-8")
-    changed = tmp_path / "changed.html"
-    changed.write_text(text.replace("</body>", "<script>document.title = 'run'</script></body>"), "utf-8")
-    browser.show(changed, 1440, "light")
-    assert browser.evaluate("document.title") == "Report on example"
-    assert "Content Security Policy" in str(browser.complaints())

@@ -60,7 +60,7 @@ def test_server_killed_while_loading_gives_one_sentence_error(faulty: Artifact, 
     finally:
         process.kill()
     said = log.read_text()
-    assert "tiny-faulty is gone before it was ready: it was killed (exit status 137)" in said
+    assert "tiny-faulty has stopped before it was ready: it was killed (exit status 137)" in said
     assert "Traceback" not in said.partition("error: ")[2]
     assert faulty.engine.containers() == []
 
@@ -68,25 +68,6 @@ def test_server_killed_while_loading_gives_one_sentence_error(faulty: Artifact, 
 def test_out_of_memory_container_error_names_its_limit(faulty: Artifact) -> None:
     said = faulty.recipe("serve", "up", faulty.folder, "--memory", "300m", status=1).output
     assert "it ran out of memory, with more than its limit of 300m" in said
-    assert faulty.engine.containers() == []
-
-
-@pytest.mark.parametrize("damage", ["a flipped byte in the header", "a file cut off"])
-def test_corrupt_shard_is_refused_before_build_and_start(
-    faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path
-) -> None:
-    """Report the damage before anything is built or started."""
-    folder = serving_artifacts.copy(tiny.merged, tmp_path / "model")
-    shard = sorted(folder.glob("*.safetensors"))[-1]
-    data = bytearray(shard.read_bytes())
-    if damage == "a file cut off":
-        del data[-1:]
-    else:
-        data[data.index(b'"data_offsets"') + 1] ^= 1
-    shard.write_bytes(data)
-    done = faulty.recipe("serve", "up", faulty.folder, "--model", folder, status=1)
-    assert done.output.startswith(f"error: {shard} ")
-    assert "building" not in done.output
     assert faulty.engine.containers() == []
 
 

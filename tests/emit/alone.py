@@ -62,7 +62,7 @@ def main(folders: list[str]) -> None:
                 module = import_module(name.removesuffix(".__init__"))
                 assert str(module.__file__) == os.path.join(folder, "runtime", path), module
         present = {name.split(".")[0] for name in sys.modules}
-        assert not present & {"spec", "compiler", "templates"}, artifact
+        assert not present & {"recipec", "spec", "compiler", "templates"}, artifact
         print(f"alone: {artifact.name}")
 
 

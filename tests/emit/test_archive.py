@@ -77,32 +77,25 @@ def test_unpacked_scripts_start_in_another_folder(
     with tarfile.open(pack("sample", Path("generated"))) as archive:
         archive.extractall(away / "unpacked", filter="data")
     (away / "cwd").mkdir()
-    # Without the editable install of this project, the script imports the archive's modules.
+    # Without this checkout on the path, the scripts import the archive's modules.
     code = (
         "import os, runpy, sys;"
-        "sys.path = [p for p in sys.path if p and not os.path.exists(os.path.join(p, 'compiler', 'cli.py'))];"
+        "sys.path = [p for p in sys.path if p and not os.path.exists(os.path.join(p, 'compiler', 'cli'))];"
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
-        "sys.argv = [sys.argv[1], '--help']; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    for script in ("train.py", "merge.py"):
-        path = away / "unpacked/sample" / script
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(path)],
-            cwd=away / "cwd",
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+
+    def python(*words: object) -> str:
+        command = [sys.executable, "-c", *map(str, words)]
+        done = subprocess.run(command, cwd=away / "cwd", capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        assert "--model" in done.stdout
-    check = code.replace("runpy.run_path(sys.argv[0], run_name='__main__')", "") + (
-        f"sys.path.insert(0, {str(away / 'unpacked')!r});"
-        "import runtime.merging.merge, runtime.training.train; print(runtime.__file__)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", check, "x"], cwd=away / "cwd", capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == str(away / "unpacked/runtime/__init__.py"), done.stderr
+        return done.stdout
+
+    started = f"{code} sys.argv = [sys.argv[1], '--help']; runpy.run_path(sys.argv[0], run_name='__main__')"
+    for script in ("train.py", "merge.py"):
+        assert "--model" in python(started, away / "unpacked/sample" / script)
+    imported = "import runtime.merging.merge, runtime.training.train; print(runtime.__file__)"
+    said = python(f"{code} sys.path.insert(0, {str(away / 'unpacked')!r}); {imported}")
+    assert said.strip() == str(away / "unpacked/runtime/__init__.py")
 
 
 def test_pack_names_missing_data_and_writes_no_archive(project: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from emitting import RECIPE, files_of, program_of
+from emitting import files_of, program_of
 
 from recipec.compiler import __version__
 from recipec.compiler.artifacts import artifact
@@ -19,7 +19,6 @@ from recipec.compiler.errors import ArtifactError
 from recipec.runtime.backends.saving import ADAPTER, MODEL
 from recipec.runtime.backends.torchax.train import SUFFIX as TORCHAX
 from recipec.runtime.hosts.log import FOLDER as LOGS
-from recipec.spec.load import load
 from recipec.spec.schema import text as schema_text
 
 
@@ -106,14 +105,7 @@ def test_serve_script_is_executable_and_train_py_is_not(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "sample/train.py",
-        "sample/README.md",
-        f"sample/{LOCK}",
-        "runtime/settings.py",
-        "runtime/launch/host.sh",
-    ],
+    "path", ["sample/train.py", f"sample/{LOCK}", "runtime/settings.py", "runtime/launch/host.sh"]
 )
 def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     text = (built / path).read_text()
@@ -271,32 +263,3 @@ def test_build_refuses_files_and_folders_that_block_its_paths(
     with pytest.raises(ArtifactError, match="other modules or scripts"):
         write(out, {"sample": files})
     assert (out / "runtime/mine.py").exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../up",
-        "a/b",
-        "a\\\\b",
-        "..",
-        ".",
-        "",
-        "Upper",
-        "ünïcode",
-        "-dash",
-        "dash-",
-        "a b",
-        "runtime",
-        "a" * 64,
-        "x\n",
-    ],
-)
-def test_load_refuses_recipe_names_that_are_not_folder_names(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        RECIPE.replace("name: sample", f"name: {json.dumps(name, ensure_ascii=False)}"), encoding="utf-8"
-    )
-    loaded = load(path)
-    assert loaded.recipe is None
-    assert any(d.path == "name" and d.severity == "error" for d in loaded.diagnostics)

@@ -138,10 +138,6 @@ def test_artifacts_contain_no_local_paths_or_index_urls(variants: Path, root: Pa
             assert "index-url" not in text
 
 
-def test_without_serve_there_is_no_serve_folder(tmp_path: Path) -> None:
-    assert not any(path.startswith("serve/") for path in files_of(tmp_path, ["serve=null"]))
-
-
 def test_readme_commands_pass_shellcheck(root: Path, variants: Path, tmp_path: Path) -> None:
     readmes = [*variants.glob("*/README.md"), *(root / "generated").glob("*/README.md")]
     for path in readmes:

@@ -60,17 +60,7 @@ def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> N
 
 
 VALUES: list[Any] = [
-    {
-        "a": "yes",
-        "b": "null",
-        "c": "1e3",
-        "d": "0x1F",
-        "e": "",
-        "f": "~",
-        "g": "a: b",
-        "h": "# no",
-        "i": "- x",
-    },
+    dict(zip("abcdefghi", ["yes", "null", "1e3", "0x1F", "", "~", "a: b", "# no", "- x"], strict=True)),
     {"text": "line one\nline two\n", "quotes": 'it\'s "so"', "wide": "ü 語 🙂", "escape": "\\d\t\x07"},
     {"numbers": [1, -2, 0.1, 1e-08, 1e22, 1.0], "flags": [True, False, None], "empty": [{}, []]},
     {"long": [f"item number {i} with some words" for i in range(9)], "deep": {"a": {"b": {"c": ["d" * 99]}}}},

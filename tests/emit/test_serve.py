@@ -314,8 +314,3 @@ def test_serve_env_value_with_line_break_is_refused(tmp_path: Path) -> None:
     found = lower(load(path, ['serve.env={A: "x\\nRUN rm -rf /"}']))
     assert found.program is None
     assert [d.path for d in found.diagnostics if d.code == "E0618"] == ["serve.env.A"]
-
-
-def test_artifact_contains_the_serve_files(tmp_path: Path) -> None:
-    files = {path for path in files_of(tmp_path) if path.startswith("serve/")}
-    assert files >= {f"serve/{name}" for name in ("Dockerfile", "compose.yaml", "k8s.yaml", "serve.sh")}

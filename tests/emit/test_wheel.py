@@ -59,10 +59,9 @@ def test_rebuild_keeps_wheel_or_copy_until_runtime_option_differs(project: Path)
     assert built("--check") == 0 == built() and not Path("generated/runtime").exists()
     assert built("--runtime", "copy", "--check") == 1
     assert built("--runtime", "copy") == 0
-    assert (
-        Path("generated/runtime/training/train.py").is_file() and not Path("generated/runtime.txt").exists()
-    )
-    assert built() == 0 == built("--check") and Path("generated/runtime/training/train.py").is_file()
+    copied = Path("generated/runtime/training/train.py")
+    assert copied.is_file() and not Path("generated/runtime.txt").exists()
+    assert built() == 0 == built("--check") and copied.is_file()
 
 
 def test_wheel_contains_the_runtime_and_is_reproducible() -> None:
@@ -85,18 +84,8 @@ def test_packed_wheel_installs_by_hash_and_train_py_starts(project: Path) -> Non
         *("sample", "runtime", "runtime.txt", wheel.FILE, SCHEMA)
     }
     assert {path.name for path in Path("away/runtime/launch").iterdir()} == {"host.sh", "tpu-vm.sh"}
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-compile",
-        "--target",
-        "../site",
-        "-r",
-        "runtime.txt",
-    ]
+    options = ["--quiet", "--no-compile", "--target", "../site", "-r", "runtime.txt"]
+    command = [sys.executable, "-m", "pip", "install", *options]
     done = subprocess.run(command, cwd="away", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in Path("site").iterdir()} == {"runtime", wheel.INFO}

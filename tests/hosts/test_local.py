@@ -21,14 +21,16 @@ SCRIPT = Path(local.__file__)
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Write a script that records its variables in its own file, and then waits or ends as its words say."""
+    """Write a script that records its variables and a signal in files, and waits or ends as its words say."""
     path = tmp_path / "script.py"
     path.write_text(
         "import os, pathlib, signal, sys, time\n"
         "names = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')\n"
-        "def leave(signum, frame): sys.exit(128 + signum)\n"
-        "signal.signal(signal.SIGTERM, leave)\n"
+        "def leave(signum, frame):\n"
+        "    pathlib.Path(__file__).with_name(number + '.signal').write_text(str(signum))\n"
+        "    sys.exit(128 + signum)\n"
         "number = os.environ['JAX_PROCESS_ID']\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
         "text = '\\n'.join([*(os.environ[name] for name in names), *sys.argv[1:]])\n"
         "pathlib.Path(__file__).with_name(number).write_text(text)\n"
         # Python would handle a signal just before a long sleep only after it.
@@ -59,6 +61,8 @@ def test_a_signal_reaches_every_process(script: Path) -> None:
     until(lambda: all((script.parent / name).exists() for name in ("0", "1")))
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    for number in ("0", "1"):
+        assert (script.parent / f"{number}.signal").read_text() == str(int(signal.SIGTERM))
 
 
 @pytest.fixture

@@ -8,27 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.lowering.program import Program
 from recipec.compiler.rehearse.pipeline import new_console
 from recipec.compiler.rehearse.rehearse import rehearse, write_miniature, write_recipe
-from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
+from tests.emit.emitting import compiled
 from tests.preloaded import preloaded_scripts
 
 STEPS = ["miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify"]
 
 
-def program(path: Path) -> Program:
-    lowered = lower(load(path))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    return lowered.program
-
-
 @pytest.mark.e2e
 def test_gemma4_31b_recipe_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
     screen = io.StringIO()
-    flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
+    flagship = compiled(root / "recipes" / "gemma4-31b-v5p8.yaml")
     with preloaded_scripts(tmp_path):
         done = rehearse(flagship, steps=8, folder=tmp_path / "work", console=new_console(screen))
     assert done.ok, screen.getvalue()
@@ -56,7 +47,7 @@ def test_a_step_that_fails_ends_the_rehearsal(
 
     monkeypatch.setattr(module, "write", broken)
     screen = io.StringIO()
-    flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
+    flagship = compiled(root / "recipes" / "gemma4-31b-v5p8.yaml")
     done = rehearse(flagship, folder=tmp_path / "work", console=new_console(screen))
     assert not done.ok
     assert list(done.seconds) == ["miniature", "compile", "train"]
@@ -66,10 +57,10 @@ def test_a_step_that_fails_ends_the_rehearsal(
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])
 def test_miniature_recipe_lowers_and_keeps_adapter_targets(root: Path, tmp_path: Path, name: str) -> None:
-    original = program(root / "recipes" / f"{name}.yaml")
+    original = compiled(root / "recipes" / f"{name}.yaml")
     write_miniature(original, tmp_path)
     replaced = write_recipe(original, 8, tmp_path)
-    small = program(tmp_path / "recipe.yaml")
+    small = compiled(tmp_path / "recipe.yaml")
     assert small.accumulation_steps <= original.accumulation_steps
     assert {change.path for change in replaced} >= {"model.id", "data.train"}
     kept = {"lora", "remat", "merge"} - {change.path.partition(".")[0] for change in replaced}

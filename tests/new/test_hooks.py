@@ -80,21 +80,21 @@ def test_existing_pre_commit_config_is_only_appended_to(repository: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("repos: [", "is not YAML"), ("- a\n", "no list of `repos`"), ("repos: 3\n", "no list of `repos`")],
+    [
+        (b"repos: [", "is not YAML"),
+        (b"- a\n", "no list of `repos`"),
+        (b"repos: 3\n", "no list of `repos`"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+    ],
 )
-def test_broken_pre_commit_config_is_refused_and_unchanged(repository: Path, content: str, said: str) -> None:
+def test_broken_pre_commit_config_is_refused_and_unchanged(
+    repository: Path, content: bytes, said: str
+) -> None:
     config = repository / ".pre-commit-config.yaml"
-    config.write_text(content)
+    config.write_bytes(content)
     result = new("demo", "--pre-commit")
     assert result.exit_code == 1 and said in str(result.exception)
-    assert config.read_text() == content and not (repository / "team/recipes").exists()
-
-
-def test_binary_pre_commit_config_is_refused(repository: Path) -> None:
-    (repository / ".pre-commit-config.yaml").write_bytes(b"\xff\xfe\x00")
-    result = new("demo", "--pre-commit")
-    assert result.exit_code == 1 and "is not UTF-8" in str(result.exception)
-    assert not (repository / "team/recipes").exists()
+    assert config.read_bytes() == content and not (repository / "team/recipes").exists()
 
 
 def test_existing_workflow_with_other_content_is_kept(repository: Path) -> None:

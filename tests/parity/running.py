@@ -18,15 +18,15 @@ from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.parity.backends import SCRIPTS
 from recipec.compiler.parity.read_trace import read_trace
 from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import conversations, row_of
+from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
+from tests.emit.emitting import compiled
 
 STEPS = 20
 BACKENDS = (Backend.TUNIX, Backend.TRL, Backend.TORCHAX)
@@ -82,6 +82,19 @@ class Place:
         data = ("--data-dir", self.folder, "--trace", trace)
         self.run(SCRIPTS[backend], output, *data, *options)
         return read_trace(trace)
+
+    def logged(self, output: str) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl of a run of TRL."""
+        path = self.folder / output / "checkpoints-trl" / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def prepared(self, data: DataSettings, train: TrainSettings) -> Any:
+        """Return the data as train.py prepares it on four devices."""
+        from recipec.runtime.data.prepare import Tokenizing, prepare
+        from recipec.runtime.data.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(self.folder / "model", ModelSettings(id="tiny", family="llama"), data)
+        return prepare(data, train, 4, tokenizer, self.folder, tokenizing=Tokenizing(workers=1))
 
     def merge(self, output: str, *options: str | Path) -> Path:
         """Run merge.py, and return the folder of the merged checkpoint."""
@@ -145,8 +158,7 @@ def _config(case: Case) -> dict[str, Any]:
 
 
 def _program(path: Path, backends: Sequence[Backend]) -> Program:
-    lowered = lower(load(path))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    refused = [found for found in diagnosed(lowered.program, backends) if found.severity == "error"]
+    program = compiled(path)
+    refused = [found for found in diagnosed(program, backends) if found.severity == "error"]
     assert not refused, render_text(refused)
-    return lowered.program
+    return program

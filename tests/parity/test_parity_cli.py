@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.lowering.program import Program
 from recipec.compiler.parity import backends as chosen
 from recipec.compiler.parity import run
 from recipec.compiler.parity.read_trace import read_trace
@@ -23,8 +21,7 @@ from recipec.compiler.parity.run import write_recipe
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
 from recipec.compiler.rehearse.rehearse import write_miniature
 from recipec.runtime.training.trace import Trace
-from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
+from tests.emit.emitting import compiled
 
 RECIPE = """\
 recipe: 1
@@ -41,14 +38,8 @@ train:
 LLAMA, GEMMA4 = "meta-llama/Llama-3.2-1B-Instruct", "google/gemma-4-31B-it"
 
 
-def program(path: Path) -> Program:
-    lowered = lower(load(path))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    return lowered.program
-
-
 def test_expected_steps_depend_on_model_and_backends(root: Path) -> None:
-    gemma4, llama = (program(root / "recipes" / f"{name}.yaml") for name in ("quickstart", "llama31-8b-v6e8"))
+    gemma4, llama = (compiled(root / f"recipes/{name}.yaml") for name in ("quickstart", "llama31-8b-v6e8"))
     whole = ["miniature", "compile", "tunix", "torchax", "trl", "control", "merge", "compare"]
     assert list(run._expected(gemma4, tuple(Backend))) == whole
     assert list(run._expected(llama, tuple(Backend))) == [step for step in whole if step != "control"]
@@ -59,10 +50,10 @@ def test_expected_steps_depend_on_model_and_backends(root: Path) -> None:
 def test_parity_miniature_keeps_data_optimizer_and_target_settings(
     root: Path, tmp_path: Path, name: str
 ) -> None:
-    original = program(root / "recipes" / f"{name}.yaml")
+    original = compiled(root / "recipes" / f"{name}.yaml")
     write_miniature(original, tmp_path, dtype="float32")
     replaced = {change.path for change in write_recipe(original, 20, tmp_path)}
-    small = program(tmp_path / "recipe.yaml").recipe
+    small = compiled(tmp_path / "recipe.yaml").recipe
     assert small.model.dtype == small.merge.dtype == "float32" and small.train.steps == 20
     assert small.lora is None or (small.lora.dropout, small.lora.quantize) == (0.0, None)
     assert not small.data.evaluates
@@ -73,11 +64,11 @@ def test_parity_miniature_keeps_data_optimizer_and_target_settings(
 
 def test_micro_batch_normalization_runs_parity_on_one_device(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE % LLAMA + "  loss_normalization: micro_batches\n")
-    original = program(tmp_path / "recipe.yaml")
+    original = compiled(tmp_path / "recipe.yaml")
     (tmp_path / "work").mkdir()
     write_miniature(original, tmp_path / "work", dtype="float32")
     write_recipe(original, 20, tmp_path / "work")
-    small = program(tmp_path / "work" / "recipe.yaml")
+    small = compiled(tmp_path / "work" / "recipe.yaml")
     assert dict(small.recipe.mesh.axes) == {"fsdp": 1, "tp": 1}
     assert (small.accumulation_steps, small.micro_batch_rows) == (2, 1)
 
@@ -178,7 +169,7 @@ def test_gemma4_tolerance_is_ten_times_the_control_run_difference(
     # The start is train.py's own start, with a tiny change of A only.
     from recipec.runtime.model.initial import initial_adapters
 
-    small = program(tmp_path / "kept" / "recipe.yaml")
+    small = compiled(tmp_path / "kept" / "recipe.yaml")
     assert small.lora is not None
     written = load_file(tmp_path / "kept" / "perturbed" / "adapter_model.safetensors")
     for name, (a, b) in initial_adapters(small.adapters, small.lora, small.recipe.train.seed).items():

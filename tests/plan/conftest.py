@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import pool, rates
 from recipec.compiler.plan.timeline import Reached
+from recipec.spec.load import load
 from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"
@@ -36,6 +38,14 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKE_WORKER_LOG", str(log))
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
     return log
+
+
+@pytest.fixture(scope="session")
+def program(root: Path) -> Program:
+    """Lower the flagship's recipe."""
+    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="session")

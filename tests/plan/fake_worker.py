@@ -39,7 +39,8 @@ def main() -> None:
         print("no room for maneuver", file=sys.stderr)
         sys.exit(3)
     if told == "refused":
-        print("Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", file=sys.stderr)
+        said = "ERROR: Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'"
+        print("noise", said, "trace", sep="\n", file=sys.stderr)
         sys.exit(1)
     if told == "failed":
         give("failed", message="it is not to be", help="do else")

@@ -23,6 +23,7 @@ from recipec.compiler.plan.results import (
     Temporary,
     Timeline,
 )
+from recipec.compiler.plan.schedule import Worked
 
 GIB = 2**30
 
@@ -91,6 +92,10 @@ TIMELINE = Timeline(
         Span("links", "all-gather layers.{}.mlp.up_proj.kernel", 0.1, 0.15),
         Span("wait", "all-gather layers.{}.mlp.up_proj.kernel", 0.2, 0.05),
         Span("kernel", "", 0.25, 0.02),
+    ),
+    operations=(
+        Worked("layers.{}.mlp.down_proj.kernel / dot_general (backward)", True, 60, 0.132),
+        Worked("layers.{}.mlp / mul", False, 120, 0.0075),
     ),
 )
 INTERVAL = Interval(

@@ -75,26 +75,12 @@ def test_note_on_another_mesh_takes_its_time_only_from_the_cache(file: Path, fak
     assert planned(file, "--set", "lora.init=zero_a")["plan"]["notes"] == []
 
 
-def test_exact_compiles_all_layers(file: Path) -> None:
-    plan = planned(file, "--exact")["plan"]
-    assert plan["estimate"]["compiled_layers"] == [60]
-    assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
-
-
 def test_killed_compile_error_says_that_memory_ran_out(file: Path, told: pytest.MonkeyPatch) -> None:
     told.setenv("FAKE_WORKER_TOLD", "killed above 12")
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
     assert "most likely because this machine's memory ran out" in str(caught.value)
     assert caught.value.help and "--exact" in caught.value.help
-
-
-def test_plan_exits_with_code_1_if_the_compile_fails(file: Path, told: pytest.MonkeyPatch) -> None:
-    told.setattr("sys.argv", ["recipe", "plan", str(file)])
-    told.setenv("FAKE_WORKER_TOLD", "failed")
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
 
 
 def test_refused_libtpu_flag_error_points_at_recipe_or_environment(
@@ -108,7 +94,8 @@ def test_refused_libtpu_flag_error_points_at_recipe_or_environment(
     file.write_text(RECIPE, encoding="utf-8")  # the environment has the flag
     with pytest.raises(ArtifactError) as caught:
         run("plan", file)
-    assert "LIBTPU_INIT_ARGS" in str(caught.value.help)
+    for place in ("xla.flags.xla_enable_async_all_gather", "LIBTPU_INIT_ARGS"):
+        assert place in str(caught.value.help)
 
 
 @pytest.mark.usefixtures("full_speed")

@@ -14,7 +14,6 @@ from recipec.spec.load import load
 E2B = "model.id=google/gemma-4-E2B-it"
 SETS: dict[str, tuple[str, ...]] = {
     "31b": (),
-    "12b": ("model.id=google/gemma-3-12b-it",),
     "4b": ("model.id=google/gemma-3-4b-it",),
     "llama": ("model.id=meta-llama/Llama-3.1-8B-Instruct",),
     "e2b": (E2B,),
@@ -44,7 +43,6 @@ def programs(root: Path) -> dict[str, Program]:
     ("name", "few"),
     [
         ("31b", 6),
-        ("12b", 6),
         ("4b", 6),
         ("llama", 3),
         ("e2b", 10),  # 15 layers with their own keys and values, 20 that share them: five of each

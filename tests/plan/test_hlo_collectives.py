@@ -108,7 +108,6 @@ def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("transfer", "kind"),
     [
-        (',_xla_megascale_transfer_type="ALL_REDUCE"', "all-reduce"),
         (',_xla_megascale_transfer_type="RING.2 OF-LATER"', "ring.2 of-later"),
         (',_xla_megascale_transfer_type=""', "transfer"),
         ("", "transfer"),

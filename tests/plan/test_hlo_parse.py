@@ -113,7 +113,7 @@ def test_arrays_take_the_bytes_of_their_padded_tiles(shape: str, size: int) -> N
 STATE = "(s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}, s32[]{:T(128)})"
 
 
-def loop(condition: str, step: str, start: str, attributes: str = "", *more: str) -> Module:
+def loop(condition: str, step: str, start: str, *more: str) -> Module:
     """Parse a module with a loop over a counter and a limit.
 
     Args:
@@ -134,7 +134,7 @@ def loop(condition: str, step: str, start: str, attributes: str = "", *more: str
         %x = f32[8,128]{{1,0:T(8,128)}} parameter(0)
         %twenty = s32[]{{:T(128)}} constant(20)
         %init = {STATE} tuple(%start, %x, %twenty)
-        %while.1 = {STATE} while(%init), condition=%cond, body=%body{attributes}
+        %while.1 = {STATE} while(%init), condition=%cond, body=%body
         ROOT %result = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%while.1), index=1""",
         *more,
         "cond\n" + given + condition,
@@ -191,12 +191,7 @@ def test_trip_count_of_a_fused_condition_and_step() -> None:
         %three = s32[] constant(3)
         %s = s32[] add(%b, %three)
         ROOT %t = (s32[], f32[8,128]{1,0}) tuple(%s, %a)"""
-    assert loop(condition, step, ZERO, "", fused_condition, fused_step).trip_counts == {"body": 3}
-
-
-def test_trip_count_is_read_from_backend_config() -> None:
-    known = ', backend_config={"known_trip_count":{"n":"5"},"known_init_step":{"init":"0","step":"1"}}'
-    assert loop("ROOT %go = pred[] custom-call(%i)", UP, ZERO, known).trip_counts == {"body": 5}
+    assert loop(condition, step, ZERO, fused_condition, fused_step).trip_counts == {"body": 3}
 
 
 @pytest.mark.parametrize(

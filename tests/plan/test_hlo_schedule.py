@@ -71,12 +71,6 @@ def test_synchronous_all_gather_is_exposed() -> None:
     costed = read(f"{plain}, {cycles(70)}")
     assert costed.steps == (Work(memory=500 / CLOCK), Exposed(0), Work(memory=70 / CLOCK))
 
-    hidden, waited = (timeline(one, Reached()) for one in (read(f"{PARAMETER}\n{BEGUN}"), found))
-    assert hidden.seconds < waited.seconds
-    assert waited.exposed == gathered().seconds
-    assert hidden.exposed == pytest.approx(max(0.0, gathered().seconds - 500 / CLOCK))
-    assert [one.name for one in waited.transfers] == [NAME]
-
 
 def test_transfer_without_a_weight_is_named_by_its_part_of_the_layer() -> None:
     how = 'channel_id=3, replica_groups=[2,4]<=[8], to_apply=%sum, metadata={op_name="jit(f)/jvp(layer_7)/'
@@ -181,9 +175,6 @@ def test_loop_trip_count_multiplies_its_work_and_waits() -> None:
     turn = (Start(0, 1), Work(memory=500 / CLOCK), Wait(1), Work(memory=100 / CLOCK))
     assert found.steps == (Loop(12, turn),)
     assert total(found.steps).memory == pytest.approx(12 * 600 / CLOCK)
-    run = timeline(found, Reached())
-    wait = max(0.0, found.transfers[0].seconds - 500 / CLOCK)
-    assert run.memory == pytest.approx(12 * 600 / CLOCK) and run.exposed == pytest.approx(12 * wait)
 
 
 def test_nested_loops_multiply_and_unknown_trip_count_counts_once() -> None:
@@ -235,7 +226,6 @@ ON_HOST = "f32[64,256]{1,0:T(8,128)S(5)}"
     ("source", "target", "kind", "rate", "along"),
     [
         (PART, IN_VMEM, "copy", HBM, "hbm"),
-        (IN_VMEM, PART, "copy", HBM, "hbm"),
         (ON_HOST, PART, "host", HOST, "host"),
         (PART, ON_HOST, "host", HOST, "host"),
     ],

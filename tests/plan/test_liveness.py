@@ -238,3 +238,13 @@ def test_operation_is_parsed_from_op_name_metadata(note: str, expected: tuple[st
 )
 def test_weight_path_is_parsed_from_op_name_metadata(note: str, expected: str) -> None:
     assert weight_path(note) == expected
+
+
+def test_copy_of_an_operand_without_an_array_has_arrays_of_its_own() -> None:
+    text = module(
+        f"%copy-start.1 = ({BIG}, {BIG}, u32[]{{:S(2)}}) copy-start(%elsewhere)",
+        f"%copy-done.1 = {BIG} copy-done(%copy-start.1)",
+        fusion("a", "copy-done.1"),
+        "ROOT %tuple.1 = (" + BIG + ") tuple(%a)",
+    )
+    assert peak(text) == 2

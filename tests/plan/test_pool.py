@@ -22,13 +22,6 @@ from tests.waiting import running
 pytestmark = pytest.mark.usefixtures("fake")
 
 
-@pytest.fixture(scope="module")
-def program(root: Path) -> Program:
-    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
-    assert found is not None
-    return found
-
-
 def job(told: str, layers: int = 6) -> Job:
     return Job(Path("/recipe.yaml"), (f"fake={told}",), tuple(range(layers)))
 
@@ -201,11 +194,3 @@ def test_unwritable_cache_stores_nothing_and_raises_no_error(
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "file"))
     store.put("ab", "value")
     assert store.get("ab") is None
-
-
-def test_refused_libtpu_flag_error_names_its_recipe_key() -> None:
-    said = ["noise", "ERROR: Illegal value 'maybe' specified for flag 'xla_enable_async_all_gather'", "trace"]
-    found = pool.read_result(1, "", said)
-    assert isinstance(found, Failed)
-    assert found.message == "libtpu does not accept the value maybe of the flag xla_enable_async_all_gather"
-    assert "xla.flags.xla_enable_async_all_gather" in found.help

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.plan.hlo.assigned import assignment, scheduled, untupled
+from recipec.compiler.plan.hlo.assigned import assignment, scheduled, sizes, untupled
 from recipec.compiler.plan.hlo.fingerprint import Fingerprints
 from recipec.compiler.plan.prices import Prices, priced, prices
-from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, total
+from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, Worked, total
 from tests.plan.hlo_text import module
 
 PRODUCT = Operation("a", "a-alike", "p", 1.0)
@@ -38,14 +38,19 @@ def test_operation_takes_the_price_of_its_closest_match(
 def test_pricing_adds_each_operation_at_its_step_and_in_its_loop() -> None:
     turn = Loop(4, (Work(kernels=1.0, operations=((0, 2),)), Exposed(0)))
     steps = (Work(operations=((1, 3),)) + Work(memory=1.0, operations=((2, 1), (1, 1))), turn)
-    found = priced(Schedule(steps, operations=(PRODUCT, COPY, BARE)), FOUND)
+    found = priced(Schedule(steps, operations=(PRODUCT, COPY, BARE), names=("up", "up", "norm")), FOUND)
     assert found.steps == (Work(memory=11.5), Loop(4, (Work(6.0, 0.0, 1.0), Exposed(0))))
     assert total(found.steps) == Work(24.0, 11.5, 4.0) and found.operations == ()
     assert found.costed == pytest.approx((24 + 10) / (24 + 10.5))
+    assert set(found.worked) == {
+        Worked("up", True, 8, 24.0),
+        Worked("up", False, 4, 10.0),
+        Worked("norm", False, 1, 0.5),
+    }
 
 
 def test_operations_without_prices_take_their_seconds_at_full_rates() -> None:
-    found = priced(Schedule((Work(operations=((0, 2),)),), operations=(COPY,)), Prices())
+    found = priced(Schedule((Work(operations=((0, 2),)),), operations=(COPY,), names=("",)), Prices())
     assert found.steps == (Work(memory=4.0),) and found.costed == 0
 
 
@@ -121,7 +126,7 @@ def test_tuple_argument_is_split_into_named_parameters(tmp_path: Path) -> None:
     assert named["c"][0] == "get-tuple-element"
 
 
-def test_schedule_dump_is_ignored_until_the_next_dump_file_exists(tmp_path: Path) -> None:
+def test_schedule_dump_has_sizes_once_all_three_files_have_text(tmp_path: Path) -> None:
     left = tmp_path / "module_0000.jit.after_optimizations"
     Path(f"{left}.txt").write_text(
         "HloModule jit\n\n%f (p: f32[]) -> f32[] {\n  ROOT %p.1 = f32[] parameter(0)\n}\n\n"
@@ -129,11 +134,14 @@ def test_schedule_dump_is_ignored_until_the_next_dump_file_exists(tmp_path: Path
         "  ROOT %b = f32[] fusion(%a), calls=%f\n}\n"
     )
     Path(f"{left}-buffer-assignment.txt").write_text("allocation 0: size 64, preallocated-temp:\n")
-    assert scheduled(tmp_path) is None
+    assert sizes(tmp_path) is None
     Path(f"{left}-live-range.txt").touch()
-    found = scheduled(tmp_path)
-    assert found is not None and found[0].startswith("HloModule")
-    assert (found[1].temporaries, found[1].instructions) == (64, 3)
+    assert sizes(tmp_path) is None
+    Path(f"{left}-live-range.txt").write_text("HloLiveRange\n")
+    assert sizes(tmp_path) == (177, 42, 13)
+    text, memory = scheduled(tmp_path)
+    assert text.startswith("HloModule")
+    assert (memory.temporaries, memory.instructions) == (64, 3)
     Path(f"{left}.txt").unlink()
     with pytest.raises(FileNotFoundError, match="install the libtpu that recipec pins"):
         scheduled(tmp_path)

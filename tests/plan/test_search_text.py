@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from ruamel.yaml import YAML
-
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Memory, Point, Search
 from recipec.compiler.plan.search_text import text
-from recipec.spec.load import load
 
-RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gemma4-31b-v5p8.yaml"
 GIB = 2**30
-
-
-def program() -> Program:
-    found = lower(load(RECIPE), planning=True).program
-    assert found is not None
-    return found
 
 
 def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | None = 0.467) -> Point:
@@ -38,7 +25,7 @@ def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | Non
     )
 
 
-def test_search_text_shows_the_front_and_the_fastest_recipe_lines() -> None:
+def test_search_text_shows_the_front_and_the_fastest_recipe_lines(program: Program) -> None:
     points = (
         a_point(token=1.115e-4, gib=72.5),
         a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", token=1.083e-4, gib=58.1),
@@ -50,7 +37,7 @@ def test_search_text_shows_the_front_and_the_fastest_recipe_lines() -> None:
         Point(("train.micro_batch_size=5",), "refused", "E0501: not a multiple", 0, 0),
     )
     found = Search(points, (1, 2), 0, 412.0, ("2 configurations could still be better: because.",))
-    assert text(program(), found) == EXPECTED
+    assert text(program, found) == EXPECTED
 
 
 EXPECTED = """\
@@ -80,12 +67,12 @@ The fastest, as lines of the recipe:
 """
 
 
-def test_search_text_without_a_price_shows_raised_batch_and_device_seconds() -> None:
+def test_search_text_without_a_price_shows_raised_batch_and_device_seconds(program: Program) -> None:
     tight = a_point(
         "train.global_batch_size=8", "train.micro_batch_size=2", token=1.05e-4, gib=93.0, usd=None
     )
     found = Search((a_point(token=1.1e-4, usd=None), tight), (1, 0), 0, 4.0)
-    assert text(program(), found) == RAISED
+    assert text(program, found) == RAISED
 
 
 RAISED = """\
@@ -112,17 +99,17 @@ data.
 """
 
 
-def test_search_text_offers_no_lines_if_the_recipe_is_the_fastest() -> None:
-    said = text(program(), Search((a_point(),), (0,), 0, 1.0))
+def test_search_text_offers_no_lines_if_the_recipe_is_the_fastest(program: Program) -> None:
+    said = text(program, Search((a_point(),), (0,), 0, 1.0))
     assert (
         "The recipe as it stands is the fastest of them.\n\n1 configuration in 1.0 s: 1 compiled.\n" in said
     )
     assert "as lines of the recipe" not in said
 
 
-def test_search_text_says_when_no_configuration_fits() -> None:
+def test_search_text_says_when_no_configuration_fits(program: Program) -> None:
     large = Point((), "too large", "it needs 131.0 GiB of 95.0 GiB", 11_919, 1.0e-4)
-    assert text(program(), Search((large,), (), None, 3.0)) == NOTHING
+    assert text(program, Search((large,), (), None, 3.0)) == NOTHING
 
 
 NOTHING = """\
@@ -134,14 +121,3 @@ The recipe as it stands has no estimate: it needs 131.0 GiB of 95.0 GiB.
 
 1 configuration in 3.0 s: 1 too large.
 """
-
-
-def test_printed_recipe_lines_parse_to_the_settings_of_the_best_point() -> None:
-    best = a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none")
-    said = text(program(), Search((best,), (0,), None, 1.0))
-    lines = said.split("as lines of the recipe:\n")[1].split("\n\n")[0]
-    assert YAML(typ="safe").load(lines) == {
-        "mesh": {"axes": {"fsdp": 2, "tp": 2}},
-        "train": {"micro_batch_size": 2},
-        "remat": {"policy": "none"},
-    }

@@ -48,6 +48,10 @@ The longest waits of the device, of all layers together
   all-gather  layers.*.mlp.down_proj.kernel  30.0 ms  of 104.0 ms
   copy        reduce_sum                        9 ms   of 11.0 ms
 
+The longest operations, of all layers together
+  layers.*.mlp.down_proj.kernel / dot_general (backward)   60 x  132.0 ms
+  layers.*.mlp / mul                                      120 x    7.5 ms
+
 Collectives of a micro-batch on one device, from the compiled program
   all-gather      fsdp  854 x  118.4 GB
   reduce-scatter  fsdp  840 x  490.0 MB
@@ -88,9 +92,9 @@ ALL = [
 
 
 @pytest.mark.parametrize("plan", ALL, ids=range(len(ALL)))
-def test_plan_text_fits_66_lines_of_100_columns(plan: plans.Plan) -> None:
+def test_plan_text_fits_70_lines_of_100_columns(plan: plans.Plan) -> None:
     lines = text(plan).splitlines()
-    assert len(lines) <= 66 and max(map(len, lines)) <= 100
+    assert len(lines) <= 70 and max(map(len, lines)) <= 100
     assert lines == [line.rstrip() for line in lines]
 
 

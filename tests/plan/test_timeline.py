@@ -18,7 +18,7 @@ from recipec.compiler.plan.schedule import (
     Transfer,
     Wait,
     Work,
-    total,
+    Worked,
 )
 from recipec.compiler.plan.timeline import SPANS, Reached, timeline
 
@@ -46,14 +46,6 @@ def test_wait_is_the_transfer_time_that_work_does_not_hide(work: float, wait: fl
     found = run(Start(0, 1), Work(products=work), Wait(1), transfers=(GATHER,))
     assert found.exposed == pytest.approx(wait) and found.seconds == pytest.approx(max(work, 3.0))
     assert found.transfers == (Moved("all-gather", "w", ("fsdp",), False, 1, 1000.0, 3.0, wait),)
-
-
-def test_an_overlapped_gather_costs_less_than_an_exposed_one() -> None:
-    hidden = run(Start(0, 1), Work(products=2.0), Wait(1), transfers=(GATHER,))
-    waited = run(Exposed(0), Work(products=2.0), transfers=(GATHER,))
-    assert hidden.seconds == pytest.approx(3.0) and waited.seconds == pytest.approx(5.0)
-    assert hidden.products == waited.products == 2.0
-    assert hidden.transfers[0].seconds == waited.transfers[0].seconds == waited.exposed == 3.0
 
 
 @pytest.mark.parametrize(
@@ -117,14 +109,6 @@ def test_loop_counts_work_and_transfers_of_every_iteration() -> None:
         Moved("all-gather", "w", ("fsdp",), False, 30, 30_000.0, pytest.approx(90), pytest.approx(45)),
     )
     assert found.seconds == pytest.approx(7 + 30 * 5)
-
-
-def test_nested_loops_multiply_their_iterations() -> None:
-    inner = Loop(5, (Exposed(0), Work(memory=1.0)))
-    found = run(Loop(4, (inner, Work(products=2.0))), transfers=(GATHER,))
-    assert (found.products, found.memory, found.exposed) == pytest.approx((8.0, 20.0, 60.0))
-    assert found.transfers[0].count == pytest.approx(20)
-    assert total((Loop(4, (inner, Work(products=2.0))),)) == Work(8.0, 20.0, 0.0)
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
@@ -208,6 +192,12 @@ def test_long_timeline_has_a_limited_number_of_spans() -> None:
     assert len(found.spans) <= SPANS
     assert {span.lane for span in found.spans} == {"core", "links", "wait"}
     assert max(span.start + span.seconds for span in found.spans) == pytest.approx(found.seconds)
+
+
+def test_operations_take_their_share_of_full_speed_the_longest_first() -> None:
+    work = (Worked("norm", False, 4, 1.0), Worked("up", True, 2, 1.5))
+    found = timeline(Schedule(worked=work), Reached(products=0.5, memory=0.25)).operations
+    assert found == (Worked("norm", False, 4, 4.0), Worked("up", True, 2, 3.0))
 
 
 def test_schedule_round_trips_through_json() -> None:

@@ -45,24 +45,6 @@ def test_schedule_maps_exactly_or_to_the_nearest_with_a_note(
 
 
 @pytest.mark.parametrize(
-    "steps, ratio, expected",
-    [
-        (None, None, {}),
-        (0, None, {}),
-        (100, None, {"train.schedule.warmup_steps": 100}),
-        (2.5, None, {"train.schedule.warmup_steps": 2}),
-        (0.1, None, {"train.schedule.warmup_ratio": 0.1}),
-        (100, 0.1, {"train.schedule.warmup_ratio": 0.1}),
-        (100, 0.0, {}),
-    ],
-)
-def test_warmup_steps_and_ratio_set_recipe_values(
-    steps: float | None, ratio: float | None, expected: dict[str, Any]
-) -> None:
-    assert training.warmup(steps, ratio).sets() == expected
-
-
-@pytest.mark.parametrize(
     "name, expected, exact",
     [
         ("adamw_torch_fused", "adamw", True),

@@ -46,7 +46,7 @@ def test_the_recipe_goes_to_stdout_and_the_report_to_stderr(folder: Path) -> Non
         assert (
             status == 0 and printed.startswith(f"{HEAD}\n# Ported by") and printed.endswith("micro-batches\n")
         )
-        assert "Faketune: 5 keys exact" in errors.replace("4 keys", "5 keys") and "fake_rank" in errors
+        assert "Faketune: 4 keys exact" in errors and "fake_rank" in errors
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
 

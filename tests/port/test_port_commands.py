@@ -173,7 +173,6 @@ def test_command_option_selects_one_of_several_commands(here: Path) -> None:
         "\n" * 100_000,
         "if a;then b=$c;fi;" * 10_000,
         "((((" * 9000,
-        "trl sft 'a\n",
         'trl sft "\\',
         '"$(' * 9000,
     ],

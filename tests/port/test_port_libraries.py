@@ -193,7 +193,7 @@ def test_learning_rates_match_transformers(tmp_path: Path, keys: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "steps, ratio", [(10, None), (0.25, None), (0, 0.1), (5, 0.1), (0, 1.0), (2.5, None)]
+    "steps, ratio", [(10, None), (0.25, None), (0, 0.1), (5, 0.1), (0, 1.0), (2.5, None), (100, 0.0)]
 )
 def test_warmup_steps_match_transformers(tmp_path: Path, steps: float, ratio: float | None) -> None:
     from transformers import TrainingArguments
@@ -368,7 +368,7 @@ def test_alpaca_prompt_matches_litgpt(tmp_path: Path, given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, micro, devices, nodes", [(16, 2, 1, 1), (9, 2, 1, 1), (64, 4, 3, 1), (32, 2, 4, 2)]
+    "rows, micro, devices, nodes", [(16, 2, 1, 1), (16, 2, 4, 1), (9, 2, 1, 1), (64, 4, 3, 1), (32, 2, 4, 2)]
 )
 def test_global_batch_size_matches_litgpt(
     tmp_path: Path, rows: int, micro: int, devices: int, nodes: int

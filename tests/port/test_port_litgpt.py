@@ -67,27 +67,6 @@ def test_file_name_or_lora_key_selects_lora_or_full(
     assert (ledger.value("lora.rank") is not None) is lora
 
 
-def test_default_transform_writes_alpaca_prompt(tmp_path: Path) -> None:
-    ledger = ported("litgpt", tmp_path, LORA)
-    made: dict[str, Any] = {}
-    exec(ledger.files["convert.py"], made)
-    row = made["convert"]({"instruction": "Add.", "input": "", "output": "3"})
-    assert row["prompt"].startswith("Below is an instruction that describes a task. Write")
-    assert row["prompt"].endswith("completes the request.\n\n### Instruction:\nAdd.\n\n### Response:\n")
-    assert row["completion"] == "3"
-
-
-def test_held_out_rows_become_eval_fraction_or_eval_file(tmp_path: Path) -> None:
-    def data(path: str) -> dict[str, Any]:
-        return {"data": {"class_path": "litgpt.data.JSON", "init_args": {"json_path": path}}}
-
-    ledger = ported("litgpt", tmp_path, {**LORA, **data("rows.jsonl")})
-    assert values(ledger, "data.train", "data.eval_fraction", "data.eval") == [["rows.jsonl"], 0.05, None]
-    ledger = ported("litgpt", tmp_path, {**LORA, **data("rows")})
-    assert values(ledger, "data.train", "data.eval_fraction") == [["rows/train.json"], None]
-    assert ledger.value("data.eval") == ["rows/val.json"]
-
-
 def test_full_fine_tuning_of_a_quantized_base_is_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"], "quantize": "bnb.nf4"}
     assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1146", "quantize")]
@@ -96,15 +75,6 @@ def test_full_fine_tuning_of_a_quantized_base_is_refused(tmp_path: Path) -> None
 def test_adapter_v2_method_is_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"]}
     assert codes(ported("litgpt", tmp_path, content, name="adapter_v2.yaml")) == [("E1149", "checkpoint_dir")]
-
-
-def test_lora_head_is_approximated_and_max_time_unsupported(tmp_path: Path) -> None:
-    ledger = ported(
-        "litgpt", tmp_path, {**LORA, "lora_head": True, "train": {"max_time": 60.0, "max_steps": 7}}
-    )
-    assert verdict(ledger, "lora_head") is Verdict.APPROXIMATED
-    assert verdict(ledger, "train.max_time") is Verdict.UNSUPPORTED
-    assert values(ledger, "train.steps", "train.epochs") == [7, None]
 
 
 @pytest.mark.parametrize(

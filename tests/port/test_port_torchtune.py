@@ -134,21 +134,6 @@ def test_report_covers_every_dataset_key(tmp_path: Path, name: str) -> None:
         assert all(column in written for column in COLUMNS[name])
 
 
-@pytest.mark.parametrize("learned, expected", [(None, "all"), (False, "assistant"), (True, "all")])
-def test_alpaca_trains_on_prompt_unless_disabled(tmp_path: Path, learned: bool | None, expected: str) -> None:
-    entry = {"_component_": "torchtune.datasets.alpaca_dataset", "train_on_input": learned}
-    content = {**LORA, "dataset": {key: value for key, value in entry.items() if value is not None}}
-    ledger = ported("torchtune", tmp_path, content)
-    assert values(ledger, "data.loss_on", "data.format") == [expected, "chat"]
-    made: dict[str, Any] = {}
-    exec(ledger.files["convert.py"], made)
-    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
-    user, answer = made["convert"](row)["messages"]
-    assert user["content"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
-    assert answer == {"role": "assistant", "content": "3"}
-    assert "### Input" not in made["convert"]({**row, "input": ""})["messages"][0]["content"]
-
-
 def test_instruct_dataset_columns_become_messages(tmp_path: Path) -> None:
     entry = {
         "_component_": "torchtune.datasets.instruct_dataset",
@@ -175,50 +160,11 @@ def test_instruct_dataset_columns_become_messages(tmp_path: Path) -> None:
     }
 
 
-def test_lora_module_names_map_to_projection_targets(tmp_path: Path) -> None:
-    model = {
-        "lora_attn_modules": ["output_proj", "v_proj"],
-        "apply_lora_to_mlp": True,
-        "apply_lora_to_output": True,
-    }
-    ledger = ported("torchtune", tmp_path, changed("model", **model))
-    targets = ["v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert ledger.value("lora.targets") == targets
-    assert verdict(ledger, "model.apply_lora_to_output") is Verdict.APPROXIMATED
-
-
-def test_qlora_builder_sets_nf4_quantization(tmp_path: Path) -> None:
-    component = "torchtune.models.llama3_2.qlora_llama3_2_3b"
-    content = {**changed("model", _component_=component), "checkpointer": {}}
-    ledger = ported("torchtune", tmp_path, content)
-    assert values(ledger, "model.id", "lora.quantize") == ["meta-llama/Llama-3.2-3B", "nf4"]
-    assert finding(ledger, "model.quantize_base").verdict is Verdict.DEFAULTED
-
-
-def test_dpo_loss_and_preference_dataset_are_ported(tmp_path: Path) -> None:
-    entry = {
-        "_component_": "torchtune.datasets.preference_dataset",
-        "source": "a/b",
-        "column_map": {"chosen": "good"},
-    }
-    loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0.1}
-    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": entry, "loss": loss})
-    assert values(ledger, "train.objective", "train.beta", "train.label_smoothing") == ["dpo", 0.2, 0.1]
-    assert values(ledger, "data.format", "data.fields") == ["preference", {"chosen": "good"}]
-
-
 def test_global_batch_size_excludes_tensor_parallel_devices(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 2}, devices=8)
     assert ledger.value("train.global_batch_size") == 2 * 4 * 4
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 3}, devices=8)
     assert codes(ledger) == [("E1162", "tensor_parallel_dim")]
-
-
-def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> None:
-    model = {"_component_": "torchtune.models.qwen2_5.qwen2_5_3b"}
-    ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
-    assert ledger.lines["lora"].value is None
-    assert values(ledger, "train.optimizer.master_weights") == [False]
 
 
 def test_mixed_dataset_kinds_get_separate_settings_or_are_refused(tmp_path: Path) -> None:

@@ -73,19 +73,10 @@ def test_without_an_adapter_all_weights_are_trained(run: Any) -> None:
     assert ledger.value("model.id") == "Qwen/Qwen3-0.6B"
 
 
-def test_adapter_type_other_than_lora_is_refused(run: Any) -> None:
-    assert codes(run(None, {"peft_type": "IA3"})) == [("E1149", "peft_type")]
-
-
 def test_embedding_and_head_targets_are_noted_as_lost(run: Any) -> None:
     ledger = run(None, {"target_modules": ["q_proj", "lm_head", "embed_tokens"]})
     found = finding(ledger, "target_modules")
     assert found.verdict is Verdict.APPROXIMATED and "lm_head" in found.note and "embed_tokens" in found.note
-
-
-def test_constant_schedule_has_no_warmup(run: Any) -> None:
-    ledger = run({"lr_scheduler_type": "constant", "warmup_steps": 10})
-    assert values(ledger, "train.schedule.name", "train.schedule.warmup_steps") == ["constant", None]
 
 
 DEEPSPEED: dict[str, Any] = {

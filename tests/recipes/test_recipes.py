@@ -76,17 +76,10 @@ def test_shipped_recipe_has_no_errors_and_only_known_warnings(
 def test_shipped_recipes_cover_common_models_methods_and_machines(
     programs: Mapping[str, Program],
 ) -> None:
-    trained = {
-        program.recipe.model.id.removesuffix("-it").rpartition("/")[2] for program in programs.values()
-    }
+    trained = {one.recipe.model.id.removesuffix("-it").rpartition("/")[2] for one in programs.values()}
     assert {
         *("gemma-4-31B", "gemma-4-26B-A4B", "gemma-4-E4B", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"),
-        *(
-            "Llama-3.1-8B-Instruct",
-            "Llama-3.1-70B-Instruct",
-            "Llama-3.2-1B-Instruct",
-            "Llama-3.2-3B-Instruct",
-        ),
+        *(f"Llama-3.{size}-Instruct" for size in ("1-8B", "1-70B", "2-1B", "2-3B")),
         *("Qwen3-4B-Instruct-2507", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
     } <= trained
     assert {program.accelerator.generation for program in programs.values()} == {
@@ -109,10 +102,8 @@ def test_planned_figures_fit_memory_and_are_consistent(
     programs: Mapping[str, Program], record: Record
 ) -> None:
     for name, found in record.recipes.items():
-        program = programs[name]
-        assert 0 < found.memory.used <= found.memory.available == program.accelerator.hbm_bytes_per_device, (
-            name
-        )
+        program, memory = programs[name], found.memory
+        assert 0 < memory.used <= memory.available == program.accelerator.hbm_bytes_per_device, name
         assert found.micro_batches == program.accumulation_steps
         assert found.tokens % (program.recipe.train.global_batch_size * program.recipe.data.max_length) == 0
         low, high = found.interval
@@ -191,9 +182,7 @@ def test_miniature_hidden_size_is_divisible_by_its_heads(
 def test_comment_does_not_change_the_plan_key(programs: Mapping[str, Program], tmp_path: Path) -> None:
     text = (recipes.FOLDER / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8")
     changed = tmp_path / "recipe.yaml"
-    changed.write_text(
-        f"# Another head.\n{text.replace('remat:', '# Why.' + chr(10) + 'remat:')}", encoding="utf-8"
-    )
+    changed.write_text("# Another head.\n" + text.replace("remat:", "# Why.\nremat:"), encoding="utf-8")
     assert recipes.key(recipes.program(changed)) == recipes.key(programs["llama31-8b-v6e8"])
 
 
@@ -211,19 +200,11 @@ def test_recipe_head_is_inserted_once_replaced_and_removed(planned: Planned) -> 
 
 
 def test_recipe_head_states_the_planned_figures(planned: Planned) -> None:
-    memory = dataclasses.replace(
-        planned.memory,
-        weights=3 * 2**30,
-        adapters=0,
-        optimizer=0,
-        batch=0,
-        padding=0,
-        temporaries=2**29,
-        code=0,
-    )
+    used = {"weights": 3 * 2**30, "temporaries": 2**29}
+    used |= dict.fromkeys(("adapters", "optimizer", "batch", "padding", "code"), 0)
     made = dataclasses.replace(
         planned,
-        memory=dataclasses.replace(memory, available=16 * 2**30),
+        memory=dataclasses.replace(planned.memory, **used, available=16 * 2**30),
         seconds=1.0,
         interval=(0.9, 2.0),
         micro_batches=2,

@@ -52,7 +52,7 @@ def test_scale_record_is_of_the_current_recipe(record: Record) -> None:
         )
 
 
-def test_link_bytes_count_links_to_neighbor_chips(one: Scaled) -> None:
+def test_link_bytes_count_links_to_neighbor_chips() -> None:
     """Count links of 100 GB/s each way: v5p-8 is 2x2x1, v5p-64 2x4x4, v5p-128 4x4x4, v6e-256 16x16."""
     found = {name: link_bytes(name) / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v6e-8", "v6e-256")}
     assert found == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v6e-8": 200, "v6e-256": 400}

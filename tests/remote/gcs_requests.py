@@ -121,16 +121,9 @@ class Handler(BaseHTTPRequestHandler):
                 return 204, {}, b""
             case [[bucket, "o", name, "rewriteTo", "b", other, "o", target], "POST"]:
                 data = self._object(bucket, name).data
-                stored = self.gcs.put(other, target, data)
-                return _json(
-                    {
-                        "kind": "storage#rewriteResponse",
-                        "done": True,
-                        "totalBytesRewritten": str(len(data)),
-                        "objectSize": str(len(data)),
-                        "resource": _resource(other, target, stored),
-                    }
-                )
+                resource, size = _resource(other, target, self.gcs.put(other, target, data)), str(len(data))
+                sizes = {"totalBytesRewritten": size, "objectSize": size}
+                return _json({"kind": "storage#rewriteResponse", "done": True, **sizes, "resource": resource})
             case [[bucket, "o", name, "moveTo", "o", target], "POST"]:
                 with self.gcs.lock:
                     stored = self.gcs.put(bucket, target, self._object(bucket, name).data)
@@ -176,6 +169,7 @@ class Handler(BaseHTTPRequestHandler):
         after, first, end = query.get("pageToken"), query.get("startOffset"), query.get("endOffset")
         items: list[dict[str, Any]] = []
         prefixes: list[str] = []
+        found = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
         last = ""
         for name in sorted(objects):
             rest = name.removeprefix(prefix)
@@ -188,18 +182,13 @@ class Handler(BaseHTTPRequestHandler):
             if (first and name < first) or (end and name >= end):
                 continue
             if len(items) + len(prefixes) == page:
-                return {
-                    "kind": "storage#objects",
-                    "items": items,
-                    "prefixes": prefixes,
-                    "nextPageToken": last,
-                }
+                return found | {"nextPageToken": last}
             last = shown
             if folder:
                 prefixes.append(folder)
             else:
                 items.append(_resource(bucket, name, objects[name]))
-        return {"kind": "storage#objects", "items": items, "prefixes": prefixes}
+        return found
 
     def _read(self, bucket: str, name: str) -> tuple[int, dict[str, str], bytes]:
         stored = self._object(bucket, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.locate import locate_model
 from tests.remote.conftest import Bucket
 from tests.runtime import runs
+from tests.waiting import until
 
 SAVED = ("_CHECKPOINT_METADATA", "model_params/d/data", "model_params/SHA256SUMS", "optimizer_state/d/data")
 
@@ -182,26 +184,27 @@ def test_large_bucket_file_is_complete_or_absent(
 
 
 def test_listing_during_saves_sees_only_complete_steps(bucket: Bucket) -> None:
-    run, steps = f"{bucket.url}/run", tuple(range(2, 42, 2))
-    seen: list[list[int]] = []
+    run, steps, marked = f"{bucket.url}/run", [2, 4, 6, 8, 10], list[int]()
+    seen: list[tuple[int, list[int], int]] = []
     done = threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            seen.append(saved_steps(run))
+            least, found = len(marked) - 1, saved_steps(run)
+            seen.append((least, found, len(marked)))
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for step in steps:
-        write_steps(bucket, (step,), ())
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert saved_steps(run) == list(steps) and all(set(found) <= set(steps) for found in seen)
-    for found in seen:
-        for step in found:
-            assert f"run/{step}/commit_success.txt" in bucket.names()
+    with ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(look) for _ in range(4)]
+        for step in steps:
+            write_steps(bucket, (), (step,))
+            begun = len(seen) + 4  # lists may have begun before the files were there
+            until(lambda begun=begun: len(seen) > begun)
+            marked.append(step)
+            bucket.put(f"run/{step}/commit_success.txt", "x")
+        done.set()
+    assert [one.result() for one in looks] == [None] * 4 and saved_steps(run) == steps
+    for least, found, most in seen:
+        assert found == steps[: len(found)] and least <= len(found) <= most
 
 
 def test_bucket_listing_reads_every_page(bucket: Bucket) -> None:

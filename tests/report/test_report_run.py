@@ -12,6 +12,8 @@ import pytest
 
 from recipec.compiler.cli import main as cli
 from recipec.compiler.pages.html import script_hash
+from recipec.compiler.plan.results import PLAN
+from tests.plan import plans
 from tests.report import writing
 from tests.report.reading import RUNNER, golden, refused, report
 
@@ -225,9 +227,6 @@ def test_content_security_policy_lists_script_hashes(place: Path) -> None:
 
 
 def plan_file(place: Path) -> Path:
-    from recipec.compiler.plan.results import PLAN
-    from tests.plan import plans
-
     path = place / "plan.json"
     path.write_text(json.dumps({"plan": PLAN.dump_python(plans.flagship(), mode="json")}))
     return path
@@ -237,8 +236,6 @@ def test_measured_values_are_shown_next_to_plan_estimates(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50, platform="tpu"), None)
     words = report("run", "--plan", str(plan_file(place))).words
     assert "estimate its interval measured measured to estimate" in words
-    from tests.plan import plans
-
     plan = plans.flagship()
     step = plan.estimate.seconds * plan.run.micro_batches
     assert f"Optimizer step {step:.2f} s" in words

@@ -19,72 +19,14 @@ from typer.main import get_command
 from recipec.compiler.cli import main as cli
 
 NOISE = (
-    *(
-        "",
-        "-",
-        "--",
-        "---",
-        "-x",
-        "-xyz",
-        "--wrong",
-        "--set",
-        "--set=",
-        "-o",
-        "-o=",
-        "=",
-        "x",
-        "ü",
-        "🙂",
-        "\udcff",
-    ),
-    *(
-        "\x1b[2J",
-        "\n",
-        "a b",
-        "'",
-        '"',
-        "*",
-        "~",
-        "~nobodysuch",
-        ".",
-        "..",
-        "/",
-        "0",
-        "-1",
-        "1e309",
-        "nan",
-        "9" * 40,
-    ),
-    *(
-        "true",
-        "null",
-        "--help",
-        "-h",
-        "--version",
-        "-q",
-        "-v",
-        "--quiet=1",
-        "--no-check",
-        "--format=xml",
-        "@good.yaml",
-    ),
+    *("", "-", "--", "---", "-x", "-xyz", "--wrong", "--set", "--set=", "-o", "-o=", "=", "x", "ü", "🙂"),
+    *("\udcff", "\x1b[2J", "\n", "a b", "'", '"', "*", "~", "~nobodysuch", ".", "..", "/", "0", "-1"),
+    *("1e309", "nan", "9" * 40, "true", "null", "--help", "-h", "--version", "-q", "-v", "--quiet=1"),
+    *("--no-check", "--format=xml", "@good.yaml"),
 )
 VALUES = (
-    "1",
-    "0",
-    "-1",
-    "12",
-    "0.5",
-    "nan",
-    "1e400",
-    "text",
-    "json",
-    "markdown",
-    "tunix",
-    "trl",
-    "v5e-8",
-    "v9",
-    "lora",
+    *("1", "0", "-1", "12", "0.5", "nan", "1e400"),
+    *("text", "json", "markdown", "tunix", "trl", "v5e-8", "v9", "lora"),
 )
 MODELS = ("google/gemma-3-270m-it", "recipec/tiny-gemma4", "no/such", "")
 
@@ -136,29 +78,12 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 WORK = (
-    *(
-        "recipec.compiler.plan.session.run",
-        "recipec.compiler.plan.session.plan_run",
-        "recipec.compiler.cli.plan.compare",
-    ),
-    *(
-        "recipec.compiler.rehearse.rehearse.rehearse",
-        "recipec.compiler.parity.run.parity",
-        "recipec.compiler.explain.preview.preview",
-    ),
-    *(
-        "recipec.compiler.serving.up.up",
-        "recipec.compiler.serving.down.down",
-        "recipec.compiler.serving.verify.verify",
-        "recipec.compiler.port.plan.plan",
-    ),
-    *(
-        "recipec.compiler.lsp.server.make_server",
-        "recipec.compiler.watch.screen.watch_lines",
-        "recipec.compiler.watch.screen.watch_screen",
-    ),
+    *("plan.session.run", "plan.session.plan_run", "cli.plan.compare", "rehearse.rehearse.rehearse"),
+    *("parity.run.parity", "explain.preview.preview", "serving.up.up", "serving.down.down"),
+    *("serving.verify.verify", "port.plan.plan", "lsp.server.make_server"),
+    *("watch.screen.watch_lines", "watch.screen.watch_screen"),
 )
-"""Functions that train, compile, serve or do not end. The commands stop when they call one."""
+"""Functions of recipec.compiler that train, compile, serve or do not end. Each ends the command."""
 
 
 @contextmanager
@@ -175,7 +100,7 @@ def without_work(done: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch("typer.main.get_command", _command))
         for name in WORK:
-            stack.enter_context(mock.patch(name, instead(name)))
+            stack.enter_context(mock.patch(f"recipec.compiler.{name}", instead(name)))
         yield
 
 
@@ -183,6 +108,9 @@ def without_work(done: list[str]) -> Iterator[None]:
 def _command(app: typer.Typer) -> Any:
     """Build the command once, because building takes a tenth of a second."""
     return get_command(app)
+
+
+EVENTS = {"open", *(f"os.{name}" for name in ("mkdir", "remove", "rename", "rmdir", "chmod"))}
 
 
 class Writes:
@@ -195,14 +123,7 @@ class Writes:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.watching or event not in (
-            "open",
-            "os.mkdir",
-            "os.remove",
-            "os.rename",
-            "os.rmdir",
-            "os.chmod",
-        ):
+        if not self.watching or event not in EVENTS:
             return
         if event == "open" and not (
             isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)

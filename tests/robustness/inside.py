@@ -202,14 +202,7 @@ WRITING: tuple[str, ...] = (
 """Command lines that should write F, but cannot."""
 
 UNWRITABLE = (
-    "folder",
-    "pipe",
-    "socket",
-    "loop",
-    "in a locked folder",
-    "below a file",
-    "long name",
-    "long path",
+    *("folder", "pipe", "socket", "loop", "in a locked folder", "below a file", "long name", "long path"),
 )
 """Kinds that cannot be written with any content; no device, which a bug could replace."""
 

@@ -123,14 +123,6 @@ def test_header_whose_shape_does_not_fit_its_offsets_is_refused(copy: Path) -> N
     assert "gives a bytes that do not fit" in message(lambda: HFCheckpoint.open(copy))
 
 
-def test_a_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
-    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
-    name = "model.layers.0.self_attn.v_proj.weight"
-    rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.__delitem__(name))
-    text = message(lambda: open_and_verify(tmp_path))
-    assert f"{name} is missing" in text and "[64, 64]" in text
-
-
 def test_extra_layer_tensor_is_listed_as_unused(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     extra = np.zeros(3, np.float32)
@@ -140,9 +132,6 @@ def test_extra_layer_tensor_is_listed_as_unused(tmp_path: Path) -> None:
 
 def test_folder_without_a_supported_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "no such folder" in message(lambda: HFCheckpoint.open(tmp_path / "none"))
-    assert "no config.json" in message(lambda: HFCheckpoint.open(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    assert "not JSON" in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": 2}')
     assert "model_type is 2; known are " in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')

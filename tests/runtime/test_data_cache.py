@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from recipec.runtime.data import tokenizing
-from recipec.runtime.data.epochs import pack
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError
@@ -214,14 +212,3 @@ def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> 
     fsspec.filesystem("memory").pipe("/a.jsonl", b"one\n")
     key, reason = caching.key(["memory://a.jsonl"], data, how, tmp_path)
     assert key is None and "neither a checksum nor a time" in reason
-
-
-def test_a_million_samples_are_packed_in_seconds() -> None:
-    random = np.random.default_rng(0)
-    lengths = np.clip(random.lognormal(6.7, 0.5, 1_000_000), 1, 3072).astype(np.int64)
-    start = time.process_time()
-    rows = pack(lengths, 3072, random.permutation(len(lengths)))
-    assert time.process_time() - start < 10
-    assert np.array_equal(np.sort(rows.samples), np.arange(len(lengths)))
-    filled = np.add.reduceat(lengths[rows.samples], rows.offsets[:-1])
-    assert filled.max() <= 3072 and filled.mean() > 0.99 * 3072

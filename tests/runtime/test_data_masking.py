@@ -320,12 +320,8 @@ def test_separately_marked_end_of_sequence_is_kept_as_a_span() -> None:
 
 @pytest.mark.parametrize("template", [GEMMA4, MARKED, published("qwen3")])
 def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
-    light = [
-        *chat("Hello"),
-        {"role": "assistant", "content": "Hi there", "weight": 0},
-        *chat("And?", "Good bye"),
-    ]
-    plain = [{key: value for key, value in message.items() if key != "weight"} for message in light]
+    light, plain = (chat("Hello", "Hi there", "And?", "Good bye") for _ in range(2))
+    light[1]["weight"] = 0
     for loss_on in ("assistant", "last_assistant", "all"):
         learned = "".join(targets(template, light, loss_on))
         assert "Hi there" not in learned and "Good bye" in learned
@@ -338,11 +334,8 @@ def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
 
 
 def test_weight_0_turn_of_a_completion_carries_no_loss() -> None:
-    light = [
-        *chat("Hello"),
-        {"role": "assistant", "content": "Hi there", "weight": 0},
-        *chat("And?", "Good bye"),
-    ]
+    light = chat("Hello", "Hi there", "And?", "Good bye")
+    light[1]["weight"] = 0
     rendered = renderer_of(tokenizer(), GEMMA4, "completion").render(light, completion_start=1)
     written = [rendered.text[start:end] for start, end in rendered.spans]
     assert written == ["\n<|turn>user\nAnd?<turn|>\n<|turn>model\nGood bye<turn|>\n"]
@@ -353,12 +346,6 @@ def test_refusal_reason_names_the_system_message_if_it_is_the_cause() -> None:
     first, second = report.malformed.first
     assert first.reason.endswith("; it accepts the rest without the system message")
     assert "without" not in second.reason
-
-
-def test_gemma2_refuses_a_system_turn() -> None:
-    _, report = encoded([ParsedSample("x:1", TWO), ParsedSample("x:2", chat("a", "b"))], published("gemma"))
-    assert [problem.origin for problem in report.malformed.first] == ["x:1"]
-    assert "system" in report.malformed.first[0].reason.lower() and report.kept == 1
 
 
 def test_loss_on_completion_covers_text_after_the_generation_prompt() -> None:

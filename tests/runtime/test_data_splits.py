@@ -83,12 +83,6 @@ def test_eval_fraction_that_holds_out_all_rows_is_refused(folder: Path) -> None:
         parts(data, folder)
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.3])
-def test_split_of_several_sources_matches_their_concatenation(folder: Path, fraction: float) -> None:
-    data = settings("a.jsonl", "b.parquet", eval_fraction=fraction, eval_seed=3)
-    assert parts(data, folder) == librarys(FIRST + SECOND, fraction, 3)
-
-
 def test_source_limits_apply_before_the_split(folder: Path) -> None:
     data = settings(Source("a.jsonl", limit=11), Source("b.parquet", limit=40), eval_fraction=0.25)
     assert parts(data, folder) == librarys(FIRST[:11] + SECOND, 0.25, 42)

@@ -155,7 +155,6 @@ def test_tool_call_rendered_differently_as_last_turn_is_refused() -> None:
         (("user", "system"), ["Be brief<turn|>", "one<turn|>", "three<turn|>"]),
         (("assistant", "user"), ["one<turn|>", "two<turn|>", "three<turn|>", "four<turn|>"]),
         (("assistant",), ["two<turn|>", "four<turn|>"]),
-        ("assistant", ["two<turn|>", "four<turn|>"]),
     ],
 )
 def test_loss_on_roles_selects_the_turns_with_loss(template: str, loss_on: Any, expected: list[str]) -> None:

@@ -34,18 +34,8 @@ FEWER: dict[str, dict[str, Any]] = {
 }
 """One layer of each kind, where a case has some twice: what XLA compiles grows with the layers."""
 OF_OTHERS = (
-    *(
-        "deepseek_v2",
-        "ernie4_5",
-        "glm",
-        "qwen2_moe",
-        "seed_oss",
-        "granitemoe",
-        "mixtral",
-        "olmoe",
-        "qwen3_5_moe",
-    ),
-    "qwen3_moe-windows",
+    *("deepseek_v2", "ernie4_5", "glm", "qwen2_moe", "seed_oss", "granitemoe", "mixtral", "olmoe"),
+    *("qwen3_5_moe", "qwen3_moe-windows"),
 )
 """Whose parts other cases have too: Qwen 3's and Qwen 3 Next's, gpt-oss's, GLM's."""
 
@@ -160,7 +150,6 @@ def test_deepseek_v2_logits_match_corrected_transformers(tmp_path: Path) -> None
         ("granite", {"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads"),
         ("starcoder2", {"hidden_size": 36, "num_attention_heads": 4}, "head_dim"),
         ("mistral", {"sliding_window": 0}, "sliding_window"),
-        ("phi3", {"sliding_window": -1}, "sliding_window"),
         (
             "qwen2",
             {"use_sliding_window": True, "sliding_window": -4, "max_window_layers": 0},
@@ -218,13 +207,11 @@ def test_deepseek_v2_logits_match_corrected_transformers(tmp_path: Path) -> None
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("olmo2", {"attention_dropout": -0.1}, "attention_dropout"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
-        ("mixtral", {"num_local_experts": -8}, "num_local_experts"),
         ("mixtral", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
         ("olmoe", {"num_experts": 7}, "num_experts_per_tok"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
         ("olmoe", {"norm_topk_prob": 1}, "norm_topk_prob"),
         ("granitemoe", {"num_local_experts": 40, "num_experts_per_tok": -8}, "num_experts_per_tok"),
-        ("granitemoe", {"residual_multiplier": -1.0}, "residual_multiplier"),
         ("glm4_moe", {"n_group": 3}, "n_group"),
         ("glm4_moe", {"n_group": -1}, "n_group"),
         ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group"),
@@ -303,11 +290,7 @@ def test_deepseek_v2_logits_match_corrected_transformers(tmp_path: Path) -> None
         ("minimax_m2", {"rotary_dim": 256}, "partial_rotary_factor"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias"),
         ("olmo", {"clip_qkv": 0}, "clip_qkv"),
-        (
-            "qwen2_moe",
-            {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
-            "layer_types",
-        ),
+        ("qwen2_moe", {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "layer_types"),
         ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
         ("gpt_oss", {"num_local_experts": 3}, "num_experts_per_tok"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window"),

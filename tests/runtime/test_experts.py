@@ -351,3 +351,52 @@ def test_recorded_run_accepts_base_with_fused_or_separate_experts() -> None:
     recorded["experts"]["count"] -= 1
     with pytest.raises(UserError, match="base: its experts is"):
         recorded_lora({"recipe": {}, "model": {"architecture": recorded}}, base)
+
+
+def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compare with float32 operands: values and gradients differ by bfloat16's rounding alone."""
+    import jax
+    import jax.numpy as jnp
+
+    from recipec.runtime.model import experts
+
+    draws = np.random.default_rng(1)
+    sizes = jnp.array([4, 0, 9], jnp.int32)
+    rows = jnp.asarray(draws.standard_normal((16, 24)), jnp.bfloat16)
+    a, b = (jnp.asarray(draws.standard_normal(shape), jnp.float32) for shape in ((3, 24, 5), (3, 5, 7)))
+    weight = jnp.asarray(draws.standard_normal((3, 24, 7)), jnp.bfloat16)
+    upstream = draws.standard_normal((13, 7))
+
+    def loss(rows: Any, a: Any, b: Any) -> Any:
+        arrays = {"down": weight, "down_lora_a": a, "down_lora_b": b}
+        return jnp.sum(experts._product(rows, "down", arrays, sizes)[:13] * upstream)
+
+    step = jax.value_and_grad(loss, argnums=(0, 1, 2))
+    value, gradients = step(rows, a, b)
+    monkeypatch.setattr(experts, "_on_tpu", lambda: True)
+    with jax.default_matmul_precision("highest"):
+        assert _ragged_operands(step, rows, a, b) == {"bfloat16", "float32"}
+    assert _ragged_operands(step, rows, a, b) == {"bfloat16"}
+    rounded, of_rounded = step(rows, a, b)
+    assert abs(rounded - value) <= 0.02 * np.abs(upstream).sum()
+    for one, other, dtype in zip(of_rounded, gradients, ("bfloat16", "float32", "float32"), strict=True):
+        assert one.dtype == other.dtype == dtype
+        one, other = (np.asarray(each, np.float32) for each in (one, other))
+        assert np.abs(one - other).max() <= 0.01 * np.abs(other).max()
+
+
+def _ragged_operands(function: Any, *arguments: Any) -> set[str]:
+    """Return the dtypes of the operands of a function's ragged products."""
+    import jax
+
+    dtypes: set[str] = set()
+    waiting = [jax.make_jaxpr(function)(*arguments).jaxpr]
+    while waiting:
+        for equation in waiting.pop().eqns:
+            if equation.primitive.name.startswith("ragged_dot"):
+                dtypes |= {str(variable.aval.dtype) for variable in equation.invars[:2]}
+            inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
+            waiting += [value for value in inner if hasattr(value, "eqns")]
+    return dtypes

@@ -62,7 +62,7 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
         self.fs.discarded.append(self.path)
 
 
-@pytest.fixture(params=["local", "file://", "memory://", "bucket"])
+@pytest.fixture(params=["file://", "memory://", "bucket"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFolder]:
     """Return a folder that does not exist yet, two levels below one that may exist."""
     if request.param == "bucket":
@@ -72,7 +72,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFol
         yield output_folder(f"memory://{tmp_path.name}/a/b/")
         fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
         return
-    yield output_folder(f"{'file://' if request.param == 'file://' else ''}{tmp_path}/a/b")
+    local = output_folder(f"file://{tmp_path}/a/b")
+    assert isinstance(local, LocalFolder)
+    yield local
 
 
 def refusal(action: Callable[[], object]) -> UserError:

@@ -231,19 +231,17 @@ def test_old_and_new_dense_rope_keys_give_same_architecture(name: str) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "default", "rope_theta": 500_000.0},
-        {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
         {**tiny.LLAMA3_ROPE, "rope_theta": 500_000.0},
         {**tiny.LLAMA3_ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
     ],
-    ids=["default", "linear", "llama3-short", "llama3.2"],
+    ids=["llama3-short", "llama3.2"],
 )
 def test_llama_rope_frequencies_match_transformers(
     rope: dict[str, Any], context: dict[str, int], head_dim: int
 ) -> None:
     """Give the length before scaling in rope_parameters, next to them, or as the longest position."""
     rope = dict(rope)
-    if rope["rope_type"] == "llama3" and not context:
+    if not context:
         del rope["original_max_position_embeddings"]
     sizes = {"head_dim": head_dim, "max_position_embeddings": 1024, **context}
     config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
@@ -326,9 +324,7 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("llama", {"hidden_act": "swiglu"}, "hidden_act"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "rope_scaling"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
-        ("llama", {"rope_scaling": {**tiny.LLAMA3_ROPE, "low_freq_factor": 5.0}}, "rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ("llama", {"rope_theta": "500000"}, "rope_theta"),

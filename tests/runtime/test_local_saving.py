@@ -85,7 +85,7 @@ def test_killed_run_resumes_from_local_checkpoint(
     shutil.rmtree(place / "local")
     new = train(lives, place, "local", "--resume", "--steps", "1", artifact="saves-locally")
     assert new.status == 0, new.stderr
-    assert "note: the run goes on" not in new.stderr and "continuing" not in new.stderr
+    assert "note: the run continues" not in new.stderr and "continuing" not in new.stderr
     assert steps(own) == []
 
 

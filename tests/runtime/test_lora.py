@@ -131,12 +131,10 @@ def _named(mesh: Any, spec: Any) -> Any:
     return NamedSharding(mesh, spec)
 
 
-@pytest.mark.parametrize("family", ["gemma3"])
-def test_rematerialization_does_not_change_logits(family: str, request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue(family)
+def test_rematerialization_does_not_change_logits(gemma3: Path) -> None:
     one, found, programs = training.batch(0), {}, {}
     for policy in ("none", "block", "decoder"):
-        mesh, built = training.build(folder, MESH, remat=policy)
+        mesh, built = training.build(gemma3, MESH, remat=policy)
         assert len(training.adapters(built)) == 24
         randomize(built)
         found[policy] = training.logits(built, mesh, one)

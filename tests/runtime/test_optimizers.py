@@ -31,35 +31,34 @@ SHAPES = {
 MATRICES = {"matrix": ((1,), (0,)), "heads": ((1,), (0, 2))}
 
 
-def chain(name: str, rate: Any = RATE) -> Any:
+DIFFERENT: dict[str, dict[str, float]] = {
+    "sgd": {"momentum": 0.9},
+    "rmsprop": {"b2": 0.97, "momentum": 0.9},
+}
+"""Settings other than the defaults."""
+
+
+def chain(name: str, schedule: Any = RATE) -> Any:
+    """Return train.py's optimizer for a recipe, with any rate or schedule, and Muon's steps in float32."""
     import optax
 
+    from recipec.compiler.emitters.python_text import source
+    from recipec.compiler.lowering.optimization import hyperparameters, optimizer
     from recipec.runtime.training.muon import scale_by_muon
+    from recipec.spec.language import Recipe
 
-    decay = 0.01
-    rules: dict[str, Callable[[], Any]] = {
-        "adamw": lambda: optax.adamw(rate, b1=0.9, b2=0.999, eps=1e-5, weight_decay=decay),
-        "lion": lambda: optax.lion(rate, b1=0.9, b2=0.99, weight_decay=decay),
-        "sgd": lambda: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, momentum=0.9)),
-        "rmsprop": lambda: optax.chain(
-            optax.add_decayed_weights(decay),
-            optax.scale_by_rms(decay=0.97, eps=1e-5, eps_in_sqrt=False),
-            optax.trace(0.9),
-            optax.scale_by_learning_rate(rate),
-        ),
-        "adafactor": lambda: optax.chain(
-            optax.scale_by_factored_rms(),
-            optax.clip_by_block_rms(1.0),
-            optax.add_decayed_weights(decay),
-            optax.scale_by_learning_rate(rate),
-        ),
-        "muon": lambda: optax.chain(
-            scale_by_muon(MATRICES, 0.95, 0.9, 0.999, 1e-5, dtype="float32"),
-            optax.add_decayed_weights(decay),
-            optax.scale_by_learning_rate(rate),
-        ),
-    }
-    return optax.chain(optax.clip_by_global_norm(1.0), rules[name]())
+    given = {"name": name, "eps": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, **DIFFERENT.get(name, {})}
+    recipe = Recipe.model_validate(
+        {
+            **{"recipe": 1, "name": "toy", "model": {"id": "some/model", "dtype": "float32"}},
+            "mesh": {"accelerator": "v5p-8", "axes": MESH},
+            "data": {"train": ["a.jsonl"]},
+            "train": {"optimizer": given},
+        }
+    )
+    names = {"optax": optax, "schedule": schedule, "MATRICES": MATRICES, **hyperparameters(recipe.train)}
+    names["scale_by_muon"] = functools.partial(scale_by_muon, dtype="float32")
+    return eval(source(optimizer(recipe)), names)
 
 
 NAMES = ("adamw", "lion", "sgd", "rmsprop", "adafactor", "muon")
@@ -287,10 +286,11 @@ def torch_arrays() -> dict[str, np.ndarray]:
 
 
 def gradients_of(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Yield gradients that shrink, and a large one, whose update Adafactor clips."""
     random = np.random.default_rng(2)
     for step in range(5):
         yield {
-            name: (random.standard_normal(array.shape) * 10.0 ** (-step)).astype(np.float32)
+            name: (random.standard_normal(array.shape) * 10.0 ** -(step % 4)).astype(np.float32)
             for name, array in arrays.items()
         }
 

@@ -126,11 +126,10 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **setting
     ("objective", "settings"),
     [
         ("dpo", {}),
-        ("dpo", {"loss_type": "ipo"}),
         ("cpo", {"loss_type": "simpo", "simpo_gamma": 0.4, "label_smoothing": SMOOTHING, "cpo_alpha": 0.7}),
         ("orpo", {}),
     ],
-    ids=["dpo", "dpo-ipo", "cpo-simpo", "orpo"],
+    ids=["dpo", "cpo-simpo", "orpo"],
 )
 def test_preference_loss_and_gradient_match_trl(
     objective: str,

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from recipec.runtime.serving.client import KEY_VARIABLE
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import FakeVllm, Start
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fake() -> Iterator[Callable[..., FakeVllm]]:
+def fake() -> Iterator[Start]:
     """Return a function that starts servers: fake(["tuned"], key="secret")."""
     with ExitStack() as stack:
 

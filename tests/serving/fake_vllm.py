@@ -106,6 +106,10 @@ class FakeVllm:
         return [asked.body for asked in self.asked if asked.path == path]
 
 
+Start = Callable[..., FakeVllm]
+"""Starts a server with FakeVllm's arguments; it ends with the test."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False

@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.startswith("hang"):
-        time.sleep(60)
+        time.sleep(300)
     if fault == "nothing":
         return 0
     result = whole(length, answer, prompts, rate)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 from recipec.compiler.emitters.serve_clients import bench_flags, emit_bench
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import published
-from recipec.runtime.serving import bench, bench_runner
+from recipec.runtime.serving import bench_runner
 from recipec.runtime.serving.bench_runner import Processes, TimedOut
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
-from tests.serving.fake_vllm import FakeVllm
-from tests.waiting import gone
+from tests.serving.fake_vllm import Start
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "serve/bench.sh"
@@ -163,9 +162,7 @@ def test_hourly_price_comes_from_the_recipe_or_else_the_catalog(tmp_path: Path) 
 
 
 @pytest.fixture
-def measured(
-    tmp_path: Path, fake: Callable[..., FakeVllm], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Bench]:
+def measured(tmp_path: Path, fake: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path, fake(["tuned"]).url)
     monkeypatch.setenv("PATH", made.path)
     yield made
@@ -299,17 +296,6 @@ def test_missing_or_exited_container_gives_one_sentence_error(
     assert code == 1
     assert said == ("there is no container tuned" if status is None else "the container is exited: tuned")
     assert measured.calls() == []
-
-
-def test_docker_exec_client_is_killed_at_the_timeout(
-    measured: Bench, docker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recipec.runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
-    measured.plan({"input-512-rate-inf": "hang-deaf"})
-    more = ["--timeout", "0.02", "--input-lengths", "512", "--request-rates", "inf"]
-    assert bench.main([*measured.words, *more], Processes(IN_CONTAINER)) == 1
-    assert "no end within 0.02 minutes" in measured.outcomes()["input-512-rate-inf"]
-    assert all(gone(call["pid"]) for call in measured.calls())
 
 
 def test_client_run_in_a_stopped_container_returns_its_exit_status(

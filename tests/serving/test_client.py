@@ -23,9 +23,7 @@ from recipec.runtime.serving.client import (
 )
 from tests.ports import free_port
 from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import FakeVllm
-
-Start = Callable[..., FakeVllm]
+from tests.serving.fake_vllm import Start
 
 CHAT = {
     "model": "tuned",
@@ -35,12 +33,13 @@ CHAT = {
 }
 
 
-def failing(client: Client, call: Callable[[Client], Any]) -> tuple[str, str | None, str, int | None]:
-    """Return the fields of a call's ServerError, with URL for the server's address."""
+def failing(client: Client, call: Callable[[Client], Any]) -> tuple[str, str | None, str | int]:
+    """Return a call's error, with URL for the server's address: message, help, and HTTP status or kind."""
     with pytest.raises(ServerError) as caught:
         call(client)
     error = caught.value
-    return error.message.replace(client.url, "URL"), error.help, error.kind, error.status
+    assert (error.kind == STATUS) is (error.status is not None)
+    return error.message.replace(client.url, "URL"), error.help, error.status or error.kind
 
 
 def stream(client: Client) -> list[dict[str, Any]]:
@@ -62,145 +61,116 @@ def test_client_reads_answers_streams_models_and_metrics(fake: Start) -> None:
     assert client.post("/tokenize", {"prompt": "hé"})["count"] == 4
 
 
-FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, str, int | None]]] = {
+FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], str, str | None, str | int]] = {
     "an error in vLLM's words": (
         Faults(fail={"/v1/models": 500}),
         Client.cards,
-        (
-            "URL/v1/models answers 500 Internal Server Error: EngineCore encountered an issue.",
-            "look at the server's log",
-            STATUS,
-            500,
-        ),
+        "URL/v1/models answers 500 Internal Server Error: EngineCore encountered an issue.",
+        "look at the server's log",
+        500,
     ),
     "a proxy's page": (
         Faults(html_errors={"/v1/models"}),
         Client.cards,
-        (
-            "URL/v1/models answers 502 Bad Gateway: 502 Bad Gateway nginx",
-            "look at the server's log",
-            STATUS,
-            502,
-        ),
+        "URL/v1/models answers 502 Bad Gateway: 502 Bad Gateway nginx",
+        "look at the server's log",
+        502,
     ),
     "a page in place of JSON": (
         Faults(html={"/v1/models"}),
         Client.cards,
-        (
-            "URL/v1/models answers with something that is not JSON: "
-            "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
-            "check that this is vLLM's address",
-            GARBAGE,
-            None,
-        ),
+        "URL/v1/models answers with something that is not JSON: "
+        "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
+        "check that this is vLLM's address",
+        GARBAGE,
     ),
     "a page in place of a stream": (
         Faults(html={"/v1/chat/completions"}),
         stream,
-        (
-            "URL/v1/chat/completions answers with text/html in place of a stream of events: "
-            "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
-            "check that this is vLLM's address",
-            GARBAGE,
-            None,
-        ),
+        "URL/v1/chat/completions answers with text/html in place of a stream of events: "
+        "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
+        "check that this is vLLM's address",
+        GARBAGE,
     ),
     "JSON of another shape": (
         Faults(shape={"/v1/models": {"data": [{"name": "x"}]}}),
         Client.cards,
-        ("/v1/models answers without a proper `id`", "check that this is vLLM's address", GARBAGE, None),
+        "/v1/models answers without a proper `id`",
+        "check that this is vLLM's address",
+        GARBAGE,
     ),
     "a list of models that is none": (
         Faults(shape={"/v1/models": [1]}),
         Client.cards,
-        ("/v1/models answers without a proper `data`", "check that this is vLLM's address", GARBAGE, None),
+        "/v1/models answers without a proper `data`",
+        "check that this is vLLM's address",
+        GARBAGE,
     ),
     "no HTTP": (
         Faults(nonsense={"/v1/models"}),
         Client.cards,
-        ("what listens at URL does not speak HTTP", None, GARBAGE, None),
+        "what listens at URL does not speak HTTP",
+        None,
+        GARBAGE,
     ),
     "an answer that ends in its middle": (
         Faults(half={"/v1/models"}),
         Client.cards,
-        (
-            "the connection to URL/v1/models ended before the answer: a part of it came",
-            "the server may have died: look at its log",
-            BROKEN,
-            None,
-        ),
+        "the connection to URL/v1/models ended before the answer: a part of it came",
+        "the server may have died: look at its log",
+        BROKEN,
     ),
     "a redirect": (
         Faults(redirect={"/v1/models": "http://elsewhere/"}),
         Client.cards,
-        (
-            "URL/v1/models answers 307 Temporary Redirect: it points to http://elsewhere/",
-            "give the address that the server itself has; redirects are not followed",
-            STATUS,
-            307,
-        ),
+        "URL/v1/models answers 307 Temporary Redirect: it points to http://elsewhere/",
+        "give the address that the server itself has; redirects are not followed",
+        307,
     ),
     "a stream that is cut": (
         Faults(cut_stream=3),
         stream,
-        (
-            "the stream of URL/v1/chat/completions ended after 3 events without [DONE]",
-            "the server stopped in mid-answer: look at its log",
-            BROKEN,
-            None,
-        ),
+        "the stream of URL/v1/chat/completions ended after 3 events without [DONE]",
+        "the server stopped in mid-answer: look at its log",
+        BROKEN,
     ),
     "a stream without its end": (
         Faults(no_done=True),
         stream,
-        (
-            "the stream of URL/v1/chat/completions ended after 10 events without [DONE]",
-            "the server stopped in mid-answer: look at its log",
-            BROKEN,
-            None,
-        ),
+        "the stream of URL/v1/chat/completions ended after 10 events without [DONE]",
+        "the server stopped in mid-answer: look at its log",
+        BROKEN,
     ),
     "a stream that reports an error": (
         Faults(fail_stream=2),
         stream,
-        (
-            "URL/v1/chat/completions failed in mid-answer: EngineCore encountered an issue.",
-            "look at the server's log",
-            BROKEN,
-            None,
-        ),
+        "URL/v1/chat/completions failed in mid-answer: EngineCore encountered an issue.",
+        "look at the server's log",
+        BROKEN,
     ),
     "a server that dies in the middle": (
         Faults(die_after=0),
         stream,
-        (
-            "the stream of URL/v1/chat/completions ended after 2 events without [DONE]",
-            "the server stopped in mid-answer: look at its log",
-            BROKEN,
-            None,
-        ),
+        "the stream of URL/v1/chat/completions ended after 2 events without [DONE]",
+        "the server stopped in mid-answer: look at its log",
+        BROKEN,
     ),
     "a server that dies before its answer": (
         Faults(die_after=0),
         lambda client: client.post("/v1/chat/completions", CHAT),
-        (
-            "the connection to URL/v1/chat/completions ended before the answer: the server closed the "
-            "connection",
-            "the server may have died: look at its log",
-            BROKEN,
-            None,
-        ),
+        "the connection to URL/v1/chat/completions ended before the answer: the server closed the connection",
+        "the server may have died: look at its log",
+        BROKEN,
     ),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_server_fault_gives_a_one_sentence_error(name: str, fake: Start) -> None:
-    faults, call, said = FAULTS[name]
-    client = Client(fake(faults=faults).url)
+    faults, call, message, *said = FAULTS[name]
     if name == "a stream without its end":
-        said = (said[0].replace("10", str(len(stream(Client(fake().url))))), *said[1:])
-    assert failing(client, call) == said
+        message = message.replace("10", str(len(stream(Client(fake().url)))))
+    assert failing(Client(fake(faults=faults).url), call) == (message, *said)
 
 
 def test_unknown_model_error_repeats_the_server_message(fake: Start) -> None:
@@ -211,7 +181,7 @@ def test_unknown_model_error_repeats_the_server_message(fake: Start) -> None:
 
 def test_closed_port_gives_one_sentence_error() -> None:
     client = Client(f"http://127.0.0.1:{free_port()}")
-    said = ("nothing listens at URL", "start the server, or wait until it has loaded", REFUSED, None)
+    said = ("nothing listens at URL", "start the server, or wait until it has loaded", REFUSED)
     assert failing(client, Client.cards) == said
     assert not client.healthy()
 
@@ -222,23 +192,23 @@ def test_unknown_host_gives_one_sentence_error(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     said = failing(Client("http://no-such-host.invalid:8000"), Client.cards)
-    assert said == ("no host is called no-such-host.invalid", None, NO_HOST, None)
+    assert said == ("no host is called no-such-host.invalid", None, NO_HOST)
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
 def test_host_name_that_no_host_can_have_gives_one_sentence_error(host: str) -> None:
     said = failing(Client(f"http://{host}:8000"), Client.cards)
-    assert said == (f"no host is called {host}", None, NO_HOST, None)
+    assert said == (f"no host is called {host}", None, NO_HOST)
 
 
 def test_silent_server_gives_a_timeout_error(fake: Start) -> None:
     client = Client(fake(faults=Faults(pause=1.0)).url, timeout=0.1)
-    assert failing(client, Client.cards) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT, None)
+    assert failing(client, Client.cards) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT)
 
 
 def test_https_url_of_a_plain_http_server_gives_one_sentence_error(fake: Start) -> None:
     client = Client(fake().url.replace("http:", "https:"))
-    message, _, kind, _ = failing(client, Client.cards)
+    message, _, kind = failing(client, Client.cards)
     assert message.startswith("no TLS connection to URL: ") and kind == GARBAGE
 
 
@@ -246,14 +216,14 @@ def test_client_sends_the_api_key_and_explains_401(fake: Start, monkeypatch: pyt
     server = fake(key="sesame")
     said = failing(Client(server.url), Client.cards)
     help = f"export {KEY_VARIABLE} with the server's key"
-    assert said == ("URL/v1/models answers 401 Unauthorized: Unauthorized", help, STATUS, 401)
-    said = failing(Client(server.url, "other"), Client.cards)
-    assert said[1] == f"the server has another key than {KEY_VARIABLE}"
+    assert said == ("URL/v1/models answers 401 Unauthorized: Unauthorized", help, 401)
+    help = f"the server has another key than {KEY_VARIABLE}"
+    assert failing(Client(server.url, "other"), Client.cards) == (said[0], help, 401)
     monkeypatch.setenv(KEY_VARIABLE, "sesame")
     client = Client(server.url)
     assert client.has_key and client.cards().keys() == {"tuned"}
     assert client.within(1).cards().keys() == {"tuned"}
-    assert failing(client.with_key(""), Client.cards)[3] == 401
+    assert failing(client.with_key(""), Client.cards)[2] == 401
 
 
 def test_api_key_in_a_server_error_is_hidden(fake: Start) -> None:

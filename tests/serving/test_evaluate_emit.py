@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import Start
 
 RECIPE = """\
 recipe: 1
@@ -142,9 +142,7 @@ def test_eval_sh_passes_shellcheck(sets: Sequence[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_eval_sh_runs_in_an_artifact_and_hides_the_api_key(
-    fake: Callable[..., FakeVllm], tmp_path: Path, root: Path
-) -> None:
+def test_eval_sh_runs_in_an_artifact_and_hides_the_api_key(fake: Start, tmp_path: Path, root: Path) -> None:
     """Run it as in a pack: next to runtime/, with the machine's python3."""
     artifact = tmp_path / "generated/sample"
     (artifact / "serve").mkdir(parents=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from recipec.runtime.errors import guarded
 from recipec.runtime.serving import evaluate
 from recipec.runtime.serving.evaluate_tasks import LmEval, TaskSettings, command, environment, explained
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import FakeVllm, Start
 
 STAND_IN = """\
 #!{python}
@@ -81,7 +80,7 @@ def summary(lm_eval: Path) -> dict[str, Any]:
 
 
 def test_lm_eval_tasks_run_on_base_and_tuned_model(
-    fake: Callable[..., FakeVllm],
+    fake: Start,
     lm_eval: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -106,7 +105,7 @@ def test_lm_eval_tasks_run_on_base_and_tuned_model(
     assert [json.loads(words[4])["model"] for words, _, _ in calls(lm_eval.parent)] == ["m-base", "m"]
 
 
-def test_finished_tasks_are_not_run_again(fake: Callable[..., FakeVllm], lm_eval: Path) -> None:
+def test_finished_tasks_are_not_run_again(fake: Start, lm_eval: Path) -> None:
     server = fake(["m", "m-base"])
     assert run(server, lm_eval, "--tasks", "sums") == 0
     assert run(server, lm_eval, "--tasks", "sums", "other") == 0
@@ -116,9 +115,7 @@ def test_finished_tasks_are_not_run_again(fake: Callable[..., FakeVllm], lm_eval
     assert "difference" not in summary(lm_eval)["tasks"][0]
 
 
-def test_task_group_is_the_first_row_and_differences_are_unpaired(
-    fake: Callable[..., FakeVllm], lm_eval: Path
-) -> None:
+def test_task_group_is_the_first_row_and_differences_are_unpaired(fake: Start, lm_eval: Path) -> None:
     assert run(fake(["m", "m-base"]), lm_eval, "--tasks", "group") == 0
     rows = summary(lm_eval)["tasks"]
     assert [row["task"] for row in rows] == ["group", "part"]
@@ -127,7 +124,7 @@ def test_task_group_is_the_first_row_and_differences_are_unpaired(
 
 
 def test_failed_task_keeps_other_results_and_its_log_hides_the_key(
-    fake: Callable[..., FakeVllm],
+    fake: Start,
     lm_eval: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -143,7 +140,7 @@ def test_failed_task_keeps_other_results_and_its_log_hides_the_key(
 
 
 def test_empty_answers_that_lm_eval_counts_as_wrong_are_reported(
-    fake: Callable[..., FakeVllm], lm_eval: Path, capsys: pytest.CaptureFixture[str]
+    fake: Start, lm_eval: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(fake(["m", "m-base"]), lm_eval, "--tasks", "mute") == 1
     assert "base: 1 answers to mute are empty, which lm-eval counts as wrong" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from recipec.runtime.probe import served
 from recipec.runtime.probe.probe import main
 from recipec.runtime.probe.report import digest_of
 from recipec.runtime.settings import ModelSettings
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import FakeVllm, Start
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -59,7 +58,7 @@ def test_stored_miniature_answers_match_transformers(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def kept(fake: Callable[..., FakeVllm]) -> tuple[FakeVllm, dict[str, Any]]:
+def kept(fake: Start) -> tuple[FakeVllm, dict[str, Any]]:
     """Start a fake server, and use its answers as the miniature's."""
     server = fake(["tuned"])
     model = served.ServedModel(served.Client(server.url), "tuned", chat=False)

@@ -16,9 +16,7 @@ from recipec.compiler.emitters.serve_clients import emit_smoke
 from tests.conftest import ROOT
 from tests.emit.emitting import program_of
 from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import FakeVllm
-
-Start = Callable[..., FakeVllm]
+from tests.serving.fake_vllm import Start
 
 RECIPE = """\
 recipe: 1

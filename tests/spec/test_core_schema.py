@@ -56,7 +56,12 @@ def test_dot_nan_is_read_as_nan() -> None:
     [
         ({"fsdp": 4, "tp": 1}, "{fsdp: 4, tp: 1}"),
         (["a.jsonl", "1", "true", "", "a: b", "-x", "x:"], '[a.jsonl, "1", "true", "", "a: b", "-x", "x:"]'),
-        ([1e-4, None, True, math.inf], "[0.0001, null, true, .inf]"),
+        (["True", "False", "Null", ".inf"], '["True", "False", "Null", ".inf"]'),
+        ([1e-4, 1e-8, 64.0, None, True, math.inf], "[0.0001, 1e-08, 64.0, null, true, .inf]"),
+        (
+            ["a b", "\x1b[31m", "a\rb", "\x9b", "\u2028"],
+            '[a b, "\\u001b[31m", "a\\rb", "\\u009b", "\\u2028"]',
+        ),
         ("gs://bucket/run", "gs://bucket/run"),
         ("v5p:2x2x1", "v5p:2x2x1"),
         ("a, b", '"a, b"'),

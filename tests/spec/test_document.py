@@ -64,8 +64,8 @@ def test_keys_have_their_line_and_column() -> None:
     assert (span.line, span.column, span.length, span.text) == (4, 1, 4, "data:")
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_positions_are_correct_for_every_line_ending(line_end: str) -> None:
+@pytest.mark.parametrize("line_end", ["\r\n", "\r"])
+def test_positions_are_correct_for_other_line_endings(line_end: str) -> None:
     assert places(TEXT.replace("\n", line_end))["data.train[1]"] == (7, 7, "b.jsonl")
 
 
@@ -80,34 +80,10 @@ def test_values_equal_the_values_of_ruamel(root: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *[
-            "",
-            "\n",
-            "# only a comment",
-            "---\n...\n",
-            "%",
-            "%TAG ! x",
-            "a: %",
-            "\t",
-            "a:\n\tb",
-            "\x00",
-            "a: \ud800",
-        ],
-        *["a: &", "a: *", "a: !", "a: !<", "&x", "*x", "!!int", "a: !!binary x", ": b", "a: b: c", "- a\nb"],
-        *[
-            "[",
-            "{",
-            "]",
-            "}",
-            "a: [b,,c]",
-            "{a: b, a: c}",
-            "a: 'b",
-            'a: "\\x"',
-            "a: |9x",
-            "a: >-+\n",
-            "`",
-            "@",
-        ],
+        *["", "\n", "# only a comment", "---\n...\n", "%", "%TAG ! x", "a: %", "\t", "a:\n\tb", "\x00"],
+        *["a: \ud800", "a: &", "a: *", "a: !", "a: !<", "&x", "*x", "!!int", "a: !!binary x", ": b"],
+        *["a: b: c", "- a\nb", "[", "{", "]", "}", "a: [b,,c]", "{a: b, a: c}", "a: 'b", 'a: "\\x"'],
+        *["a: |9x", "a: >-+\n", "`", "@"],
     ],
 )
 def test_malformed_yaml_gives_diagnostics_with_a_position(text: str) -> None:

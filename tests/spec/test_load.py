@@ -113,14 +113,6 @@ def test_cycle_of_extends_through_a_symlink_is_refused(folder: Path) -> None:
     assert codes(load(Path("recipe.yaml"))) == ["E0022"]
 
 
-def test_chain_of_extends_is_loaded(folder: Path) -> None:
-    write(
-        folder, recipe="extends: one.yaml\n" + RECIPE, one="extends: base.yaml\n", base="train: {seed: 1}\n"
-    )
-    loaded = load(Path("recipe.yaml"))
-    assert loaded.recipe is not None and loaded.recipe.train.seed == 1
-
-
 def test_null_removes_a_section(folder: Path) -> None:
     write(
         folder, recipe="extends: base.yaml\n" + RECIPE + "serve: null\n", base="serve: {port: 1}\nlora: {}\n"

@@ -17,7 +17,7 @@ BEFORE = "*.before_optimizations.txt"
 MODULE = "*.after_optimizations.txt"
 ASSIGNED = "*.after_optimizations-buffer-assignment.txt"
 NEXT = "*.after_optimizations-live-range.txt"
-"""Written after the other files: once it exists, they are complete."""
+"""The pinned libtpu writes it after the other two files; newer ones write all of them at once."""
 ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 ELSEWHERE = re.compile(r"\bcolor \d+\b")
 """Marks an allocation in another memory than HBM."""
@@ -42,10 +42,18 @@ class Assigned:
     instructions: int = 0
 
 
-def scheduled(folder: Path) -> tuple[str, Assigned] | None:
-    """Return the module's text and its memory, or None while the files are not complete."""
-    if not any(folder.glob(NEXT)):
-        return None
+def sizes(folder: Path) -> tuple[int, ...] | None:
+    """Return the sizes of the files that `scheduled` needs, in bytes, or None until all of them have some.
+
+    The files are complete when two calls, some time apart, return the same.
+    """
+    found = [next(folder.glob(name), None) for name in (MODULE, ASSIGNED, NEXT)]
+    written = tuple(path.stat().st_size for path in found if path is not None)
+    return written if len(written) == len(found) and all(written) else None
+
+
+def scheduled(folder: Path) -> tuple[str, Assigned]:
+    """Return the module's text and its memory, from files that are complete."""
     module, assigned = (_dump(folder, name) for name in (MODULE, ASSIGNED))
     return module, replace(assignment(assigned), instructions=len(INSTRUCTION.findall(module)))
 

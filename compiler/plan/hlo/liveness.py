@@ -170,7 +170,7 @@ class _Buffers:
     def _given(self, instruction: Instruction, operands: list[_Buffer]) -> Iterator[tuple[int, _Buffer]]:
         """Yield (number, buffer) for the arrays of a result that have an operand's memory."""
         if instruction.opcode == "copy-start":
-            yield 1, operands[0]
+            yield from ((1, buffer) for buffer in operands[:1])
         elif instruction.opcode.endswith("-start") and len(instruction.arrays) > len(operands):
             # A "-start" operation keeps its operands alive and lists them before its new arrays.
             yield from enumerate(operands)

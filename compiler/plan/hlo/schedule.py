@@ -96,7 +96,7 @@ class _Reader:
     channels: dict[str, int] = field(default_factory=dict)
     marks: int = 0
     uncounted: int = 0
-    operations: dict[Operation, int] = field(default_factory=dict)
+    operations: dict[tuple[Operation, str], int] = field(default_factory=dict)
     cycles: dict[Operation, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,8 @@ class _Reader:
 
     def read(self) -> tuple[Schedule, Prices]:
         steps = self._steps(self.module.entry)
-        found = Schedule(steps, tuple(self.transfers), tuple(self.operations), self.uncounted)
+        operations, names = zip(*self.operations, strict=True) if self.operations else ((), ())
+        found = Schedule(steps, tuple(self.transfers), operations, names, uncounted_loops=self.uncounted)
         return found, prices(self.cycles.items())
 
     def _steps(self, computation: str) -> tuple[Step, ...]:
@@ -244,7 +245,8 @@ class _Reader:
         key, alike, products = self.fingerprints.of(instruction, computation)
         operation = Operation(key, alike, products if flops else "", seconds)
         self.cycles.setdefault(operation, self._by_cycles(instruction, operation))
-        yield Work(operations=((self.operations.setdefault(operation, len(self.operations)), 1),))
+        named = operation, self.names.of(instruction)
+        yield Work(operations=((self.operations.setdefault(named, len(self.operations)), 1),))
 
     def _by_cycles(self, instruction: Instruction, operation: Operation) -> float | None:
         """Return an operation's seconds by libtpu's cycles, or None if it has none."""

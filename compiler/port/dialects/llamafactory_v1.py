@@ -20,7 +20,8 @@ from recipec.compiler.port.meaning import (
     templates,
     training,
 )
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
+from recipec.spec.core_schema import flow
 
 NAME = "llamafactory_v1"
 TITLE = "LLaMA-Factory v1"

@@ -15,7 +15,7 @@ from recipec.compiler.port.meaning import adapters, datasets, models, templates,
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.source import Source
-from recipec.compiler.wording import flow
+from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 
 NAME = "trainer"

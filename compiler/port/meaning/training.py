@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.port.keys import TRUE, Keys, table
-from recipec.compiler.wording import flow, listing
+from recipec.compiler.wording import listing
+from recipec.spec.core_schema import flow
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         f'ADAPTER/{CONFIG}: peft_type is "VERA", not LORA',
         "merge_and_unload",
     ),
-    "AdaLoRA": (set_config(peft_type="ADALORA"), 'peft_type is "ADALORA", not LORA', "merge_and_unload"),
     "no kind": (set_config(peft_type=None), "peft_type is null, not LORA", "only from LoRA adapters"),
     "key of a later version": (
         set_config(use_newlora=True),
@@ -73,14 +72,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     **{
         init: (set_config(init_lora_weights=init), f'init_lora_weights is "{init}": {reason}', help)
         for init, reason, help in (
-            ("pissa", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
-            (
-                "pissa_niter_16",
-                "it changed the base's weights too",
-                "path_initial_model_for_weight_conversion",
+            *(
+                (init, "it changed the base's weights too", "path_initial_model_for_weight_conversion")
+                for init in ("pissa", "pissa_niter_16", "olora", "corda")
             ),
-            ("olora", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
-            ("corda", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
             ("lora_ga", "it changed the base's weights too", "merge_and_unload"),
             ("loftq", "A and B correct the rounding of its own quantized base", "merge_and_unload"),
             ("mica", "B is frozen", "merge_and_unload"),

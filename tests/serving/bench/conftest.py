@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.serving.benching import Bench
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import FakeVllm, Start
 from tests.waiting import gone
 
 
 @pytest.fixture
-def server(fake: Callable[..., FakeVllm]) -> FakeVllm:
+def server(fake: Start) -> FakeVllm:
     return fake(["tuned"])
 
 

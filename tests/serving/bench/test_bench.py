@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from recipec.runtime.serving.bench_points import LoadPoint, parse_rate
 from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FAULTS, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import FakeVllm, Start
 
 
 def test_sweep_writes_one_record_per_point_and_prints_figures(
@@ -179,7 +179,7 @@ def test_dead_server_stops_the_sweep_and_keeps_measured_points(
 
 
 def test_input_lengths_over_the_server_limit_are_left_out(
-    bench: Bench, fake: Callable[..., FakeVllm], capsys: pytest.CaptureFixture[str]
+    bench: Bench, fake: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = fake(["tuned"], max_model_len=1039)
     assert bench.run("--url", small.url) == 0
@@ -189,9 +189,7 @@ def test_input_lengths_over_the_server_limit_are_left_out(
     assert f"- Left out: {left_out}.\n" in (bench.results / "summary.md").read_text()
 
 
-def test_answers_that_do_not_fit_the_length_limit_are_explained(
-    bench: Bench, fake: Callable[..., FakeVllm]
-) -> None:
+def test_answers_that_do_not_fit_the_length_limit_are_explained(bench: Bench, fake: Start) -> None:
     """Explain short answers: vLLM cuts them to its length limit if a prompt is longer than requested."""
     small = fake(["tuned"], max_model_len=530)
     bench.plan({FIRST: "short"})

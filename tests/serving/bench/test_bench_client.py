@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from recipec.runtime.serving import bench_runner
 from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
-from tests.serving.fake_vllm import FakeVllm
+from tests.serving.fake_vllm import Start
 from tests.waiting import gone
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_api_key_reaches_the_client_only_by_environment_variable(
     bench: Bench,
-    fake: Callable[..., FakeVllm],
+    fake: Start,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -98,10 +98,11 @@ def test_signal_stops_the_client_and_keeps_finished_points(number: int, bench: B
     assert bench.run() == 0 and bench.measured() == [THIRD, LAST]
 
 
-def test_second_signal_exits_130_without_traceback(bench: Bench) -> None:
+def test_second_signal_kills_the_client_and_exits_130(bench: Bench) -> None:
     bench.plan({THIRD: "hang-deaf"})
     done = interrupted(bench, [signal.SIGINT, signal.SIGINT])
     assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert all(gone(call["pid"]) for call in bench.calls())
 
 
 DOCKER = """\
@@ -139,9 +140,9 @@ def test_timeout_kills_the_container_client(
     bench.plan({SECOND: fault})
     one = ["--input-lengths", "512", "--request-rates", "inf", "--timeout", "0.02"]
     assert bench.run(*container, *one) == 1
+    assert bench.outcomes()[SECOND] == "failed: no end within 0.02 minutes"
     # On a busy machine, it may have ended before its first line.
-    for call in bench.calls():
-        assert gone(call["pid"])
+    assert all(gone(call["pid"]) for call in bench.calls())
 
 
 def test_container_client_does_not_start_after_its_sweep_was_stopped(bench: Bench, tmp_path: Path) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 
 from recipec.runtime.serving import smoke
 from tests.serving.fake_vllm import FakeVllm
+from tests.serving.smoke.runs import Run
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run smoke, and return its exit status and output, with URL for addresses and N for times."""
 
     def run(server: FakeVllm | str, *arguments: object, model: str = "tuned") -> tuple[int, str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import FakeVllm
 
-Start = Callable[..., FakeVllm]
+Run = Callable[..., tuple[int, str]]
+"""Runs smoke on a server with more arguments, and returns its exit status and output."""
 
 BOTH = ["tuned", "tuned-base"]
 SAME = {"tuned": "one", "tuned-base": "one"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from recipec.runtime.serving.client import KEY_VARIABLE
 from recipec.runtime.serving.smoke_checks import distance
 from tests.ports import free_port
 from tests.serving.fake_language import Language
-from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced
+from tests.serving.fake_vllm import Start
+from tests.serving.smoke.runs import BOTH, SAME, Run, line, paced
 
 
-def test_working_adapter_passes_every_check(
-    fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_working_adapter_passes_every_check(fake: Start, run: Run, tmp_path: Path) -> None:
     server = fake(BOTH, faults=paced())
     report = tmp_path / "smoke.json"
     status, output = run(server, "--base", "tuned-base", "--vllm", "0.32.0", "--json", report)
@@ -54,7 +52,7 @@ def test_working_adapter_passes_every_check(
 
 
 def test_merged_weights_without_a_base_server_skip_the_comparison(
-    fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
+    fake: Start, run: Run, tmp_path: Path
 ) -> None:
     write_record(tmp_path)
     status, output = run(fake(faults=paced()), "--weights", tmp_path)
@@ -99,7 +97,7 @@ SAME_FILES = {"a.safetensors": {"size": 1, "sha256": "aa"}}
     ],
 )
 def test_no_op_or_malformed_merge_json_fails_the_merged_weights_check(
-    changed: dict[str, Any], said: str, fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
+    changed: dict[str, Any], said: str, fake: Start, run: Run, tmp_path: Path
 ) -> None:
     write_record(tmp_path, **changed)
     status, output = run(fake(faults=paced()), "--weights", tmp_path)
@@ -109,9 +107,7 @@ def test_no_op_or_malformed_merge_json_fails_the_merged_weights_check(
     assert " = help: " in found
 
 
-def test_missing_or_mismatched_merge_json_is_reported(
-    fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_missing_or_mismatched_merge_json_is_reported(fake: Start, run: Run, tmp_path: Path) -> None:
     server = fake(faults=paced())
     status, output = run(server, "--weights", tmp_path)
     assert status == 0
@@ -125,7 +121,7 @@ def test_missing_or_mismatched_merge_json_is_reported(
     assert run(server, "--weights", tmp_path)[0] == 1
 
 
-def test_no_op_adapter_fails_the_comparison(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_no_op_adapter_fails_the_comparison(fake: Start, run: Run) -> None:
     server = fake(BOTH, language=Language(seeds=SAME), faults=paced())
     status, output = run(server, "--base", "tuned-base")
     assert status == 1
@@ -139,7 +135,7 @@ def test_no_op_adapter_fails_the_comparison(fake: Start, run: Callable[..., tupl
 
 @pytest.mark.parametrize(("shift", "status"), [(-2e-4, 0), (-5e-5, 1)])
 def test_comparison_passes_on_log_probability_differences_over_1e_4(
-    shift: float, status: int, fake: Start, run: Callable[..., tuple[int, str]]
+    shift: float, status: int, fake: Start, run: Run
 ) -> None:
     language = Language(seeds=SAME, shifts={"tuned": shift})
     found = run(fake(BOTH, language=language, faults=paced()), "--base", "tuned-base", "--prompt", "one")
@@ -152,9 +148,7 @@ def test_comparison_passes_on_log_probability_differences_over_1e_4(
         )
 
 
-def test_must_differ_prompt_with_the_base_answer_fails(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_must_differ_prompt_with_the_base_answer_fails(fake: Start, run: Run) -> None:
     """Require another answer to the recipe's prompts; other log probabilities do not suffice."""
     language = Language(seeds=SAME, shifts={"tuned": -0.02})
     server = fake(BOTH, language=language, faults=paced())
@@ -170,9 +164,7 @@ def test_must_differ_prompt_with_the_base_answer_fails(
     assert asked[-2:] == ["Who are you?", "-x"]
 
 
-def test_base_url_server_is_compared_with_the_served_model(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_base_url_server_is_compared_with_the_served_model(fake: Start, run: Run) -> None:
     server, base = fake(["tuned"], faults=paced()), fake(["adapter", "google/base"])
     status, output = run(server, "--base-url", base.url + "/v1")
     assert status == 0
@@ -181,7 +173,7 @@ def test_base_url_server_is_compared_with_the_served_model(
     assert {body["model"] for body in base.bodies("/v1/completions")} == {"google/base"}
 
 
-def test_no_op_merge_fails_the_comparison(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_no_op_merge_fails_the_comparison(fake: Start, run: Run) -> None:
     language = Language(seeds={"tuned": "one", "base": "one"})
     server, base = fake(language=language, faults=paced()), fake(["base"], language=language)
     found = line(run(server, "--base-url", base.url)[1], "differs from base")
@@ -193,7 +185,7 @@ def test_no_op_merge_fails_the_comparison(fake: Start, run: Callable[..., tuple[
 
 
 def test_base_server_errors_are_reported_and_base_gets_only_its_key(
-    fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    fake: Start, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake(faults=paced())
     closed = f"http://127.0.0.1:{free_port()}"

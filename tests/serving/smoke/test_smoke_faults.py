@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -17,7 +17,8 @@ from tests.serving import fake_vllm
 from tests.serving.fake_answers import Answers
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language, Ranked
-from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced
+from tests.serving.fake_vllm import Start
+from tests.serving.smoke.runs import BOTH, SAME, Run, line, paced
 
 FAULTS: dict[str, tuple[str, Faults, str]] = {
     "no JSON": (
@@ -67,9 +68,7 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_server_fault_fails_its_check_in_one_sentence(
-    name: str, fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_each_server_fault_fails_its_check_in_one_sentence(name: str, fake: Start, run: Run) -> None:
     check, faults, said = FAULTS[name]
     status, output = run(fake(faults=faults))
     assert status == 1
@@ -78,7 +77,7 @@ def test_each_server_fault_fails_its_check_in_one_sentence(
     assert re.search(r"^\d of \d checks FAILED in N s", output, re.MULTILINE)
 
 
-def test_text_flag_uses_completions_instead_of_chat(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_text_flag_uses_completions_instead_of_chat(fake: Start, run: Run) -> None:
     server = fake(BOTH, faults=paced())
     status, output = run(server, "--base", "tuned-base", "--text")
     assert status == 0
@@ -109,7 +108,7 @@ def garbled(value: Any, random: Random) -> Any:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_garbled_server_answers_give_no_traceback(
-    seed: int, fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    seed: int, fake: Start, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = Random(seed)
     send, events = fake_vllm._Handler._json, Answers.events
@@ -131,9 +130,7 @@ class Close(Language):
         return [(token, -0.5 - 0.01 * rank) for rank, (token, _) in enumerate(super().predict(model, prefix))]
 
 
-def test_streamed_answer_that_differs_at_a_near_tie_is_a_note(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_streamed_answer_that_differs_at_a_near_tie_is_a_note(fake: Start, run: Run) -> None:
     status, output = run(fake(language=Close(), faults=paced(wobble=4)))
     assert status == 0
     assert (
@@ -142,9 +139,7 @@ def test_streamed_answer_that_differs_at_a_near_tie_is_a_note(
     ) in output
 
 
-def test_missing_base_model_fails_the_served_models_check(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_missing_base_model_fails_the_served_models_check(fake: Start, run: Run) -> None:
     status, output = run(fake(["tuned"]), "--base", "tuned-base")
     assert status == 1
     assert line(output, "served models") == (
@@ -154,9 +149,7 @@ def test_missing_base_model_fails_the_served_models_check(
     assert output.endswith("1 of 2 checks FAILED in N s; the checks after it were not made\n")
 
 
-def test_adapter_served_as_a_separate_model_is_warned_of(
-    fake: Start, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_adapter_served_as_a_separate_model_is_warned_of(fake: Start, run: Run) -> None:
     """Serve the adapter's name as another name of the base: --served-model-name tuned-base tuned."""
     cards = {"data": [{"id": "tuned-base", "parent": None}, {"id": "tuned", "parent": None}]}
     faults = paced(shape={"/v1/models": cards})
@@ -167,7 +160,7 @@ def test_adapter_served_as_a_separate_model_is_warned_of(
     )
 
 
-def test_other_vllm_version_gives_a_warning(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_other_vllm_version_gives_a_warning(fake: Start, run: Run) -> None:
     warning = (
         "= warning: the recipe's flags were checked against 0.32.0: another version may read them differently"
     )
@@ -175,13 +168,13 @@ def test_other_vllm_version_gives_a_warning(fake: Start, run: Callable[..., tupl
     assert warning not in run(fake(version="0.32.0+cpu", faults=paced()), "--vllm", "0.32.0")[1]
 
 
-def test_empty_answer_gives_a_warning(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_empty_answer_gives_a_warning(fake: Start, run: Run) -> None:
     status, output = run(fake(language=Language(script=lambda *_: ""), faults=paced()))
     assert "= warning: the answer is empty: does the chat template fit the model?" in output
     assert status == 0
 
 
-def test_server_death_stops_the_remaining_checks(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_server_death_stops_the_remaining_checks(fake: Start, run: Run) -> None:
     status, output = run(fake(faults=paced(die_after=1)))
     assert status == 1
     assert (
@@ -192,7 +185,7 @@ def test_server_death_stops_the_remaining_checks(fake: Start, run: Callable[...,
     assert output.endswith("checks FAILED in N s; the checks after it were not made\n")
 
 
-def test_request_timeout_stops_the_remaining_checks(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+def test_request_timeout_stops_the_remaining_checks(fake: Start, run: Run) -> None:
     """Send no further request after a timeout."""
     faults = Faults(pauses={"/v1/chat/completions": 5.0})
     status, output = run(fake(faults=faults), "--timeout", "0.8")

@@ -101,6 +101,11 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "error: MERGED/model.safetensors is not a safetensors file, or is truncated within its header\n"
         "  = help: copy or merge it again",
     ),
+    "damaged header": (
+        lambda merged: (merged / "model.safetensors").write_bytes(bytes([2, *bytes(7), *b"{]"])),
+        "error: MERGED/model.safetensors does not have the header of a safetensors file\n"
+        "  = help: copy or merge it again",
+    ),
     "missing shards": (
         _missing_shard,
         "error: MERGED is incomplete: model-00002-of-00004.safetensors and 1 more of 4 shards are missing\n"

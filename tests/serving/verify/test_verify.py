@@ -25,7 +25,8 @@ from recipec.compiler.serving.verify import (
 )
 from recipec.compiler.serving.verify_reference import ReferenceTokenizer, ServedTypes, local_span
 from recipec.runtime.errors import UserError
-from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
+from tests.serving.fake_vllm import Start
+from tests.serving.verify.verifying import TOKENS, Computed, changed, check, made
 
 
 def test_verify_passes_on_the_served_checkpoint(fake: Start, checkpoint: Path) -> None:

@@ -14,29 +14,16 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import serve as cli_serve
 from recipec.compiler.serving import verify_reference
-from recipec.compiler.serving.verify import VerifyOptions, verify
 from recipec.runtime import memory
 from recipec.runtime.errors import UserError
-from tests.ports import free_port
-from tests.serving.verify.verifying import Computed, Start, check
+from tests.serving.fake_vllm import Start
+from tests.serving.verify.verifying import Computed, check
 
 
 def refusal(call: Callable[[], Any]) -> str:
     with pytest.raises(UserError) as caught:
         call()
     return f"{caught.value.message} | {caught.value.help}"
-
-
-def test_closed_port_gives_one_sentence_error(checkpoint: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    assert refusal(lambda: verify(VerifyOptions(url, model=checkpoint))).startswith(
-        f"nothing listens at {url}"
-    )
-
-
-def test_missing_api_key_error_names_the_variable(checkpoint: Path, fake: Start) -> None:
-    said = refusal(lambda: check(fake(["m"], key="secret"), checkpoint))
-    assert "answers 401" in said and said.endswith("export VLLM_API_KEY with the server's key")
 
 
 def test_ambiguous_or_missing_model_name_is_refused(checkpoint: Path, fake: Start) -> None:

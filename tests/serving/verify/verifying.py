@@ -16,8 +16,6 @@ from tests import tiny
 from tests.serving.fake_language import END, Language, Ranked, Said
 from tests.serving.fake_vllm import FakeVllm
 
-Start = Callable[..., FakeVllm]
-
 TOKENS = 3
 
 
