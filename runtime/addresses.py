@@ -110,7 +110,7 @@ def path_of(directory: str | Path) -> Any:
 def reached(directory: str | Path, done: str = "read") -> Iterator[None]:
     """Turn errors of an address's file system within the block into errors for the user.
 
-    Errors for missing files pass unchanged, and so do errors of this machine's file systems.
+    Errors of this machine's file systems pass unchanged and, while reading, those for missing files.
 
     Args:
         done: as in `failed`.

@@ -250,7 +250,7 @@ MUTANTS = (
     Mutant("loss-not-shifted", "test_loss -k padded_and_packed",
            "jnp.roll(tokens, -1, axis=1), counted)", "tokens, counted)"),
     Mutant("loss-across-samples", "test_loss -k padded_and_packed",
-           'batch["loss_mask"][:, 1:] & continued(segment_ids)', 'batch["loss_mask"][:, 1:]'),
+           "mask[:, 1:] & within", "mask[:, 1:]"),
     Mutant("attention-to-the-future", "test_loss -k attention_mask",
            "jnp.tril(jnp.ones((length, length), bool))", "jnp.ones((length, length), bool)"),
     Mutant("attention-across-samples", "test_loss -k attention_mask",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.showing import Shown
-    from recipec.runtime.data.sources import Split
+    from recipec.runtime.data.sources import Reader, Split
     from recipec.runtime.settings import DataSettings, ModelSettings
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
@@ -120,7 +120,6 @@ def preview(
     from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.evaluation import rows_by_source
     from recipec.runtime.data.prepare import source_weights
-    from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.tokenizing import tokenize
@@ -141,15 +140,10 @@ def preview(
     how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
 
     encoder = Encoder(how)
-    readers = _readers(part, data, folder)
+    readers = map(_Rows, _readers(part, data, folder))
     shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
-    readers = _readers(part, data, folder)
-    samples, encoded = tokenize(readers, how, label=f"tokenizing {part.name}")
-    report = SplitReport(row_length=data.max_length)
-    for reader in readers:
-        reader.count(report)
-    report.merge(encoded)
+    samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
     problem = None
     try:
         check_split(part.name, report, data)
@@ -163,7 +157,7 @@ def preview(
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         if split == "train" and window is None:
-            steps = math.ceil(report.rows / program.recipe.train.global_batch_size)
+            steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 
@@ -279,12 +273,8 @@ class _Rows:
             else:
                 yield row
 
-    def count(self, report: SplitReport) -> None:
-        """Add this source's counts to a report, after its rows were read."""
-        self._reader.count(report)
 
-
-def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
+def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader[Any]]:
     from recipec.runtime.data.sources import open_split
 
     readers = open_split(split, data, folder)
@@ -293,7 +283,7 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
 
         for reader in readers:
             reader.records = partial(beginning, reader.source, folder, data.stream_window)
-    return [_Rows(reader) for reader in readers]
+    return readers
 
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:

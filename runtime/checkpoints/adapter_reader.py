@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
+from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import (
@@ -30,7 +31,7 @@ from ..model.adapters import (
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
-from .record import LOCK, OTHER_RUN, read_record
+from .record import EARLIER, LOCK, OTHER_RUN, read_record, unreadable
 
 if TYPE_CHECKING:
     from .full import ReplacedTensor, TrainedWeights
@@ -206,7 +207,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
     for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
-            raise UserError(f"{where}: {path} holds values that are not finite", "choose an earlier --step")
+            raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
         from ..model.principal import joined, plain, read_initial
@@ -292,10 +293,15 @@ def step_folders(directory: str | Path) -> list[int]:
     In a bucket these are the steps whose save has ended; `unfinished` returns the others.
 
     Raises:
-        UserError: when an address cannot be read, or its bucket does not exist.
+        UserError: when it cannot be read, or an address's bucket does not exist.
     """
-    with reached(directory):
-        return [step for step in _numbered(directory) if _ended(directory, step)]
+    try:
+        with reached(directory):
+            return [step for step in _numbered(directory) if _ended(directory, step)]
+    except OSError as error:  # of this machine's file systems
+        raise UserError(
+            f"{directory}: cannot be read: {error.strerror or error}", "allow this process to read it"
+        ) from error
 
 
 def unfinished(directory: str | Path) -> list[int]:
@@ -321,7 +327,7 @@ _BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
 def _numbered(directory: str | Path) -> list[int]:
     root = path_of(directory)
     if root.is_dir():
-        return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+        return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
     opened = open_address(directory) if read_by_orbax(directory) else None
     if isinstance(opened, tuple):
         system, path = opened
@@ -366,7 +372,7 @@ def choose_step(directory: str | Path, which: str) -> int:
         return steps[-1]
     if which == BEST:
         return _best_step(directory, steps)
-    if not which.isdigit():
+    if not which.isdecimal():
         raise UserError(f"--step {which}: is neither latest, best nor a number", "--step latest")
     if int(which) not in steps:
         raise UserError(
@@ -410,16 +416,17 @@ def step_losses(directory: str | Path, step: int) -> dict[str, float]:
     out: dict[str, float] = {}
     for entry in _logged(directory):
         if entry.get("step") == step:
-            out |= {key: entry[key] for key in ("loss", "eval_loss") if entry.get(key) is not None}
+            out |= {key: float(entry[key]) for key in ("loss", "eval_loss") if entry.get(key) is not None}
     return out
 
 
 def _best_step(directory: str | Path, steps: list[int]) -> int:
     losses = {
-        entry["step"]: entry["eval_loss"]
+        entry["step"]: float(entry["eval_loss"])
         for entry in _logged(directory)
         if entry.get("eval_loss") is not None and entry.get("step") in steps
     }
+    losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
     if not losses:
         raise UserError(
             f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
@@ -430,7 +437,8 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
 
 
 def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a run's metrics.jsonl, none if there is no such file."""
+    """Yield the entries of a run's metrics.jsonl, none if there is no such file. Losses that are not finite
+    are texts, which float() reads."""
     path = path_of(directory) / METRICS
     with reached(directory):
         text = path.read_text() if path.is_file() else ""
@@ -466,11 +474,8 @@ def restore_tree(
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
     except UserError:
         raise
-    except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
-        if is_address(path) and passing(error):
-            raise failed(path, "read", error) from error
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path}: cannot be read ({reason})", "choose an earlier --step") from error
+    except Exception as error:
+        raise unreadable(path, error) from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
 

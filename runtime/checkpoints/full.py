@@ -9,7 +9,6 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ from ..errors import Spoiled, UserError
 from ..model.families.base import Parameter, Source, parameter_path
 from ..model.whole import train_only
 from ..weights.checkpoint import HFCheckpoint
-from .record import OTHER_RUN
-
-EARLIER = "choose an earlier --step"
+from .record import EARLIER, OTHER_RUN, unreadable
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,5 @@ class Leaves:
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
-            text = str(error).strip()
-            reason = text.splitlines()[0][:200] if text else type(error).__name__
-            raise UserError(f"{Path(self._path)}: cannot be read ({reason})", EARLIER) from error
+        except Exception as error:
+            raise unreadable(self._path, error) from error

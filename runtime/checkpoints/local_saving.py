@@ -32,7 +32,7 @@ from ..settings import LocalCheckpointSettings
 from ..training.elastic import Kept
 from .adapter_reader import ITEM, step_folders
 from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine
-from .saving import cause, first_line, summed
+from .saving import cause, summed
 
 KEEP = 2
 """Newest steps that are kept: the machine may fail while one of them is being written."""
@@ -50,7 +50,7 @@ class LocalCheckpoints:
         record: digest of the recipe's record at the start of the run.
         begins: whether the run starts now: local checkpoints are then from an earlier run, and are removed.
 
-        Attributes:
+    Attributes:
         every_steps: the recipe's interval.
         chosen: the local step that the run continues from, None if it continues from none of them.
 
@@ -123,7 +123,10 @@ class LocalCheckpoints:
         """Return the metadata of each intact step of this mesh that is newer than `after`."""
         out = {}
         for step in step_folders(self.directory):
-            reason, metadata = examine(epath.Path(self.directory) / str(step))
+            try:
+                reason, metadata = examine(epath.Path(self.directory) / str(step))
+            except OSError as error:
+                reason, metadata = str(error), {}
             if reason is None and step > after and metadata.get(OF) == self._of:
                 out[step] = metadata
         return out
@@ -188,7 +191,7 @@ class LocalCheckpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             raise UserError(
-                f"{self.directory}: step {step} cannot be restored: {first_line(error)}",
+                f"{self.directory}: step {step} cannot be restored: {cause(error)}",
                 f"remove {self.directory}: the run then continues from the shared checkpoints",
             ) from error
         nnx.update(model, restored[ITEM])

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..addresses import path_of, reached, write_whole
-from ..errors import UserError
+from ..addresses import failed, first_line, is_address, passing, path_of, reached, write_whole
+from ..errors import UNREADABLE, UserError
 
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
 """The file of a run's first adapters, if these start from the base's weights (runtime.model.principal)."""
 OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the same run"
 """The help if the record and the artifact do not fit."""
+EARLIER = "choose an earlier --step"
 
 PASSIVE = (
     "name",
@@ -47,18 +48,21 @@ COMPARED = ("recipe", "model", "packages", "runtime")
 
 
 def write_record(directory: str | Path, artifact: Path) -> None:
-    """Write the artifact's record into a checkpoint directory, completely or not at all.
+    """Write the artifact's record into a checkpoint directory, as `write_next_to` does."""
+    write_next_to(directory, LOCK, _lock_bytes(artifact))
+
+
+def write_next_to(directory: str | Path, name: str, content: bytes) -> None:
+    """Write a file next to a run's checkpoints, completely or not at all.
 
     Args:
         directory: local, or gs://; it is created.
-        artifact: folder of the generated script.
 
     Raises:
         UserError: when it cannot be written.
     """
-    content = _lock_bytes(artifact)
     try:
-        write_whole(directory, LOCK, content)
+        write_whole(directory, name, content)
     except OSError as error:
         raise UserError(
             f"{directory}: cannot be written: {error.strerror or error}",
@@ -70,7 +74,7 @@ def read_record(directory: str | Path) -> dict[str, Any]:
     """Read the record next to a run's checkpoints.
 
     Raises:
-        UserError: when there is no record, or the file is not a record.
+        UserError: when there is no record, it cannot be read, or the file is not a record.
     """
     path = path_of(directory) / LOCK
     try:
@@ -82,6 +86,9 @@ def read_record(directory: str | Path) -> dict[str, Any]:
             "give the directory that train.py wrote; without its record the checkpoint's rank and "
             "alpha are unknown",
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{path}: cannot be read: {reason}", UNREADABLE) from error
     return _parse(content, str(path))
 
 
@@ -90,6 +97,14 @@ def record_digest(directory: str | Path) -> str | None:
     path = path_of(directory) / LOCK
     with reached(directory):
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def unreadable(path: str, error: Exception) -> UserError:
+    """Explain an error of Orbax or tensorstore, which raise many kinds: the saved tree at `path` is damaged,
+    or its store did not answer."""
+    if is_address(path) and passing(error):
+        return failed(path, "read", error)
+    return UserError(f"{path}: cannot be read ({first_line(error)[:200]})", EARLIER)
 
 
 def check_record(directory: str | Path, artifact: Path) -> None:

@@ -25,7 +25,7 @@ from etils import epath
 from flax import nnx
 from tunix.sft.checkpoint_manager import CheckpointManager
 
-from ..addresses import failed, is_address, passing, path_of, reached, read_by_orbax
+from ..addresses import failed, first_line, is_address, passing, path_of, reached, read_by_orbax
 from ..errors import PASSING, UserError
 from ..training.elastic import Kept
 from . import manifest
@@ -139,7 +139,7 @@ class Checkpoints(CheckpointManager):
             self.maybe_restore(model, Kept(optimizer), step, restore_only_lora_params=lora_only)
         except Exception as error:
             raise UserError(
-                f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
+                f"{self.directory}: the checkpoint of step {step} cannot be restored: {cause(error)}",
                 "its parameters must be those that this artifact trains",
             ) from error
 
@@ -256,11 +256,7 @@ def cause(error: BaseException) -> str:
         words = os.strerror(number)
         if (isinstance(error, OSError) and error.errno == number) or words in text:
             return words
-    return first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return first_line(error)[:200]
 
 
 def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:

@@ -57,7 +57,7 @@ def _copy(address: str, system: Any, root: str, folder: Path, which: str) -> Non
     # Choose among empty folders of the same names, so that the choice is the same as everywhere else.
     for name in sizes:
         number, _, rest = name.partition("/")
-        if number.isdigit() and rest:
+        if number.isdecimal() and rest:
             item = ITEM if rest.startswith(f"{ITEM}/") else ""
             (folder / number / item).mkdir(parents=True, exist_ok=True)
     _get(address, system, root, folder, [name for name in (LOCK, METRICS, INITIAL) if name in sizes])

@@ -14,8 +14,9 @@ encoding   text -> tokens, and which of them are targets (texts: of rows without
 tokenizing encoding of all rows, in several processes (worker) if there are many rows
 samples    tokens and targets of all samples, as flat arrays
 cache      those arrays on disk, under a key computed from their inputs
-packing    samples -> rows of at most `max_length` tokens
-epochs     the samples that an epoch draws by the sources' weights, and the rows that hold them
-batches    rows -> micro-batches, in an order that depends only on the seed and the epoch
-prepare    runs all of these steps and writes the report
+epochs     the samples that an epoch draws by the sources' weights (tempering), packed into rows
+batches    rows -> micro-batches, in an order that depends only on the seed and the epoch (evaluation: those
+             of the evaluation data; stream, shards: of data that is read during the run)
+prepare    runs all of these steps and writes the report (report, usable, unpaired)
+prompts    the prompts of train.samples; new_tokens: tokens that a recipe adds; showing: for recipe preview
 """

@@ -106,12 +106,11 @@ class Step:
     """The rows of an optimizer step.
 
     Attributes:
-        samples: the samples that its rows number, with their `weights`.
+        samples: the samples that its rows number.
         rows: the rows of all its micro-batches, in order.
     """
 
     samples: Samples
-    weights: np.ndarray
     rows: Sequence[Row]
 
 
@@ -202,7 +201,7 @@ class Schedule(ABC):
 
     def _norm(self, step: Step, part: Sequence[Row]) -> float:
         def count(rows: Sequence[Row]) -> int:
-            return sum(int(step.weights[i]) for row in rows for i in row)
+            return sum(int(step.samples.weights[i]) for row in rows for i in row)
 
         if self._by_tokens:
             return count(step.rows) / self._accumulation
@@ -239,7 +238,6 @@ class BatchSchedule(Schedule):
         super().__init__(shape, accumulation, by_tokens, samples.group)
         self._by_length = by_length
         self._samples = samples
-        self._weights = samples.weights
         self._epochs = epochs
         self._seed = seed
         self.steps_per_epoch = math.ceil(len(epochs.of(0)) / self._window)
@@ -248,7 +246,7 @@ class BatchSchedule(Schedule):
     def _step_of(self, step: int) -> Step:
         epoch, window = divmod(step, self.steps_per_epoch)
         rows = self._epochs.of(epoch)
-        return Step(self._samples, self._weights, [rows[i] for i in self._order(epoch)[window]])
+        return Step(self._samples, [rows[i] for i in self._order(epoch)[window]])
 
     def _windows(self, epoch: int) -> Any:
         """Return the row numbers of each step of an epoch."""

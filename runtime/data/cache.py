@@ -79,7 +79,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         arrays = {item.name: np.load(_file(folder, item.name), mmap_mode="r") for item in fields(Samples)}
-        samples = Samples(**arrays)
+        samples = Samples(**arrays | {"group": int(arrays["group"])})
         if _digest(samples) != about["sha256"]:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])

@@ -21,13 +21,12 @@ def read_parquet(place: DataPath, first: int = 0) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
     with _opened(place) as source, pq.ParquetFile(source) as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         group = before = 0
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if before + rows > first:
-                break
-            before += rows
-        groups = range(group, file.num_row_groups)
+        while group < len(sizes) and before + sizes[group] <= first:
+            before += sizes[group]
+            group += 1
+        groups = range(group, len(sizes))
         yield from _numbered(place.name, file.iter_batches(BATCH, groups), first, before)
 
 

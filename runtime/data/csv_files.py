@@ -27,9 +27,11 @@ def read_csv(place: DataPath) -> Iterator[Record]:
         try:
             for cells in reader:
                 origin, line = f"{place.name}:{line}", reader.line_num + 1
+                if not cells:
+                    continue  # a blank line
                 if header is None:
                     header = _header(place.name, cells)
-                elif cells:
+                else:
                     yield origin, _row(header, cells)
         except csv.Error as error:
             raise UserError(

@@ -32,16 +32,6 @@ from typing import Any
 from .messages import parted, taught
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
-__all__ = [
-    "Blank",
-    "Inconsistent",
-    "Rendered",
-    "Renderer",
-    "TemplateRefusal",
-    "special_tokens",
-]
-
-
 NO_SYSTEM = "it accepts the rest without the system message"
 """The reason if a template accepts the conversation without its system message."""
 

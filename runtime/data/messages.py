@@ -131,7 +131,8 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     role_key = _key(message, fields, "role", "from")
     content_key = _key(message, fields, "content", "value")
     role, content = message.get(role_key), message.get(content_key)
-    rest = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+    others = ("role", "content", role_key, content_key)  # of renamed keys, also those of the usual names
+    rest = {key: value for key, value in message.items() if key not in others}
     weight = rest.pop(fields.get("weight", "weight"), None)
     calls: Any = rest.pop("tool_calls", None) or rest.pop(
         "function_call", None

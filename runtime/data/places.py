@@ -20,6 +20,9 @@ HUB = "hf://"
 BLOCK = 1 << 20
 """Number of bytes that are read at once."""
 
+TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "blob_id")
+"""The entries of a file system that identify a file's contents; the first alone does not suffice."""
+
 ENDINGS = ".jsonl, .json or .csv (each also with .gz or .zst), .parquet, .arrow or .array_record"
 
 _ENDING = re.compile(

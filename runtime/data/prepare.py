@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,15 +149,18 @@ def prepare(
     if rows < 1 or train.global_batch_size % rows:
         raise UserError(
             f"a global batch of {train.global_batch_size} rows cannot be made of micro-batches of {rows}",
-            "global_batch_size must be a multiple of micro_batch_size x the fsdp axis",
+            "global_batch_size must be a multiple of micro_batch_size x dcn x fsdp of the mesh",
         )
     accumulation = train.global_batch_size // rows
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
+    def coded(split: Split) -> Coding:
+        written = chat_templates(tokenizer, data, data_dir, split.sources)
+        return coding(tokenizer, written, data, vocabulary, split.sources)
+
     trained_on, evaluated_on = splits(data, data_dir)
-    written = chat_templates(tokenizer, data, data_dir, trained_on.sources)
-    how = coding(tokenizer, written, data, vocabulary, trained_on.sources)
+    how = coded(trained_on)
     by_tokens = train.loss_normalization == "tokens"
     note = ""
     schedule: Schedule
@@ -198,9 +201,7 @@ def prepare(
     eval_parts: list[EvalPart] = []
     eval_report = None
     if evaluated_on is not None:
-        written = chat_templates(tokenizer, data, data_dir, evaluated_on.sources)
-        how = coding(tokenizer, written, data, vocabulary, evaluated_on.sources)
-        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenizing)
+        held_out, eval_report = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
         check_split(evaluated_on.name, eval_report, data)
         from .evaluation import evaluation_batches, rows_by_source
 
@@ -261,20 +262,8 @@ def read_split(
         else:
             caching.say(f"the tokenized data is not kept: {reason}")
     if found is None:
-        found = _read(split, data, how, data_dir, tokenizing.workers)
+        readers = open_split(split, data, data_dir)
+        found = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
         if folder is not None and len(found[0]):
             caching.save(folder, *found)
-    samples, report = found
-    return (replace(samples, group=2) if data.format == "preference" else samples), report
-
-
-def _read(
-    split: Split, data: DataSettings, how: Coding, data_dir: Path, workers: int | None
-) -> tuple[Samples, SplitReport]:
-    readers = open_split(split, data, data_dir)
-    samples, encoded = tokenize(readers, how, workers, f"tokenizing {split.name}")
-    report = SplitReport(row_length=data.max_length)
-    for reader in readers:
-        reader.count(report)
-    report.merge(encoded)
-    return samples, report
+    return found

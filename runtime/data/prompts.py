@@ -18,7 +18,7 @@ from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
 from .tokenizer import chat_template
-from .values import Malformed
+from .values import Malformed, text_of
 
 if TYPE_CHECKING:
     from ..hosts import SingleProcess
@@ -87,8 +87,8 @@ def prompts(
 ) -> Prompts:
     """Read and tokenize a file of prompts.
 
-    The chat template renders messages, with the beginning of an answer after them. A text is tokenized
-    unchanged.
+    The chat template renders messages, with the beginning of an answer after them, and with the variables of
+    data.reasoning. A text is tokenized unchanged.
 
     Args:
         tokenizer: from `load_tokenizer`.
@@ -99,8 +99,14 @@ def prompts(
     Raises:
         UserError: a row is not a prompt, or prompt and answer exceed data.max_length.
     """
-    text = chat_template(tokenizer, data, data_dir)
-    template = None if text is None else ChatTemplate(text, dict(tokenizer.special_tokens_map))
+    template = None
+    if data.chat_template or tokenizer.chat_template:
+        variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        if data.reasoning is not None:
+            from .reasoning import VARIABLES
+
+            variables |= VARIABLES[data.reasoning]
+        template = ChatTemplate(chat_template(tokenizer, data, data_dir) or "", variables)
     texts: list[Any] = []
     encoded: list[list[int]] = []
     for origin, row in records(Source(samples.prompts), data_dir):
@@ -128,13 +134,13 @@ def prompts(
     for place, tokens in zip(padded, encoded, strict=True):
         place[: len(tokens)] = tokens
     given = generation.get("eos_token_id")
-    ends = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id} - {None}
+    ends = [*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id]
     return Prompts(
         texts,
         padded,
         lengths,
         samples.max_tokens,
-        tuple(sorted(ends)),
+        tuple(sorted({end for end in ends if isinstance(end, int)})),
         lambda answer: str(tokenizer.decode(answer, skip_special_tokens=True)),
     )
 
@@ -148,6 +154,7 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: A
     name = "messages" if row.get("messages") is not None else "prompt"
     given = row.get(name)
     if isinstance(given, str):
+        text_of(given, "'prompt'")
         # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
         encoding = tokenizer.backend_tokenizer.encode(given)
         ids, added = list(encoding.ids), encoding.special_tokens_mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..settings import Source
-from .places import address_of
+from .places import HUB, TOLD, address_of, kind_of
 
 
 def remote_content(source: Source) -> Any:
@@ -14,7 +14,7 @@ def remote_content(source: Source) -> Any:
     Raises:
         ValueError: its file system tells neither a checksum nor a time.
     """
-    if source.path.startswith("hf://"):
+    if source.path.startswith(HUB) and kind_of(source.path) is None:
         from huggingface_hub import HfApi
 
         name, revision = address_of(source.path)
@@ -23,7 +23,7 @@ def remote_content(source: Source) -> Any:
 
     system, path = fsspec.core.url_to_fs(source.path)
     names = sorted(system.find(path)) if system.isdir(path) else [path]
-    told = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "mtime", "updated", "LastModified")
+    told = (*TOLD, "mtime", "updated", "LastModified")
     infos = [(name, system.info(name)) for name in names]
     if not all(any(info.get(item) for item in told[1:]) for _, info in infos):
         raise ValueError("its file system gives neither a checksum nor a time")

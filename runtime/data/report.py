@@ -238,6 +238,3 @@ class DataReport:
         an_epoch = "" if self.steps_per_epoch is None else f"{self.steps_per_epoch:,} an epoch, "
         lines.append(f"steps: {an_epoch}{self.total_steps:,} in all")
         return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -46,7 +46,7 @@ class Samples(Sequence[Sample]):
     liked: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     group: int = 1
 
-    @property
+    @cached_property
     def weights(self) -> np.ndarray:
         """Return int64[n / group]: each group's weight in a mean: its targets, or 1 if answers are judged."""
         judged = self.group > 1 or len(self.liked)
@@ -64,9 +64,6 @@ class Samples(Sequence[Sample]):
             raise IndexError(index)
         part = slice(self.offsets[index], self.offsets[index + 1])
         return Sample(self.tokens[part], self.targets[part])
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[i] for i in range(len(self)))
 
     @property
     def lengths(self) -> np.ndarray:

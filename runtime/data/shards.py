@@ -15,14 +15,11 @@ from ..errors import UserError
 from ..settings import Source
 from .cache import say
 from .files import located, read_file
-from .places import DataPath, kind_of
+from .places import TOLD, DataPath, explained, kind_of
 from .text_files import Record, marked_lines
 
 Mark = Sequence[int]
 """How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
-
-TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation")
-"""The entries of a file system that identify a file's contents."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,10 @@ def beginning(source: Source, data_dir: Path, count: int) -> Iterator[Record]:
 
 def _file(place: DataPath) -> Shard:
     place.check()
-    info = place.system.info(place.path) if place.system.exists(place.path) else {}
+    try:
+        info = place.system.info(place.path) if place.system.exists(place.path) else {}
+    except Exception as error:
+        raise explained(place.name, error, place) from error
     about = [place.name, *(str(info[name]) for name in TOLD if name in info)]
     return Shard(about, partial(_behind, place))
 

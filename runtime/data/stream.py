@@ -113,7 +113,7 @@ class Windows:
             for number, (source, own) in enumerate(zip(sources, shards, strict=True))
         ]
         self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
-        self._tokenizer = Tokenizer(how, workers)
+        self._tokenizer = Tokenizer(how, data, workers)
         self._reading = threading.Lock()
         self._closed = False
 
@@ -137,7 +137,7 @@ class Windows:
             for reader, cursor, count in zip(self._readers, cursors, counts, strict=True):
                 reader.records = partial(self._taken, cursor, int(count))
                 reader.whole = bool(count) and not begin.number
-            samples, report = self._tokenized(label)
+            samples, report = self._tokenizer(self._readers, label)
             where = [cursor.position for cursor in cursors]
             self._live = where, cursors
         check_split(f"data.train, window {begin.number + 1} of the stream", report, self._data)
@@ -158,14 +158,6 @@ class Windows:
             if self._closed:
                 return  # nothing waits for the window
             yield row
-
-    def _tokenized(self, label: str | None) -> tuple[Samples, SplitReport]:
-        samples, encoded = self._tokenizer(self._readers, label)
-        report = SplitReport(row_length=self._data.max_length)
-        for reader in self._readers:
-            reader.count(report)
-        report.merge(encoded)
-        return (replace(samples, group=2) if self._data.format == "preference" else samples), report
 
     def _rows(self, begin: Begin, samples: Samples) -> PackedRows:
         """Return groups by row: packed as in an epoch, in the order of the seed, or in the sources' order,
@@ -257,8 +249,7 @@ class StreamSchedule(Schedule):
                 rows.append(tuple(range(groups, groups + len(one))))
                 groups += len(one)
             row = until
-        samples = replace(join(parts), group=self._group)
-        return Step(samples, samples.weights, rows)
+        return Step(replace(join(parts), group=self._group), rows)
 
     def _of(self, row: int) -> Window:
         """Return the window that holds a row of the run."""
@@ -309,4 +300,5 @@ def _only(samples: Samples, groups: Sequence[int]) -> Samples:
         np.concatenate([[0], np.cumsum([len(one.tokens) for one in chosen], dtype=np.int64)]),
         samples.sources[members],
         samples.origins[members],
+        samples.liked[members] if len(samples.liked) else samples.liked,
     )

@@ -40,7 +40,7 @@ def load_tokenizer(
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    source, revision = _source(model_dir, model, data_dir or Path())
+    source = _source(model_dir, model, data_dir or Path())
     rows = model.vocab_size or vocabulary_size(model_dir / "config.json")
     try:
         if model.add_tokens:
@@ -49,7 +49,7 @@ def load_tokenizer(
             with tokenizer_folder(model_dir, dict(model.add_tokens), rows or 0) as folder:
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # transformers and the Rust parser raise any exception on a broken file
@@ -96,7 +96,13 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
     given = data.chat_template
     if given is None:
         if tokenizer.chat_template:
-            return str(tokenizer.get_chat_template())
+            try:
+                return str(tokenizer.get_chat_template())
+            except ValueError as error:  # several templates, none of them the default
+                raise UserError(
+                    f"the tokenizer has no default chat template: {first_line(error)}",
+                    "set data.chat_template to a template's path or text",
+                ) from error
         if data.formats.isdisjoint(CONVERSATIONS):
             return None
         raise UserError(
@@ -133,11 +139,11 @@ def chat_templates(
     )
 
 
-def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> tuple[Path | str, str | None]:
+def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> Path | str:
     if model.tokenizer is None:
-        return model_dir, None
+        return model_dir
     directory = data_dir / Path(model.tokenizer).expanduser()
-    return (directory, None) if directory.is_dir() else (model.tokenizer, None)
+    return directory if directory.is_dir() else model.tokenizer
 
 
 def _check_vocabulary(tokenizer: Any, size: int | None, source: str) -> None:

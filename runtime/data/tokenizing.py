@@ -14,18 +14,23 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..in_order import in_order
 from ..progress import Progress
+from ..settings import DataSettings
 from .encoding import Coding, Encoder
 from .formats import AnyRow, ParsedSample
 from .report import SplitReport
 from .samples import Samples, join
+
+if TYPE_CHECKING:
+    from .sources import Reader
 
 CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
@@ -42,9 +47,9 @@ Encoded = tuple[Samples, SplitReport]
 
 
 def tokenize(
-    sources: Sequence[Iterable[AnyRow]], coding: Coding, workers: int | None = None, label: str = "tokenizing"
+    sources: Sequence[Reader[Any]], coding: Coding, data: DataSettings, workers: int | None, label: str
 ) -> Encoded:
-    """Tokenize the rows of some sources; return the samples in order, and what was left out.
+    """Tokenize the rows of some sources; return the samples in order, and counts of all rows.
 
     Args:
         sources: the rows of each source; read once, when they are needed.
@@ -54,35 +59,40 @@ def tokenize(
         UserError: for the first refused row (data.overlong: error), or for a fault of the
             template or the tokenizer.
     """
-    with closing(Tokenizer(coding, workers)) as tokenizer:
+    with closing(Tokenizer(coding, data, workers)) as tokenizer:
         return tokenizer(sources, label)
 
 
 class Tokenizer:
     """Run `tokenize` any number of times with the same processes."""
 
-    def __init__(self, coding: Coding, workers: int | None = None) -> None:
+    def __init__(self, coding: Coding, data: DataSettings, workers: int | None) -> None:
         self._coding, self._workers = coding, workers
+        self._group = 2 if data.format == "preference" else 1
         self._encoder: Encoder | None = None
         self._pool: _Pool | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    def __call__(self, sources: Sequence[Iterable[AnyRow]], label: str | None) -> Encoded:
-        """Return the samples of some sources, in order, with a progress line if there is a label for it."""
+    def __call__(self, sources: Sequence[Reader[Any]], label: str | None) -> Encoded:
+        """Return the samples and counts of some sources, with a progress line if there is a label for it."""
         chunks = _chunks(sources)
         first = list(islice(chunks, ALONE // CHUNK + 1))
         few = self._pool is None and len(first) <= ALONE // CHUNK
         count = self._workers if self._workers is not None else (0 if few else min(_cores(), MOST_WORKERS))
-        report = SplitReport()
+        left_out = SplitReport()
         parts: list[Samples] = []
         everything = _chain(first, chunks)
         encoded = self._in_processes(everything, count) if count > 1 else self._here(everything)
         with Progress(label or "", None if label else 0, unit="rows") as progress:
             for rows, (samples, counts) in encoded:
-                report.merge(counts)
+                left_out.merge(counts)
                 parts.append(samples)
                 progress.advance(rows)
-        return join(parts), report
+        report = SplitReport(row_length=self._coding.max_length)
+        for reader in sources:
+            reader.count(report)
+        report.merge(left_out)
+        return replace(join(parts), group=self._group), report
 
     def close(self) -> None:
         """End the processes, even if they are working."""

@@ -31,8 +31,9 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
     """
     ratio = data.max_invalid_ratio
     if not report.kept:
+        why = report.notes()[:3] or [f"data.transform returns None for {report.removed} of them"]
         raise UserError(
-            f"none of the {report.read} rows of {name} can be used: " + "; ".join(report.notes()[:3]),
+            f"none of the {report.read} rows of {name} can be used: " + "; ".join(why),
             _remedy(report, data),
         )
     if report.invalid > ratio * report.read:
@@ -55,6 +56,8 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
     """Return the remedy for the most frequent reason of leaving rows out."""
     problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
     commonest = max(problems, key=lambda p: p.count)
+    if not commonest.count:
+        return "data.transform returns the rows that are to be kept; or raise data.stream_window"
     if commonest is report.overlong:
         return "raise data.max_length, or set data.overlong to truncate"
     if NO_SYSTEM in commonest.first[0].reason:

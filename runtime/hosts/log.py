@@ -52,6 +52,3 @@ class ProcessLog(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
-
-    def isatty(self) -> bool:
-        return False

@@ -151,7 +151,7 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
             small[TOKENIZER] = _without_template(small[TOKENIZER])
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
-    record = _record(job, files, known)
+    record = merge_record(job, files, known)
     small[CARD] = model_card(
         record, job.trained.record, _base_card(job.base), job.losses, _reach(job)
     ).encode()
@@ -197,7 +197,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
         LOCK: _entry(job.trained.lock),
         ADAPTER_CONFIG: _entry(config_bytes(config)),
     }
-    record = _record(job, files, {})
+    record = merge_record(job, files, {})
     card = adapter_card(
         record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
     ).encode()
@@ -207,10 +207,6 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     folder.write(RECORD, encoded(record))
     folder.write(ADAPTER_CONFIG, config_bytes(config))
     journal.end()
-
-
-def _record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
-    return merge_record(job, files, known)
 
 
 def _reach(job: MergeJob) -> Reach | None:
@@ -233,7 +229,9 @@ def needed(job: MergeJob, written: Files | None = None) -> int:
 
 def adapter_bytes(job: MergeJob) -> int:
     deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
-    return sum(part.nbytes for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None)
+    parts = [part for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None]
+    whole = job.trained.whole.values() if isinstance(job.trained, TrainedAdapters) else ()
+    return sum(part.nbytes for part in (*parts, *whole))
 
 
 def _check_space(job: MergeJob, journal: Journal) -> None:

@@ -125,7 +125,7 @@ def compare(
     """Run the models one after the other, so that only one is in memory at a time."""
     import jax
 
-    from ..model.loading import build
+    from ..model.loading import build, variables_of
 
     settings = replace(model, dtype="float32", attention="dot", remat="none")
     lora = None
@@ -140,9 +140,7 @@ def compare(
             if adapters and isinstance(trained, TrainedAdapters):
                 set_adapters(built, trained, mesh)
             elif adapters and not isinstance(trained, TrainedAdapters):
-                from flax import nnx
-
-                trained.put(_variables(built, nnx.Param))
+                trained.put(variables_of(built.model))
             out = logits(built, rows, mesh)
             del built
         else:
@@ -254,9 +252,12 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
     import jax
     from flax import nnx
 
+    from ..model.loading import variables_of
     from ..model.sharding import named
 
-    variables = _variables(built, nnx.LoRAParam)
+    variables = {
+        path: one for path, one in variables_of(built.model).items() if isinstance(one, nnx.LoRAParam)
+    }
     values = [(p.path, p.spec, trained.read(p.path)) for p in built.whole]
     for adapter in built.adapters:
         arrays = trained.arrays[adapter.target.weight]
@@ -267,14 +268,6 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
         variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
     if variables:
         raise AssertionError(f"adapters without a value: {sorted(variables)}")
-
-
-def _variables(built: Built, kind: type) -> dict[str, Any]:
-    """Return the model's variables of a kind, by dotted path."""
-    from flax import nnx
-
-    nodes = nnx.iter_graph(built.model)
-    return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, kind)}
 
 
 def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -88,9 +88,10 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
     if not isinstance(trained, TrainedAdapters):
         return None
     digest = hashlib.sha256()
-    for weight in sorted(trained.arrays):
-        for array in trained.arrays[weight]:
-            digest.update(array.tobytes())
+    for arrays in (trained.arrays, {path: (array,) for path, array in trained.whole.items()}):
+        for path in sorted(arrays):
+            for array in arrays[path]:
+                digest.update(array.tobytes())
     return digest.hexdigest()
 
 

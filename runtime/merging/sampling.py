@@ -137,7 +137,7 @@ def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
 
 
 def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[Rows]:
-    """Yield the compared rows of a tensor, in blocks of at most BLOCK_ELEMENTS, or of one row."""
+    """Return the compared rows of a tensor, in blocks of at most BLOCK_ELEMENTS, or of one row."""
     if math.prod(shape) == 0:
         return []
     rows = sample_rows(shape, random)

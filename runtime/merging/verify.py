@@ -47,7 +47,7 @@ def verify_merge(
         dtype: type of the merged tensors.
         record: content of the folder's merge.json.
         tell: takes each figure when it is known: "files" and "bytes"; "tensors", the fields of `Sampled`; and
-            "logits", those of `Comparison` and its two tolerances, or "logits_left_out", the reason.
+            "logits", those of `LogitDifferences` and its two tolerances, or "logits_left_out", the reason.
 
     Raises:
         UserError: when the merge differs from what was trained.

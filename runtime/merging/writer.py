@@ -81,7 +81,7 @@ def write_shards(
                 sink.write(prefix(shard.header))
                 for chunk in _shard_chunks(shard, base, pool, quantization, feed):
                     sink.write(chunk)
-                    progress.advance(len(chunk) if isinstance(chunk, memoryview) else chunk.nbytes)
+                    progress.advance(chunk.nbytes)
             if sink.size != shard.size:
                 raise AssertionError(f"{shard.file}: {sink.size} bytes written, {shard.size} planned")
             journal.add(shard.file, sink.size, sink.sha256)

@@ -152,7 +152,8 @@ class Metrics:
         try:
             with suppress(OSError):
                 for backend in self._backends:
-                    backend.close()
+                    if backend not in self._services:
+                        backend.close()
         finally:
             for service in self._services:
                 service.close()
@@ -238,14 +239,15 @@ def truncate(path: Path, step: int | None) -> None:
 
 def last(path: Path, name: str) -> float | None:
     """Return the newest value of a metric in metrics.jsonl."""
-    values = [entry[name] for _, entry in read_entries(path) if name in entry]
+    values = [float(entry[name]) for _, entry in read_entries(path) if name in entry]
     return values[-1] if values else None
 
 
 def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the complete lines of metrics.jsonl, as text and as values; empty if there is no file."""
     out = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n"):  # an answer may hold characters at which splitlines() would cut
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

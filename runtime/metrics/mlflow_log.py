@@ -14,17 +14,14 @@ import json
 import os
 import posixpath
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..addresses import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
-from .replay import keep, kept, last_steps, replay
+from .replay import Logged, keep, kept, last_steps, replay
 
 FILE = "mlflow.json"
 MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 6000
@@ -39,28 +36,26 @@ DEFAULTS = {
 """Defaults of MLflow's own variables: do not wait for an unresponsive server until the run is over."""
 
 
-class MLflow:
+class MLflow(Logged):
     """Log to a run of MLflow.
 
     Args:
         client: mlflow's `MlflowClient()`.
         run: the run's id.
-        logged: the last step of each mode that the run already has.
-
-    Attributes:
-        status: the exit status of the run; until it is set, that of a failure.
-        stopped: whether the run may continue later.
+        logged: as of `Logged`.
     """
 
+    name = "MLflow"
+
     def __init__(self, client: Any, run: str, logged: Mapping[str, int]) -> None:
-        self.status, self.stopped = 1, False
-        self._client, self._run, self._logged = client, run, dict(logged)
+        super().__init__(run, logged)
+        self._client = client
         self._waiting: list[Any] = []
         self._sent = 0.0
 
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         """Log the numbers of one step, unless the run already has them."""
-        if self._client is None or step <= self._logged.get(mode, -1):
+        if not self.wants(mode, step):
             return
         from mlflow.entities import Metric
 
@@ -74,7 +69,7 @@ class MLflow:
     def flush(self) -> None:
         """Send pending numbers."""
         waiting, self._waiting = self._waiting, []
-        with self._surviving("the rest of the run is not logged there"):
+        with self.surviving("the rest of the run is not logged there"):
             for some in _cut(waiting, MOST_METRICS):
                 self._client.log_batch(self._run, metrics=some)
         self._sent = time.monotonic()
@@ -82,24 +77,10 @@ class MLflow:
     def close(self) -> None:
         """Send the rest, and end the run in MLflow."""
         self.flush()
-        with self._surviving("the run stays open there"):
+        if self._run is not None:
             ends = "KILLED" if self.stopped else "FAILED" if self.status else "FINISHED"
-            self._client.set_terminated(self._run, ends)
-
-    @contextmanager
-    def _surviving(self, otherwise: str) -> Iterator[None]:
-        """Turn a failure of MLflow within the block into a sentence, and stop logging to it.
-
-        Args:
-            otherwise: what happens to the numbers instead.
-        """
-        if self._client is None:
-            return
-        try:
-            yield
-        except Exception as error:
-            self._client = None
-            _say(f"{first_line(error)}; {otherwise}; metrics.jsonl has all values")
+            with self.surviving("the run stays open there"):
+                self._client.set_terminated(self._run, ends)
 
 
 def open_mlflow(
@@ -116,24 +97,18 @@ def open_mlflow(
         restored: the step after which the run continues, 0 at the beginning.
     """
     if not os.environ.get("MLFLOW_TRACKING_URI"):
-        _say("MLFLOW_TRACKING_URI names no server; nothing is logged there; metrics.jsonl has all values")
-        return None
+        return MLflow.not_logged("MLFLOW_TRACKING_URI names no server")
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
         import mlflow
     except ImportError:
-        _say(
-            "the package mlflow-skinny is not installed; nothing is logged there; metrics.jsonl has all "
-            "values"
-        )
-        return None
+        return MLflow.not_logged("the package mlflow-skinny is not installed")
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     try:
         return _open(mlflow.MlflowClient(), name, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of mlflow, its server or its settings
-        _say(f"{first_line(error)}; nothing is logged there; metrics.jsonl has all values")
-        return None
+        return MLflow.not_logged(MLflow.reason(error))
 
 
 def _open(
@@ -190,7 +165,3 @@ def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
-
-
-def _say(what: str) -> None:
-    print(f"note: MLflow: {what}", file=sys.stderr, flush=True)

@@ -4,15 +4,19 @@ and lines of an earlier process."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..addresses import first_line
 from .loggers import EVAL
 
 if TYPE_CHECKING:
     from .services import Service
 
+WHOLE = "metrics.jsonl has all values"
 Entry = Mapping[str, Any]
 """A line of metrics.jsonl."""
 
@@ -28,6 +32,57 @@ def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
     for entry in entries:
         steps[mode_of(entry)] = max(entry["step"], steps.get(mode_of(entry), 0))
     return steps
+
+
+class Logged:
+    """A run in a service. No failure of the service ends the run: the first one stops logging there.
+
+    Args:
+        run: the service's run.
+        logged: the last step of each mode that the run already has.
+
+    Attributes:
+        name: of the service, for notes.
+        status, stopped: as in `Service`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, run: Any, logged: Mapping[str, int]) -> None:
+        self.status, self.stopped = 1, False
+        self._run, self._logged = run, dict(logged)
+
+    @classmethod
+    def say(cls, what: str) -> None:
+        """Print a note."""
+        print(f"note: {cls.name}: {what}", file=sys.stderr, flush=True)
+
+    @classmethod
+    def not_logged(cls, reason: str) -> None:
+        """Say that nothing is logged there."""
+        cls.say(f"{reason}; nothing is logged there; {WHOLE}")
+
+    @staticmethod
+    def reason(error: BaseException) -> str:
+        """Return an exception's sentence."""
+        return first_line(error)
+
+    def wants(self, mode: str, step: int) -> bool:
+        """Return whether the run lacks the numbers of a step, and can be logged to."""
+        return self._run is not None and step > self._logged.get(mode, -1)
+
+    @contextmanager
+    def surviving(self, otherwise: str) -> Iterator[None]:
+        """Turn a failure of the service within the block into a sentence, and stop logging to it.
+
+        Args:
+            otherwise: what happens to the numbers instead.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            self.say(f"{self.reason(error)}; {otherwise}; {WHOLE}")
 
 
 def replay(service: Service, entry: Entry) -> None:

@@ -24,7 +24,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,24 +64,26 @@ def begin(
         after: the step that it continues from; 0 at the beginning, which drops an earlier run's files.
         until: the step to stop after.
     """
-    before = _read(directory, FILE) if after else None
-    starts = before.get("starts") if isinstance(before, dict) else None
-    facts = {
-        "run": VERSION,
-        "name": artifact.name,
-        "script": script,
-        "accumulation": prepared.accumulation,
-        "data": prepared.report.to_dict(),
-        "lengths": lengths(prepared.samples.lengths),
-        "devices": dict(devices),
-        "starts": [
-            *(starts if isinstance(starts, list) else []),
-            {"at": _now(), "after": int(after), "until": int(until), "devices": dict(devices)},
-        ],
-    }
-    _write(directory, FILE, _json(facts))
+    with _noted(directory, FILE):
+        before = _read(directory, FILE) if after else None
+        starts = before.get("starts") if isinstance(before, dict) else None
+        facts = {
+            "run": VERSION,
+            "name": artifact.name,
+            "script": script,
+            "accumulation": prepared.accumulation,
+            "data": prepared.report.to_dict(),
+            "lengths": lengths(prepared.samples.lengths),
+            "devices": dict(devices),
+            "starts": [
+                *(starts if isinstance(starts, list) else []),
+                {"at": _now(), "after": int(after), "until": int(until), "devices": dict(devices)},
+            ],
+        }
+        write_whole(directory, FILE, _json(facts))
     if not after and (artifact / RECIPE).is_file():
-        _write(directory, RECIPE, (artifact / RECIPE).read_bytes())
+        with _noted(directory, RECIPE):
+            write_whole(directory, RECIPE, (artifact / RECIPE).read_bytes())
 
 
 def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
@@ -89,16 +92,17 @@ def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
     Args:
         entry: without `at`. If `verified` is None, an earlier result for the same merge is kept.
     """
-    found = _read(directory, MERGES)
-    entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    key = ("step", "folder")
-    before = next((one for one in entries if all(one.get(name) == entry[name] for name in key)), None)
-    now = {"at": _now(), **entry}
-    if before is not None:
-        entries.remove(before)
-        if entry["verified"] is None and all(before.get(k) == v for k, v in entry.items() if k != "verified"):
-            now = before
-    _write(directory, MERGES, _json([*entries, now]))
+    with _noted(directory, MERGES):
+        found = _read(directory, MERGES)
+        entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        key = ("step", "folder")
+        before = next((one for one in entries if all(one.get(name) == entry[name] for name in key)), None)
+        now = {"at": _now(), **entry}
+        if before is not None:
+            entries.remove(before)
+            same = all(before.get(name) == value for name, value in entry.items() if name != "verified")
+            now = before if same and entry["verified"] is None else now
+        write_whole(directory, MERGES, _json([*entries, now]))
 
 
 def jax_devices() -> dict[str, Any]:
@@ -141,10 +145,11 @@ def lengths(tokens: np.ndarray) -> dict[str, Any]:
 
 
 def _read(directory: str | Path, name: str) -> Any:
-    """Return a file's value; None if it does not exist or cannot be read."""
+    """Return a file's value; None if it does not exist or is damaged. Other errors are raised: a file that
+    cannot be read at the moment must not be replaced."""
     try:
         return json.loads((path_of(directory) / name).read_text())
-    except Exception:  # a bucket's library has its own errors
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 
@@ -153,12 +158,14 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, default=lambda one: one.item()) + "\n").encode()
 
 
-def _write(directory: str | Path, name: str, content: bytes) -> None:
+@contextmanager
+def _noted(directory: str | Path, name: str) -> Iterator[None]:
+    """Turn a failure to write a file within the block into a note."""
     try:
-        write_whole(directory, name, content)
+        yield
     except UserError as error:
         print(f"note: {directory}/{name}: {error.message}", file=sys.stderr)
-    except Exception as error:
+    except Exception as error:  # a bucket's library has its own errors
         reason = getattr(error, "strerror", None) or error
         print(f"note: {directory}/{name} cannot be written: {reason}", file=sys.stderr)
 

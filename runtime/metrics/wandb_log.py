@@ -19,17 +19,13 @@ import shutil
 import string
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..addresses import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
-from .replay import keep, kept, last_steps, replay
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .replay import WHOLE, Logged, keep, kept, last_steps, replay
 
 FILE = "wandb.json"
 
@@ -42,33 +38,29 @@ SPARE = 1 << 16
 """Free bytes below which a disk counts as full."""
 
 
-class WandB:
+class WandB(Logged):
     """Log to a run of Weights & Biases.
 
     Args:
-        run: wandb's run.
-        logged: the last step of each mode that the run already has.
+        run, logged: as of `Logged`.
         teardown: ends wandb's own process.
-
-    Attributes:
-        status: the exit status of the run; until it is set, that of a failure.
-        stopped: whether the run may continue later.
     """
 
+    name = "Weights & Biases"
+
     def __init__(self, run: Any, logged: Mapping[str, int], teardown: Callable[[], None]) -> None:
-        self.status, self.stopped = 1, False
-        self._run, self._logged = run, dict(logged)
+        super().__init__(run, logged)
         self._teardown: Callable[[], None] | None = teardown
 
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         """Log the numbers of one step, unless the run already has them."""
-        if self._run is None or step <= self._logged.get(mode, -1):
+        if not self.wants(mode, step):
             return
         named = {
             f"{mode}/{name}": value if isinstance(value, int) else float(value)
             for name, value in values.items()
         }
-        with self._surviving("the rest of the run is not logged there"):
+        with self.surviving("the rest of the run is not logged there"):
             self._run.log(named, step=step)
 
     def flush(self) -> None:
@@ -80,29 +72,24 @@ class WandB:
         self._run = self._teardown = None
         if run is not None:
             folder = Path(run.settings.sync_dir)
-            with self._surviving(f"`wandb sync {folder}` sends what is missing"):
+            with self.surviving(f"`wandb sync {folder}` sends what is missing"):
                 if self.stopped:
                     run.mark_preempting()
                 run.finish(exit_code=self.status)
                 if run.settings.mode in ("offline", "dryrun"):
-                    _say(_recorded(folder))
+                    self.say(_recorded(folder))
         if teardown is not None:
             # Otherwise it ends at exit, where it prints its own failures and sets the status.
             with suppress(Exception, SystemExit):
                 teardown()
 
-    @contextmanager
-    def _surviving(self, otherwise: str) -> Iterator[None]:
-        """Turn a failure of wandb within the block into a sentence, and stop logging to it.
-
-        Args:
-            otherwise: what happens to the numbers instead.
-        """
-        try:
-            yield
-        except Exception as error:
-            self._run = None
-            _say(f"{_reason(error)}; {otherwise}; metrics.jsonl has all values")
+    @staticmethod
+    def reason(error: BaseException) -> str:
+        """Return an exception's first line; for invalid settings, the first invalid one."""
+        lines = str(error).splitlines()
+        if len(lines) > 2 and "validation error" in lines[0]:
+            return f"{lines[1].strip()}: {lines[2].strip().partition(' [type=')[0]}"
+        return Logged.reason(error)
 
 
 def open_wandb(
@@ -123,13 +110,11 @@ def open_wandb(
     try:
         import wandb
     except ImportError:
-        _say("the package wandb is not installed; nothing is logged there; metrics.jsonl has all values")
-        return None
+        return WandB.not_logged("the package wandb is not installed")
     try:
         return _open(wandb, project, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of wandb, its server or its settings
-        _say(f"{_reason(error)}; nothing is logged there; metrics.jsonl has all values")
-        return None
+        return WandB.not_logged(WandB.reason(error))
 
 
 def _open(
@@ -185,12 +170,12 @@ def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
         return wandb.init(**given)
     # Never ask for the key: an unattended run would wait for it.
     if not wandb.login(prompt=False, verify=False):
-        _say("no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk")
+        WandB.say("no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk")
         return wandb.init(mode="offline", **given)
     try:
         return wandb.init(**given)
     except wandb.errors.CommError as error:
-        _say(f"{_reason(error)}; the run is recorded on this disk")
+        WandB.say(f"{WandB.reason(error)}; the run is recorded on this disk")
         wandb.teardown()  # the id would be taken
         return wandb.init(mode="offline", **given)
 
@@ -207,17 +192,5 @@ def _seconds(variable: str, otherwise: float) -> float:
 def _recorded(folder: Path) -> str:
     """Return a remark on a run that is on this disk; wandb does not report a full disk."""
     if shutil.disk_usage(folder).free < SPARE:
-        return f"the disk of {folder} is full: the record there is incomplete; metrics.jsonl has all values"
+        return f"the disk of {folder} is full: the record there is incomplete; {WHOLE}"
     return f"recorded in {folder}; `wandb sync {folder}` uploads it"
-
-
-def _reason(error: BaseException) -> str:
-    """Return an exception's first line; for invalid settings, the first invalid one."""
-    lines = str(error).splitlines()
-    if len(lines) > 2 and "validation error" in lines[0]:
-        return f"{lines[1].strip()}: {lines[2].strip().partition(' [type=')[0]}"
-    return first_line(error)
-
-
-def _say(what: str) -> None:
-    print(f"note: Weights & Biases: {what}", file=sys.stderr, flush=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..addresses import path_of, reached, write_whole
-from ..checkpoints.record import INITIAL
+from ..addresses import path_of, reached
+from ..checkpoints.record import INITIAL, write_next_to
 from ..errors import UserError
 from ..training.trace import PARTS
 from .adapters import LoraSettings, Matrices
@@ -147,13 +147,7 @@ def write_initial(directory: str | Path, values: Mapping[str, Matrices]) -> None
     }
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
-    try:
-        write_whole(directory, INITIAL, content.getvalue())
-    except OSError as error:
-        raise UserError(
-            f"{directory}: cannot be written: {error.strerror or error}",
-            "choose another checkpoint.directory, or --output",
-        ) from error
+    write_next_to(directory, INITIAL, content.getvalue())
 
 
 def read_initial(directory: str | Path) -> Start:

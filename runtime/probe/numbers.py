@@ -134,19 +134,18 @@ def meshes(axes: Mapping[str, int], mesh: Mesh, heads: int) -> Iterator[tuple[st
 
 def batch(settings: RunSettings, vocabulary: int) -> dict[str, np.ndarray]:
     """Return rows of two segments of random tokens and some padding; half of the tokens carry loss."""
-    pair = OBJECTIVES[settings.train.objective].rows
-    shape = (settings.mesh.devices * pair, LENGTH)
+    objective = OBJECTIVES[settings.train.objective]
+    shape = (settings.mesh.devices * objective.rows, LENGTH)
     random, places = np.random.default_rng(0), np.broadcast_to(np.arange(LENGTH), shape)
     border, end = LENGTH // 2 + 5, LENGTH - 3
-    second = (places >= border) & (not OBJECTIVES[settings.train.objective].format)
+    second = (places >= border) & (not objective.format)
     made: dict[str, np.ndarray] = {
         "tokens": random.integers(3, vocabulary, shape).astype(np.int32),
         "positions": np.where(second, places - border, places).astype(np.int32),
         "segment_ids": np.where(places >= end, 0, 1 + second).astype(np.int32),
         "loss_mask": random.random(shape) < 0.5,
     }
-    objective = OBJECTIVES[settings.train.objective]
-    norm = shape[0] // pair if objective.format else count_targets(made)
+    norm = shape[0] // objective.rows if objective.format else count_targets(made)
     if objective.format == "unpaired_preference":
         made["loss_mask"] = (places >= border) & (places < end)
         made["desirable"] = np.where(np.arange(shape[0]) % 2, -1, 1).astype(np.float32)

@@ -125,27 +125,22 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
     lock = json.loads((artifact / LOCK).read_text(encoding="utf-8"))
     digest, kept = digest_of(lock), None
     if folder is not None:
-        try:
-            kept = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(
-                f"{folder} holds no merged miniature", "probe.py --merged DIR keeps it there"
-            ) from None
-        if kept["recipe"] != digest:
+        kept = _read(folder / ANSWERS)
+        if "answers" not in kept:
+            raise UserError(f"{folder} holds no merged miniature", "probe.py --merged DIR keeps it there")
+        if kept.get("recipe") != digest:
             raise UserError(f"{folder} holds the miniature of another recipe", "probe.py --merged DIR")
     found, problems = ask(url, lock["recipe"]["name"], kept)
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        told = {}
+    told = _read(file)
     if told.get("recipe") != digest:
         told = {
             "probe": VERSION,
             "date": datetime.now(UTC).date().isoformat(),
             "recipe": digest,
-            "problems": [],
         }
-    told["problems"] = [old for old in told["problems"] if not old.startswith("the server's")] + problems
+    told["problems"] = [
+        old for old in told.get("problems", []) if not old.startswith("the server's")
+    ] + problems
     file.write_text(json.dumps(told | {"server": found}, indent=1) + "\n", encoding="utf-8")
     taken = (("to the first token", "first_token_seconds"), ("of a token", "token_seconds"))
     rows = [(f"ms {words}", "-", f"{1e3 * found[key]:.2f}") for words, key in taken if key in found]
@@ -155,6 +150,15 @@ def hold(artifact: Path, file: Path, url: str, folder: Path | None) -> int:
     for problem in problems:
         print(f"error: {problem}")
     return 1 if problems else 0
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:

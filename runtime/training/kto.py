@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from ..settings import TrainSettings
 from .logps import Logps
-from .loss import Batch
+from .loss import Batch, predicted
 from .objectives import OBJECTIVES
-from .preference import predicted, summed
+from .preference import summed
 from .unpaired import losses, mismatched
 
 METRICS = ("kl", "rewards_chosen", "rewards_rejected", "rewards_margin")

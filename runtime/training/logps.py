@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .loss import Arrays, Asked, Chunks, Computed, chunk_logits, continued, dealt, token_nll
+from .loss import Arrays, Asked, Chunks, Computed, chunk_logits, dealt, predicted, token_nll
 
 Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
@@ -52,5 +52,4 @@ def token_logps(
         from ..model.context import collect
 
         nll = collect(nll, tokens.shape[1])
-    inside = jnp.pad(continued(segment_ids) & (segment_ids[:, 1:] > 0), ((0, 0), (0, 1)))
-    return jnp.where(inside, -nll, 0.0)
+    return jnp.where(predicted(segment_ids > 0, segment_ids), -nll, 0.0)

@@ -148,7 +148,7 @@ def batch_loss(
         reference: a model whose logits the loss needs too, without a gradient.
     """
     tokens, segment_ids = batch["tokens"], batch["segment_ids"]
-    counted = jnp.pad(batch["loss_mask"][:, 1:] & continued(segment_ids), ((0, 0), (0, 1)))
+    counted = predicted(batch["loss_mask"], segment_ids)
     rows = (tokens, batch["positions"], segment_ids, jnp.roll(tokens, -1, axis=1), counted)
     *inputs, targets, counted = dealt(rows) if forward.dealt else rows
     hidden = forward.hidden(model, *inputs)
@@ -223,9 +223,10 @@ def dealt(rows: Sequence[jax.Array]) -> Iterator[jax.Array]:
     return map(deal, rows)
 
 
-def continued(segment_ids: jax.Array) -> jax.Array:
-    """Return bool[B, T - 1]: whether the token after each one belongs to the same segment."""
-    return segment_ids[:, 1:] == segment_ids[:, :-1]
+def predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """Return bool[B, T]: whether the token after each one is masked and belongs to the same segment."""
+    within = segment_ids[:, 1:] == segment_ids[:, :-1]
+    return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
 def chunk_logits(head: Head, own: Arrays, x: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from ..errors import say
 from ..interrupts import Interrupts
@@ -77,7 +78,7 @@ class _Watch:
         while not self.ended.is_set():
             try:
                 value, etag = _ask(self.host, key, etag)
-            except (OSError, ValueError):
+            except (OSError, ValueError, HTTPException):
                 failed += 1
                 if etag is None and failed >= TRIES:
                     self._say(
@@ -110,7 +111,7 @@ def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:
     """Return a key's value and its ETag: at once if `etag` is None, else once it changes or HELD is over.
 
     Raises:
-        OSError, ValueError: when there is no answer, or it is not the metadata server's.
+        OSError, ValueError, HTTPException: when there is no answer, or it is not the metadata server's.
     """
     wait = "" if etag is None else f"?wait_for_change=true&timeout_sec={HELD}&last_etag={etag}"
     request = urllib.request.Request(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..settings import TrainSettings
 from .logps import Logps
-from .loss import Batch
+from .loss import Batch, predicted
 from .objectives import OBJECTIVES
 from .pair_losses import Functions, pair_loss
 
@@ -68,12 +68,6 @@ def preference_loss(
     accuracy = (chosen > rejected).astype(jnp.float32)
     values = (chosen, rejected, chosen - rejected, accuracy)
     return total, {name: mean(value) for name, value in zip(METRICS, values, strict=True)}
-
-
-def predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Return bool[B, T]: whether the token after each one is masked and belongs to the same text."""
-    within = segment_ids[:, 1:] == segment_ids[:, :-1]
-    return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
 def summed(logps: jax.Array, targets: jax.Array) -> jax.Array:

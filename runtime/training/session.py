@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
+from .arguments import Arguments
 from .ending import out_of_memory
 
 if TYPE_CHECKING:
@@ -34,23 +35,6 @@ if TYPE_CHECKING:
     from ..metrics.services import Service
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
-
-
-class Paths(Protocol):
-    """The parts of a script's command line that are read here (see `runtime.training.train.Arguments`)."""
-
-    @property
-    def resume(self) -> bool: ...
-    @property
-    def steps(self) -> int | None: ...
-    @property
-    def model(self) -> Path | str | None: ...
-    @property
-    def data_dir(self) -> Path: ...
-    @property
-    def output(self) -> Path: ...
-    @property
-    def trace(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,7 @@ class Session:
     """
 
     artifact: Path
-    arguments: Paths
+    arguments: Arguments
     directory: str
     mesh: Mesh
     base: HFCheckpoint
@@ -196,7 +180,7 @@ class Session:
             )
         elif self.until < self.total:
             print(
-                f"stopped after step {self.until} of {self.total}, as --steps says; "
+                f"stopped after step {outcome.step} of {self.total}, as --steps says; "
                 "--resume continues from there",
                 file=sys.stderr,
             )
@@ -208,7 +192,7 @@ class Session:
 
 def begin(
     artifact: Path,
-    arguments: Paths,
+    arguments: Arguments,
     directory: str,
     settings: RunSettings,
     cache: str | None,

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..addresses import path_of, reached, write_whole
+from ..addresses import path_of, reached
+from ..checkpoints.record import write_next_to
 from ..errors import UserError
 from ..model.loading import Built, put, variables_of
 from ..peft.adapter import ADAPTER_CONFIG, PeftAdapter, located, open_adapter
@@ -69,7 +70,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
         return
     for note in notes(found, session.base, lora, (settings.model.id, settings.model.revision), change):
         print(f"note: {note}", file=sys.stderr)
-    write_whole(session.directory, RECORD, (json.dumps(origin(found), indent=2) + "\n").encode())
+    write_next_to(session.directory, RECORD, (json.dumps(origin(found), indent=2) + "\n").encode())
     print(f"starting from the adapter {found.files.name}: {len(found.tensors)} modules", file=sys.stderr)
 
 

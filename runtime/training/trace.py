@@ -8,6 +8,7 @@ other libraries and by your own code can thus be compared. Imports numpy only.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,7 @@ def check_writable(path: Path) -> None:
     """Check, before a run, that a trace can be written at its end.
 
     Raises:
-        UserError: when the path is a folder, or its parent folder cannot be created.
+        UserError: when the path is a folder, or its parent folder cannot be created or written.
     """
     if path.is_dir():
         raise UserError(f"--trace {path}: is a folder", f"name a file: --trace {path / 'trace.npz'}")
@@ -122,6 +123,8 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--trace {path}: {error.strerror or error}", "name a file in a folder") from None
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--trace {path}: {path.parent} cannot be written", "name a file in another folder")
 
 
 def count_targets(batch: Mapping[str, Any]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..addresses import folder, folder_or_address
 from ..hosts import SingleProcess
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings, Matrices
@@ -23,6 +21,7 @@ from ..settings import (
     RunSettings,
     TrainSettings,
 )
+from .arguments import Arguments, parser_of
 from .ending import attended, farewell
 from .maintenance import watching
 from .session import Session, begin, checkpoint_directory
@@ -34,58 +33,9 @@ if TYPE_CHECKING:
     from ..weights.checkpoint import HFCheckpoint
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The command line of a generated train.py.
-
-    Attributes:
-        resume: continue from the newest checkpoint.
-        steps: stop after this optimizer step; None for the recipe's own.
-        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
-        data_dir: the folder that relative paths of data are relative to.
-        output: the folder that a relative checkpoint.directory is relative to.
-        trace: file for a trace that the run can be compared by, None to write none.
-    """
-
-    resume: bool
-    steps: int | None
-    model: Path | str | None
-    data_dir: Path
-    output: Path
-    trace: Path | None = None
-
-
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
-    """Read the command line; wrong usage ends the process with status 2.
-
-    Args:
-        artifact: folder of the generated script.
-        argv: sys.argv's arguments when None.
-    """
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
-    parser.add_argument(
-        "--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://"
-    )
-    parser.add_argument(
-        "--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files"
-    )
-    parser.add_argument(
-        "--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics"
-    )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="write rows, losses, first gradients, and adapters before and after",
-    )
-    given = parser.parse_args(argv)
-    return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output, given.trace)
+    """Read the command line of train.py; None for `argv` takes sys.argv's arguments."""
+    return Arguments(**vars(parser_of("train.py", artifact).parse_args(argv)))
 
 
 def run(
@@ -207,9 +157,3 @@ def _run(
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)
     return session.conclude(outcome, metrics.path)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of steps")
-    return int(text)

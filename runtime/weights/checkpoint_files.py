@@ -152,12 +152,12 @@ class RemoteFiles:
 
     def _list(self) -> dict[str, int]:
         entries = self._system.ls(self._root, detail=True)
-        found = {_last(entry): entry for entry in entries if entry["type"] == "file" and _last(entry)}
-        folders = {_last(entry) for entry in entries if entry["type"] == "directory"}
+        found = {name_of(entry): entry for entry in entries if entry["type"] == "file" and name_of(entry)}
+        folders = {name_of(entry) for entry in entries if entry["type"] == "directory"}
         for side in folders.intersection(SIDE_FOLDERS):
             for entry in self._system.ls(f"{self._root}/{side}", detail=True):
-                if entry["type"] == "file" and _last(entry):
-                    found[f"{side}/{_last(entry)}"] = entry
+                if entry["type"] == "file" and name_of(entry):
+                    found[f"{side}/{name_of(entry)}"] = entry
         # The listing of a file's address is that file.
         itself = self._root.strip("/")
         found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
@@ -176,5 +176,6 @@ class RemoteFiles:
             raise failed(self.path(name), "read", error) from error
 
 
-def _last(entry: Mapping[str, Any]) -> str:
+def name_of(entry: Mapping[str, Any]) -> str:
+    """Return a file's name from its entry in fsspec's listing of a folder."""
     return str(entry["name"]).rpartition("/")[2]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..addresses import failed, is_address
 from ..errors import UserError
 from ..settings import ModelSettings
 from .checkpoint import HFCheckpoint
+from .checkpoint_files import name_of
 
 DOWNLOAD = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README.md")
 """The files to download from a repository."""
@@ -106,9 +108,15 @@ def _fetch_bucket(url: str) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         with _alone(target):
             copies = _Copies(system, target)
+            copies.keep_only(entries)
             for entry in sorted(entries, key=lambda entry: str(entry["name"])):
                 copies.bring(entry)
     except Exception as error:  # an error of any library behind the address
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"{target}: the copy of {url} does not fit: {error.strerror}",
+                "free disk space there, or set XDG_CACHE_HOME to a folder on a larger disk",
+            ) from error
         raise failed(url, "copied", error) from error
     return target
 
@@ -120,12 +128,20 @@ class _Copies:
         self._system, self._folder = system, folder
         self._record = folder.with_name(f"{folder.name}.json")
         self._versions: dict[str, str] = {}
-        with suppress(OSError, ValueError, RecursionError):
-            self._versions = json.loads(self._record.read_text())
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            self._versions = dict(json.loads(self._record.read_text()))
+
+    def keep_only(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Remove copies of files that the bucket no longer has: an old model.safetensors would be loaded
+        instead of new files."""
+        names = {name_of(entry) for entry in entries}
+        for copy in self._folder.iterdir():
+            if copy.name not in names:
+                copy.unlink()
 
     def bring(self, entry: Mapping[str, Any]) -> None:
         """Copy a file, unless it was copied before and has not changed since."""
-        name = str(entry["name"]).rpartition("/")[2]
+        name = name_of(entry)
         copy, part = self._folder / name, self._folder / f".{name}.part"
         # Retrained weights have the same size as the old ones.
         version = next((str(entry[key]) for key in VERSIONS if entry.get(key) is not None), "")

@@ -172,7 +172,7 @@ def test_preview_of_preferences_shows_chosen_and_rejected(
     quickstart: Path, model: Path, tmp_path: Path
 ) -> None:
     row = {"prompt": turn("Hello", "x")[:1], "chosen": turn("", "Hi")[1:], "rejected": turn("", "What?")[1:]}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "train.jsonl").write_text(5 * (json.dumps(row) + "\n"))
     given = [
         "data.train=[train.jsonl]",
         "data.format=preference",
@@ -183,6 +183,7 @@ def test_preview_of_preferences_shows_chosen_and_rejected(
     sets = [word for item in given for word in ("--set", item)]
     status, printed, errors = recipe("preview", quickstart, "--data-dir", tmp_path, "--model", model, *sets)
     assert status == 0, errors
+    assert "steps: 1 an epoch" in printed  # of 8 pairs
     assert "train.jsonl:1 chosen" in printed and "⟦Hi<turn|>\n⟧" in printed and "⟦What?<turn|>\n⟧" in printed
 
 

@@ -24,11 +24,11 @@ OTHERS |= {"pipx", "pre-commit", "sed", "sky", "source", "ssh", "tar", "tensorbo
 
 OWN_FOLDERS = ("recipec", "recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")
 SCRIPTS = {
-    "train.py": ("training/train.py", "settings.py", "training/session.py"),
+    "train.py": ("training/arguments.py", "settings.py", "training/session.py"),
     "merge.py": ("merging/merge.py",),
     "probe.py": ("probe/probe.py",),
-    "train_trl.py": ("backends/arguments.py", "backends/trl"),
-    "train_torchax.py": ("backends/arguments.py", "backends/torchax", "training/session.py"),
+    "train_trl.py": ("training/arguments.py", "backends/arguments.py", "backends/trl"),
+    "train_torchax.py": ("training/arguments.py", "backends/arguments.py", "training/session.py"),
 }
 """Scripts of an artifact, and the files of runtime/ that read their options."""
 

@@ -370,11 +370,18 @@ def test_early_stopped_run_shows_samples_and_eval_sources(place: Path) -> None:
     why = "early stopping after step 60: no progress in 2 evaluations; eval_loss was lowest, 2.3000, at 20"
     (folder / "state.json").write_text(json.dumps({"state": "done", "reason": why, "total": 200}))
     samples = [
-        {"step": step, "prompt": prompt, "answer": f"{name} at {step}", "tokens": 3, "ended": True}
+        {
+            "step": step,
+            "prompt": prompt,
+            "answer": f"{name} at {step}\u2028\u0085.",
+            "tokens": 3,
+            "ended": True,
+        }
         for step in (0, 25, 50)
         for name, prompt in (("one", "Say one."), ("two", [{"role": "user", "content": f"Say {EVIL}"}]))
     ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples) + '{"step": 5')
+    written = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in samples)
+    (folder / "samples.jsonl").write_text(written + '{"step": 5', encoding="utf-8")
     page = report("run")
     assert "stopped early after 60 of 200 steps" in page.words and why in page.words
     assert "Not finished" not in page.words

@@ -81,3 +81,19 @@ def test_repeated_merge_of_a_step_replaces_its_entry(tmp_path: Path) -> None:
     assert [(one["step"], one["verified"]) for one in entries()] == [(20, None), (10, {"files": 3})]
     run_facts.merged(tmp_path, entry | {"bytes": 6})
     assert entries()[-1]["verified"] is None, "another merge, which nobody has verified"
+
+
+def test_merges_that_cannot_be_read_now_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"step": 10, "folder": "/merged", "verified": None}
+    run_facts.merged(tmp_path, entry)
+
+    def busy(directory: object) -> None:
+        raise ConnectionError("the store is busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_facts, "path_of", busy)
+        run_facts.merged(tmp_path, entry | {"step": 20})
+    assert "merges.json cannot be written: the store is busy" in capsys.readouterr().err
+    assert [one["step"] for one in json.loads((tmp_path / "merges.json").read_text())] == [10]

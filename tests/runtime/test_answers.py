@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from recipec.runtime.data.prompts import Prompts, prompts
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings, SampleSettings
+from recipec.runtime.settings import DataSettings, SampleSettings, Source
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.artifacts import train, write_artifact
@@ -80,10 +81,21 @@ def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
     assert found.texts == [chat, chat, "one two"]
 
 
+def test_text_prompt_needs_no_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one two"}')
+    made = copy.copy(tokenizer())
+    made.chat_template = None
+    own = Source("train.jsonl", chat_template="{{ messages }}")
+    data = DataSettings(train=(own,), packing=False, max_length=48)
+    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {"eos_token_id": [[1], 7]})
+    assert found.texts == ["one two"] and found.ends == tuple(sorted({7, made.eos_token_id}))
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"prompt": 3}, "prompts.jsonl:1: 'prompt' is a number, not a list"),
+        ({"prompt": "\ud800"}, "prompts.jsonl:1: 'prompt' holds half a surrogate pair"),
         ({"prompt": "one " * 50}, "of an answer, and data.max_length is 48"),
         ({"text": "one"}, "prompts.jsonl:1: 'prompt' is a null, not a list"),
     ],

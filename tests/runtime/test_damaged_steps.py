@@ -197,3 +197,36 @@ def test_load_trained_names_the_complete_step_before_a_damaged_one(
     assert capsys.readouterr().err == "".join(
         f"note: {tmp_path}/{step} holds no checkpoint; step 2 is used\n" for step in (4, 6)
     )
+
+
+def test_directory_and_record_that_cannot_be_read_give_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipec.runtime.checkpoints import adapter_reader
+    from recipec.runtime.checkpoints.record import read_record
+    from recipec.runtime.checkpoints.saving import kept
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.training.session import check_directory
+
+    (tmp_path / "recipe.lock.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"recipe.lock.json: cannot be read: 'utf-8' codec"):
+        read_record(tmp_path)
+
+    def denied(directory: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(adapter_reader, "_numbered", denied)
+    with pytest.raises(UserError, match=r"cannot be read: Permission denied$") as caught:
+        check_directory(str(tmp_path), tmp_path, resume=True)
+    assert caught.value.help == "allow this process to read it"
+    assert kept(str(tmp_path)) == "what was saved before is kept"
+
+
+def test_file_that_cannot_be_written_next_to_checkpoints_gives_one_sentence(tmp_path: Path) -> None:
+    from recipec.runtime.checkpoints.record import write_next_to
+    from recipec.runtime.errors import UserError
+
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(UserError, match=r"run: cannot be written: ") as caught:
+        write_next_to(tmp_path / "run", "start_from.json", b"{}")
+    assert caught.value.help == "choose another checkpoint.directory, or --output"

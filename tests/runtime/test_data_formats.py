@@ -145,6 +145,10 @@ def test_renamed_columns_are_read() -> None:
         {"role": "assistant", "content": "b", "name": "n"},
     ]
     assert row.tools == [TOOL]
+    said = [
+        {"role": role, "content": "raw", "says": text} for role, text in (("user", "a"), ("assistant", "b"))
+    ]
+    assert parse("chat", {"messages": said}, content="says").messages == chat("a", "b")
     row = parse("instruction", {"q": "a", "a": "b"}, instruction="q", output="a")
     assert row.messages == chat("a", "b")
 

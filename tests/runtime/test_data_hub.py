@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -104,3 +105,21 @@ def test_hub_dataset_with_the_name_of_a_local_folder_is_refused(
     (tmp_path / NAME).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert "has the same name as the folder" in error_of(Source(f"hf://{NAME}")).message
+
+
+def test_cache_key_of_a_file_on_the_hub_is_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    from recipec.runtime.data.remote_content import remote_content
+
+    blobs = {"datasets/some/set/a.jsonl": "c0ffee"}
+
+    def url_to_fs(address: str) -> tuple[Any, str]:
+        system = SimpleNamespace(
+            isdir=lambda path: path not in blobs, info=lambda path: {"size": 4, "blob_id": blobs[path]}
+        )
+        return system, address.removeprefix("hf://")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    ((name, *told),) = remote_content(Source("hf://datasets/some/set/a.jsonl"))
+    assert name == "datasets/some/set/a.jsonl" and "c0ffee" in told

@@ -155,6 +155,12 @@ def test_multi_line_csv_rows_keep_their_line_numbers(tmp_path: Path) -> None:
     ]
 
 
+def test_blank_lines_before_a_csv_header_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n\nprompt,completion\na,b\n")
+    rows = list(reader("a.csv", tmp_path, format="prompt_completion"))
+    assert [(row.origin, row.prompt, row.completion) for row in rows] == [("a.csv:4", "a", "b")]
+
+
 def test_malformed_jsonl_rows_are_counted_and_named(tmp_path: Path) -> None:
     good = json.dumps({"messages": chat("Hello", "Hi")})
     lines = ["\ufeff" + good, "", "nonsense", good, good, '{"messages": 3}', good + "\r", "[1]", good]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.prompts import prompts
 from recipec.runtime.data.showing import show
+from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings
+from recipec.runtime.settings import DataSettings, SampleSettings
 from tests.runtime.chats import chat, published, tokenizer, write
 from tests.runtime.preparing import prepared
 
@@ -136,3 +139,14 @@ def test_empty_reasoning_needs_a_template_with_enable_thinking(tmp_path: Path) -
 def test_loss_on_all_includes_the_empty_reasoning() -> None:
     text, found = learned(LARGE, THOUGHT[:2], "empty", "all")
     assert "".join(found) == text.removeprefix("<bos>") and "<channel|>Hi there" in text
+
+
+def test_sample_prompts_get_the_variables_of_the_reasoning_mode(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": THOUGHT[:1]}))
+    made, text = tokenizer(), published("qwen3")
+    data = DataSettings(train=(), max_length=512, packing=False, chat_template=text, reasoning="empty")
+    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {})
+    asked = ChatTemplate(text, {"enable_thinking": False}).render(THOUGHT[:1], add_generation_prompt=True)
+    assert asked.endswith(EMPTY)
+    expected = made.backend_tokenizer.encode(asked, add_special_tokens=False).ids
+    assert found.tokens[0, : found.lengths[0]].tolist() == expected

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -99,7 +100,19 @@ def test_batches_are_the_same_on_other_meshes(folder: Path) -> None:
         assert np.array_equal(half["tokens"], parts[0]["tokens"][1:])
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle_seed": None}, {"stream_window": 3, "packing": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"shuffle_seed": None},
+        {"stream_window": 3, "packing": False},
+        {
+            "stream_window": 23,
+            "packing": False,
+            "train": ("shards/d.parquet",),
+        },  # a window ends with its file
+    ],
+)
 def test_resumed_stream_gives_the_batches_of_an_uninterrupted_run(
     folder: Path, settings: dict[str, Any]
 ) -> None:
@@ -217,6 +230,44 @@ def test_stream_reports_bad_rows_and_stops_at_too_many(
     ):
         for _ in batches:
             pass
+
+
+def test_streamed_answers_keep_whether_they_are_desirable(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": chat[:1], "completion": chat[1:2], "label": len(chat) > 2} for chat in conversations(40)
+    ]
+    (tmp_path / "judged.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"train": ("judged.jsonl",), "packing": False, "max_length": 96, "shuffle_seed": None}
+    given |= {"format": "unpaired_preference", "loss_on": "completion"}
+    run = streamed(tmp_path, **given)
+    train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
+    whole = prepare(DataSettings(**given), train, 4, tokenizer(), tmp_path)
+    assert (whole.micro_batch(0)["desirable"] > 0).any() and (whole.micro_batch(0)["desirable"] < 0).any()
+    assert all(same(run.micro_batch(index), whole.micro_batch(index)) for index in range(10))
+
+
+def test_window_of_which_the_transform_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(lines(40, 1)))
+    (tmp_path / "few.py").write_text("taken = []\n\ndef few(row):\n    taken.append(row)\n")
+    with (tmp_path / "few.py").open("a") as file:
+        file.write("    return row if len(taken) <= 20 else None\n")
+    settings = {"train": ("a.jsonl",), "transform": "few.py:few", "packing": False, "shuffle_seed": None}
+    batches = iter(streamed(tmp_path, **settings).batches())
+    with pytest.raises(UserError, match=r"window 2 .* be used: data.transform returns None for 20 of them"):
+        list(batches)
+
+
+def test_store_that_does_not_describe_a_streamed_file_gives_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.filesystem("memory").pipe("/streamed/a.jsonl", "\n".join(lines(30, 1)).encode())
+
+    def busy(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the store is busy")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.exists", busy)
+    with pytest.raises(UserError, match=r"a.jsonl cannot be read: the store is busy"):
+        streamed(tmp_path, train=("memory://streamed/a.jsonl",))
 
 
 def test_unusable_stream_source_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.data.tokenizer import chat_template, load_tokenizer
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, ModelSettings
 from tests.runtime.chats import GEMMA4, tokenizer
@@ -61,3 +61,12 @@ def test_tokenizer_without_chat_template_needs_data_chat_template(tmp_path: Path
         load(tmp_path)
     assert "data.chat_template" in (error.value.help or "")
     assert load(tmp_path, chat_template=GEMMA4).is_fast
+
+
+def test_tokenizer_without_a_default_template_is_refused(tmp_path: Path) -> None:
+    several = load_copy(tmp_path)
+    several.chat_template = {"rag": GEMMA4, "tool_use": GEMMA4}
+    data = DataSettings(train=("train.jsonl",), packing=False, max_length=96)
+    with pytest.raises(UserError, match="no default chat template") as error:
+        chat_template(several, data, tmp_path)
+    assert "data.chat_template" in (error.value.help or "")

@@ -19,8 +19,9 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
 from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import wandb_log
-from recipec.runtime.metrics.loggers import FILE, Metrics
+from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, last
 from recipec.runtime.metrics.run_state import recorded
+from recipec.runtime.training.session import Session
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
 LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4}, "train": {"steps": 8}}}
@@ -98,6 +99,35 @@ def test_metrics_are_on_disk_immediately_after_logging(tmp_path: Path) -> None:
     assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
     assert of_tensorboard(tmp_path) == {("train/loss", 1): 1.5}
     metrics.close()
+
+
+def test_last_line_of_a_run_tells_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, None, False)
+    metrics.log("eval", 2, {"loss": math.nan})
+    metrics.close()
+    found = last(metrics.path, "eval_loss")
+    assert "eval_loss=nan" in done_line(2, None, None, found, 0)
+
+
+def test_run_stopped_before_its_restored_step_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session: Any = SimpleNamespace(until=5, total=100)  # --resume --steps 5, at step 10
+    outcome: Any = SimpleNamespace(early=None, step=10, loss=1.0, eval_loss=1.0, tokens_per_second=None)
+    Session.conclude(session, outcome, tmp_path / FILE)
+    assert "stopped after step 10 of 100, as --steps says" in capsys.readouterr().err
+
+
+def test_resumed_run_keeps_answers_with_any_line_break_and_drops_a_cut_one(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, None, False)
+    for step in (2, 4):
+        metrics.samples(step, [{"prompt": "p", "answer": "one\u2028two\u0085é"}])
+    metrics.close()
+    path = tmp_path / SAMPLES
+    kept = path.read_bytes().partition(b"\n")[0] + b"\n"
+    path.write_bytes(path.read_bytes()[: -len('é"}\n'.encode()) + 1])  # a kill cuts within a character
+    Metrics(tmp_path, 3, False).close()
+    assert path.read_bytes() == kept
 
 
 def test_state_json_records_run_state_and_end_reason(tmp_path: Path) -> None:

@@ -181,3 +181,16 @@ def test_two_hosts_resume_from_local_checkpoints(place: Path, lives: Lives, tmp_
         one, other = (saved(place, f"both-{name}", STEPS, item) for name in ("ran", "alone"))
         for path, array in one.items():
             assert np.allclose(array, other[path], atol=1e-5), path
+
+
+def test_local_step_that_cannot_be_read_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipec.runtime.checkpoints import local_saving
+
+    def denied(folder: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(local_saving, "examine", denied)
+    (tmp_path / "3").mkdir()
+    local = object.__new__(local_saving.LocalCheckpoints)
+    local.directory = str(tmp_path)
+    assert local._whole(0) == {}

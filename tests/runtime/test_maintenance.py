@@ -95,6 +95,9 @@ class Metadata:
                     lambda: self.values[key] != query["last_etag"], float(query["timeout_sec"])
                 )
             value = self.values.get(key, "")
+        if refused and self.refuses % 2:
+            handler.wfile.write(b"an answer of another program\r\n\r\n")
+            return
         found = prefix == "/computeMetadata/v1/instance" and key in self.values
         allowed = handler.headers.get("Metadata-Flavor") == "Google"
         handler.send_response(503 if refused else 404 if not found else 200 if allowed else 403)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.adapter_reader import Delta, choose_step, load_trained, saved_steps
+from recipec.runtime.checkpoints.adapter_reader import (
+    Delta,
+    choose_step,
+    load_trained,
+    saved_steps,
+    step_losses,
+)
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.plan import shard_bytes
+from recipec.runtime.merging.job import adapter_bytes
+from recipec.runtime.merging.plan import plan_merge, shard_bytes
+from recipec.runtime.merging.record import checkpoint_digest
+from recipec.runtime.peft.exporting import write_weights
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
@@ -237,11 +250,13 @@ def test_choose_step_accepts_only_complete_existing_steps(
 ) -> None:
     (trained / "12.orbax-checkpoint-tmp-1").mkdir()
     (trained / "13").mkdir()
+    (trained / "²").mkdir()  # str.isdigit() accepts it, int() does not
     assert saved_steps(trained) == [2, 10]
     assert choose_step(trained, "latest") == 10
     assert choose_step(trained, "2") == 2
     assert "no checkpoint of step 3" in message(lambda: choose_step(trained, "3"))
-    assert "is neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
+    for word in ("last", "²"):
+        assert "is neither latest, best nor a number" in message(lambda word=word: choose_step(trained, word))
     assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
     assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
     first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)
@@ -254,8 +269,27 @@ def test_best_step_is_kept_step_with_lowest_eval_loss(base: HFCheckpoint, tmp_pa
     rows = [(1, None), (2, 3.0), (3, 1.0), (4, 2.5), (6, 2.75)]
     lines = [json.dumps({"step": step, "loss": 1.0}) for step, _ in rows]
     lines += [json.dumps({"step": step, "eval_loss": loss}) for step, loss in rows if loss]
+    lines += ['{"step": 2, "eval_loss": "NaN"}']  # as the loggers write it
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 6, "eval_l']))
     assert load_trained(tmp_path, "best", base).step == 4
+    assert math.isnan(step_losses(tmp_path, 2)["eval_loss"])
+
+
+def test_modules_trained_whole_count_for_adapter_size_and_identity(
+    base: HFCheckpoint, tmp_path: Path
+) -> None:
+    save_run(tmp_path, base, lora_section(targets=["q_proj"], train_also=["embed_tokens"]))
+    run = load_trained(tmp_path, "4", base)
+    plan = plan_merge(base, run.changes(base), "float32")
+    file = io.BytesIO()
+    write_weights(file, base, run.settings, run.deltas(), run.saved(base))
+    header = 8 + int.from_bytes(file.getvalue()[:8], "little")
+    assert (
+        run.whole and adapter_bytes(SimpleNamespace(plan=plan, trained=run)) == len(file.getvalue()) - header
+    )  # type: ignore[arg-type]
+    other = replace(run, whole={path: array + 1 for path, array in run.whole.items()})
+    assert not list(tmp_path.rglob("SHA256SUMS"))
+    assert checkpoint_digest(str(tmp_path), run) != checkpoint_digest(str(tmp_path), other)
 
 
 def test_record_that_does_not_match_arrays_is_refused(

@@ -34,7 +34,7 @@ class Client:
     def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
         id = f"run-{len(self.runs)}"
         found = SimpleNamespace(info=SimpleNamespace(run_id=id), experiment=experiment, name=run_name)
-        found.numbers, found.params, found.status = {}, {}, "RUNNING"
+        found.numbers, found.params, found.status, found.ended = {}, {}, "RUNNING", 0
         self.runs[id] = found
         return found
 
@@ -42,6 +42,7 @@ class Client:
         self.runs[id].status = status
 
     def set_terminated(self, id: str, status: str) -> None:
+        self.runs[id].ended += 1
         self.update_run(id, status)
 
     def log_batch(self, id: str, metrics: Any = (), params: Any = ()) -> None:
@@ -68,26 +69,30 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
     return Client.runs
 
 
-def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: Any) -> Path:
-    """Log the steps after `start`, and return the run's folder."""
+def opened(tmp_path: Path, start: int, resume: bool = False) -> Metrics:
     artifact, folder = tmp_path / "tiny", tmp_path / "run"
     artifact.mkdir(exist_ok=True)
     (artifact / "recipe.lock.json").write_text(json.dumps(LOCK))
     services = open_services(TRAIN, folder, folder, artifact, resume, start)
-    metrics = Metrics(folder, start or None, False, services)
+    return Metrics(folder, start or None, False, services)
+
+
+def log(tmp_path: Path, start: int, until: int, resume: bool = False, **ends: Any) -> Path:
+    """Log the steps after `start`, and return the run's folder."""
+    metrics = opened(tmp_path, start, resume)
     for step in range(start + 1, until + 1):
         metrics.log("train", step, {"loss": float("nan") if step == 2 else 1.0 / step, "tokens": 7})
         if step % 2 == 0:
             metrics.log("eval", step, {"loss": 2.0 / step, "chat": 3.0 / step})
     metrics.ends(**{"status": 0, **ends})
     metrics.close()
-    return folder
+    return metrics.path.parent
 
 
 def test_resumed_run_continues_same_mlflow_run(tmp_path: Path, runs: dict[str, SimpleNamespace]) -> None:
     folder = log(tmp_path, 0, 5, status=143, stopped=True)
     (run,) = runs.values()
-    assert (run.experiment, run.name, run.status) == ("support", "tiny", "KILLED")
+    assert (run.experiment, run.name, run.status, run.ended) == ("support", "tiny", "KILLED", 1)
     assert run.params["lora.rank"] == "4" and run.params["lora.targets"] == '["q_proj"]'
     assert ("eval/chat", 4) in run.numbers
     log(tmp_path, 4, 8, resume=True)
@@ -123,3 +128,21 @@ def test_mlflow_failures_do_not_end_run(
     said = f"note: MLflow: the package mlflow-skinny is not installed; nothing is logged there; {rest}\n"
     assert capsys.readouterr().err == said
     assert ("train/loss", 3) in of_lines(folder)
+
+
+def test_mlflow_that_fails_within_a_run_does_not_end_it(
+    tmp_path: Path,
+    runs: dict[str, SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = opened(tmp_path, 0)
+    monkeypatch.setattr(Client, "fails", True)
+    for step in range(1, 4):
+        metrics.log("train", step, {"loss": 1.0})
+        metrics.flush()  # as before each checkpoint
+    metrics.ends(0)
+    metrics.close()
+    told = "note: MLflow: no answer; the rest of the run is not logged there; metrics.jsonl has all values\n"
+    assert capsys.readouterr().err == told
+    assert runs["run-0"].status == "RUNNING" and len(of_lines(tmp_path / "run")) == 3

@@ -109,3 +109,10 @@ def test_new_token_that_cannot_be_placed_is_refused(
     with pytest.raises(UserError, match=message) as found:
         loaded(tmp_path, **tokens)
     assert help in (found.value.help or "")
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"{", "not JSON"), (b"[]", "not a JSON object")])
+def test_broken_tokenizer_file_is_refused(content: bytes, why: str) -> None:
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": content}
+    with pytest.raises(UserError, match=f"base/tokenizer_config.json: {why}"):
+        with_tokens(files, {"<a>": None}, 8, "base")

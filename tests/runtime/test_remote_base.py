@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -236,6 +237,29 @@ def test_merging_reads_an_address_in_place_and_training_copies_it(
     copied = locate_model(model)
     assert copied.is_relative_to(tmp_path / "cache")
     assert HFCheckpoint.open(copied).headers == HFCheckpoint.open(folder).headers
+
+
+def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bucket = tmp_path / "bucket"
+    write_checkpoint(bucket, json.loads((folder / CONFIG).read_text()), shards=1)
+    model = ModelSettings(id=f"file://{bucket}", family="gemma4")
+    assert HFCheckpoint.open(locate_model(model)).files == ("model.safetensors",)
+    (bucket / "model.safetensors").unlink()
+    shutil.copytree(folder, bucket, dirs_exist_ok=True)
+    copied = locate_model(model)
+    assert HFCheckpoint.open(copied).headers == HFCheckpoint.open(folder).headers
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (bucket / "new.json").write_text("{}")
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    error = refusal(lambda: locate_model(model))
+    assert error.message == f"{copied}: the copy of {model.id} does not fit: No space left on device"
+    assert "XDG_CACHE_HOME" in str(error.help)
 
 
 def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,3 +158,10 @@ def test_remote_run_loads_like_local_run(tmp_path: Path, uploaded: Callable[[Pat
     for name, pair in here.arrays.items():
         for one, other in zip(there.arrays[name], pair, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_error_of_full_weights_at_an_address_names_the_address() -> None:
+    from recipec.runtime.checkpoints.full import Leaves
+
+    with pytest.raises(UserError, match=r"^memory://bucket/run/4/model_params: cannot be read \("):
+        Leaves("memory://bucket/run/4/model_params")

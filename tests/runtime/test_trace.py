@@ -192,13 +192,18 @@ def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(whole))
 
 
-def test_check_writable_refuses_unwritable_trace_path(tmp_path: Path) -> None:
+def test_check_writable_refuses_unwritable_trace_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="is a folder"):
         check_writable(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"File exists|Not a directory"):
         check_writable(tmp_path / "file" / "trace.npz")
     check_writable(tmp_path / "new" / "trace.npz")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(UserError, match=r"new cannot be written"):
+        check_writable(tmp_path / "new" / "trace.npz")
     assert (tmp_path / "new").is_dir()
 
 

@@ -117,6 +117,7 @@ def test_probe_compares_the_server_with_the_stored_answers(
     [
         (None, "holds no merged miniature"),
         ("{", "holds no merged miniature"),
+        ("[]", "holds no merged miniature"),
         ('{"recipe": "other", "answers": []}', "the miniature of another recipe"),
     ],
 )

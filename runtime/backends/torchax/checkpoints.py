@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...checkpoints.adapter_reader import ITEM, restore_tree
 from ...checkpoints.resuming import OPTIMIZER, describe
-from ...checkpoints.saving import Preserved, begin_save, first_line, manager, not_written
+from ...checkpoints.saving import Preserved, begin_save, cause, manager, not_written
 from ...errors import UserError
 from ...training.elastic import between_steps
 from ...training.step import TrainState
@@ -122,7 +122,7 @@ class Checkpoints:
             restored: Mapping[str, Any] = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             raise UserError(
-                f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
+                f"{self.directory}: the checkpoint of step {step} cannot be restored: {cause(error)}",
                 "its parameters must be those that this artifact trains",
             ) from error
         return restored

@@ -1,0 +1,59 @@
+"""The command line that all scripts that train have. Imports no jax."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..addresses import folder, folder_or_address
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of a script that trains.
+
+    Attributes:
+        resume: continue from the newest checkpoint.
+        steps: stop after this optimizer step; None for the recipe's own.
+        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
+        data_dir: the folder that relative paths of data are relative to.
+        output: the folder that a relative checkpoint.directory is relative to.
+        trace: file for a trace that the run can be compared by, None to write none.
+    """
+
+    resume: bool
+    steps: int | None
+    model: Path | str | None
+    data_dir: Path
+    output: Path
+    trace: Path | None
+
+
+def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
+    """Make the parser of `Arguments`; wrong usage ends the process with status 2.
+
+    Args:
+        program: file name of the script.
+        artifact: folder of the script.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--resume", action="store_true", help="continue from the newest checkpoint")
+    add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
+    add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
+    add("--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files")
+    add("--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics")
+    traced = "write rows, losses, first gradients, and adapters before and after"
+    add("--trace", type=Path, metavar="FILE", help=traced)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of steps")
+    return int(text)
