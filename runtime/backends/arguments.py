@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +28,11 @@ class BackendArguments(Arguments):
         return located(lora.start_from, self.data_dir)
 
 
-def parse_arguments(program: str, artifact: Path) -> BackendArguments:
-    """Read the command line of a backend's script; wrong usage ends the process with status 2."""
+def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> BackendArguments:
+    """Read the command line of a backend's script; None for `argv` takes sys.argv's arguments."""
     parser = parser_of(program, artifact)
     parser.add_argument("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.resume and given.adapter is not None:
         parser.error("--resume continues a run and --adapter starts one: give only one of them")
     return BackendArguments(**vars(given))
