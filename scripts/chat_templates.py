@@ -24,7 +24,7 @@ from typing import Any
 from recipec.compiler.port.meaning.templates import Turns, turns_of, written
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
-from scripts.dialects import Package, lineage
+from scripts.dialects import Package, calls, lineage
 
 OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "chat_templates.json"
 
@@ -74,7 +74,7 @@ in the first user message."""
 
 def llamafactory(package: Package) -> dict[str, Row | str]:
     out: dict[str, Row | str] = {}
-    for call in _calls(package.tree("llamafactory/data/template.py"), "register_template"):
+    for call in calls(package.tree("llamafactory/data/template.py"), "register_template"):
         given = {word.arg: word.value for word in call.keywords}
         kind = ast.unparse(given["template_class"]) if "template_class" in given else "Template"
         name = ast.literal_eval(given["name"])
@@ -179,7 +179,7 @@ def swift(package: Package) -> dict[str, Row | str]:
         own |= dict.fromkeys(found, scopes[path])
     out: dict[str, Row | str] = {}
     for path, module in modules.items():
-        for call in _calls(module, "register_template"):
+        for call in calls(module, "register_template"):
             (made,) = call.args
             assert isinstance(made, ast.Call)
             (title,) = made.args[:1] or [word.value for word in made.keywords if word.arg == "template_type"]
@@ -492,10 +492,6 @@ def _ended(made: Row) -> Row:
     answer = made["assistant"].rstrip()
     blanks = made["assistant"].removeprefix(answer)
     return made | ({"assistant": answer, "after": blanks} if blanks else {})
-
-
-def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
-    return (n for n in ast.walk(module) if isinstance(n, ast.Call) and ast.unparse(n.func) == name)
 
 
 if __name__ == "__main__":

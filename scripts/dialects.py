@@ -393,11 +393,11 @@ def _swift(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, 
     rlhf = {key: entry for key, entry in own.items() if key not in sft or key in ("loss_scale", "loss_type")}
     models, sets = {}, {}
     for name in SWIFT_MODELS:
-        for call in _calls(package.tree(f"swift/model/models/{name}.py"), "Model"):
+        for call in calls(package.tree(f"swift/model/models/{name}.py"), "Model"):
             ids = [_value(argument) for argument in call.args]
             if len(ids) == 2 and all(isinstance(one, str) for one in ids) and ids[0] != ids[1]:
                 models[ids[0]] = ["", ids[1]]
-    for call in _calls(package.tree("swift/dataset/dataset/llm.py"), "DatasetMeta"):
+    for call in calls(package.tree("swift/dataset/dataset/llm.py"), "DatasetMeta"):
         words = {word.arg: word.value for word in call.keywords}
         if "ms_dataset_id" in words:
             reads = "SubsetDataset" if "SubsetDataset" in ast.unparse(call) else ""
@@ -414,7 +414,7 @@ def _swift(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, 
     return {"version": package.version, "sections": sections}
 
 
-def _calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
+def calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
     return (n for n in ast.walk(module) if isinstance(n, ast.Call) and ast.unparse(n.func) == name)
 
 

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -99,13 +99,19 @@ def main(given: Sequence[str] | None = None) -> int:
     rehearsing.add_argument("names", nargs="+", metavar="NAME", help="of a recipe")
     commands.add_parser("write", help="write heads, docs/recipes.md and cards from the records")
     asked = parser.parse_args(given)
+    chosen = {
+        "plan": lambda: _plan(asked.names),
+        "fits": _fits,
+        "rehearse": lambda: _rehearse(asked.names),
+        "write": write,
+    }
+    return guarded(chosen[asked.command])
+
+
+def guarded(command: Callable[[], None]) -> int:
+    """Run a command; return its exit status."""
     try:
-        {
-            "plan": lambda: _plan(asked.names),
-            "fits": _fits,
-            "rehearse": lambda: _rehearse(asked.names),
-            "write": write,
-        }[asked.command]()
+        command()
     except ArtifactError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -293,9 +299,14 @@ def _fits() -> None:
 
 def _keep(record: Record) -> None:
     ordered = Record(dict(sorted(record.recipes.items())), record.fits)
-    beside = RECORD.with_suffix(".new")
-    beside.write_bytes(RECORDS.dump_json(ordered, indent=1) + b"\n")
-    beside.replace(RECORD)
+    replace(RECORD, RECORDS.dump_json(ordered, indent=1) + b"\n")
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(content)
+    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from recipec.compiler.lowering.hardware import arranged, from_name
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.planner import plan
 from recipec.spec.core_schema import flow
-from scripts.recipes import FOLDER, ROOT, key, planned, program
+from scripts.recipes import FOLDER, ROOT, guarded, key, planned, program, replace
 from scripts.scale_pages import Record, Scaled, page
 
 RECIPE = FOLDER / "gemma4-31b-v5p8.yaml"
@@ -103,15 +103,7 @@ def main(given: Sequence[str] | None = None) -> int:
     planning.add_argument("names", nargs="*", metavar="NAME", help="such as v5p-32; all when none is given")
     commands.add_parser("write", help="write the tables of docs/scale.md from the record")
     asked = parser.parse_args(given)
-    try:
-        {"plan": lambda: _plan(asked.names), "write": write}[asked.command]()
-    except ArtifactError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted: what was compiled is kept", file=sys.stderr)
-        return 130
-    return 0
+    return guarded({"plan": lambda: _plan(asked.names), "write": write}[asked.command])
 
 
 def lowered(case: Case) -> Program:
@@ -179,9 +171,7 @@ def _plan(names: Sequence[str]) -> None:
 
 def _keep(record: Record, names: Sequence[str]) -> None:
     ordered = Record({name: record.cases[name] for name in names if name in record.cases})
-    beside = RECORD.with_suffix(".new")
-    beside.write_bytes(RECORDS.dump_json(ordered, indent=1) + b"\n")
-    beside.replace(RECORD)
+    replace(RECORD, RECORDS.dump_json(ordered, indent=1) + b"\n")
 
 
 if __name__ == "__main__":

@@ -260,6 +260,9 @@ def main(given: Sequence[str]) -> int:
         fit()
     elif command == "attention":
         attention()
+    elif command != "write":
+        print(__doc__, file=sys.stderr)
+        return 2
     else:
         before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}{table()}\n{END}{after.partition(END)[2]}", encoding="utf-8")

@@ -85,11 +85,12 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         if names_nothing(path):
             yield _nothing(where, path)
         elif escapes(path):
+            instead = ", or name a gs:// address" if (where, path) in data else ""
             yield Diagnostic(
                 "E0704",
                 f"`{path}` leaves the recipe's folder: a copy of the artifact would not find it",
                 where,
-                "put the file below the recipe's folder, or name a gs:// address",
+                f"put the file below the recipe's folder{instead}",
             )
     yield from _written(written)
     if recipe.checkpoint.local is not None:

@@ -17,7 +17,7 @@ from recipec.compiler.emitters.render import code_span, render, shell_word
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.sources import inputs
+from recipec.compiler.lowering.sources import asks_chats, inputs
 from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
 from recipec.runtime.training.objectives import settings_of
@@ -239,6 +239,7 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
         "exports": _exports(server, there if taken else None),
         "finish_seconds": server.stop_grace_seconds - SHUTDOWN_MARGIN_SECONDS,
         "url": f"http://{own_address(server.host)}:{server.port}",
+        "chats": asks_chats(recipe),
         "evaluates": bool(recipe.evaluate.prompts or recipe.evaluate.tasks),
         "tasks": bool(recipe.evaluate.tasks),
         "kubernetes": accelerator.gke_machine is not None,

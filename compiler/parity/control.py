@@ -13,7 +13,7 @@ import numpy as np
 
 from recipec.compiler.lowering.program import Program
 from recipec.runtime.backends.saving import save_adapter
-from recipec.runtime.model.initial_adapters import initial_adapters
+from recipec.runtime.model.initial import initial_adapters
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ..errors import say
+from ..errors import UserError, say
 from ..progress import duration
 from .loggers import eval_line
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 EXPERT_TOKENS = "expert_tokens"
 """The name of int32[L, E] among a micro-batch's metrics: the number of its tokens that go through each expert
 of each layer with experts."""
+
+SHOWN = 8
+"""The most source rows of a batch that a message names."""
 
 
 class NotFinite(Exception):
@@ -40,6 +43,29 @@ class NotFinite(Exception):
     def __init__(self, step: int, what: str, value: float, part: int | None) -> None:
         super().__init__(step)
         self.step, self.what, self.value, self.part = step, what, value, part
+
+    def described(
+        self, accumulation: int, origins: Callable[[int], Sequence[str]] | None, kept: str
+    ) -> UserError:
+        """Describe a step that was not saved: its rows, and the checkpoint that is kept.
+
+        Args:
+            accumulation: micro-batches of a step.
+            origins: returns the places of a micro-batch's rows; None if they are not known.
+        """
+        parts = range(accumulation) if self.part is None else [self.part]
+        batches = [(self.step - 1) * accumulation + part for part in parts]
+        what, hold = f"micro-batch {batches[0]}", "holds"
+        if len(batches) > 1:
+            what, hold = f"micro-batches {batches[0]} to {batches[-1]}", "hold"
+        rows = [row for batch in batches for row in origins(batch)] if origins else []
+        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        return UserError(
+            f"step {self.step}: the {self.what} is {self.value}"
+            + (f"; {what} {hold} {', '.join(rows[:SHOWN])}{more}" if rows else f", in {what}")
+            + f"; {kept}",
+            "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
+        )
 
 
 Named = Mapping[str, jax.Array]

@@ -63,10 +63,6 @@ class Scores:
     sinks: jax.Array | None = None
 
 
-PLAIN = Scores()
-"""Softmax only."""
-
-
 def attend_within(segment_ids: jax.Array, most: int | None = None) -> Attend:
     """Bind `splash` to one batch, over the mesh that is in scope when a layer is traced.
 
@@ -97,8 +93,8 @@ def splash(
     k: jax.Array,
     v: jax.Array,
     segment_ids: jax.Array,
-    scores: Scores = PLAIN,
-    mesh: Mesh | None = None,
+    scores: Scores,
+    mesh: Mesh | None,
     most: int = MOST,
 ) -> jax.Array:
     """Compute causal attention within segments. Scores and sums are float32.

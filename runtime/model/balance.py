@@ -60,7 +60,8 @@ class Collected:
         if each token goes through K experts and all experts get the same. It is 0 if all tokens are padding.
         """
         tokens = self.tokens().sum(0).astype(jnp.float32)
-        probabilities = _over_rows([_given(load.probabilities) for load in self.loads]).sum(0)
+        each = [load.probabilities for load in self.loads if load.probabilities is not None]
+        probabilities = _over_rows(each).sum(0)
         counted = jnp.maximum(self.real.sum() * len(self.loads), 1).astype(jnp.float32)
         return tokens.size * jnp.sum(tokens / counted * (probabilities / counted))
 
@@ -144,8 +145,3 @@ def _put(one: Collected | None) -> Iterator[None]:
 def _over_rows(arrays: Sequence[jax.Array]) -> jax.Array:
     """Return [L, E]: the sums over the rows of arrays [B, E], the same on every device."""
     return sharding.constrain(jnp.stack(arrays).sum(1), (None, None))
-
-
-def _given(probabilities: jax.Array | None) -> jax.Array:
-    assert probabilities is not None
-    return probabilities

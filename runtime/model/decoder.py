@@ -16,8 +16,19 @@ from flax import nnx
 from . import layers
 from .families.base import CHUNKED
 from .families.description import Norm
-from .layers import HEADS, MLP, STREAM, Config, Einsum, Embedder, Normalization, RematConfig, scaled, unit
-from .remat import recomputed
+from .layers import (
+    HEADS,
+    MLP,
+    STREAM,
+    Block,
+    Config,
+    Einsum,
+    Embedder,
+    Normalization,
+    RematConfig,
+    scaled,
+    unit,
+)
 from .rope import rotate, sin_cos
 from .sharding import constrain
 
@@ -114,7 +125,7 @@ def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array
     return segment_ids * most + positions // size
 
 
-class Attention(nnx.Module):
+class Attention(Block):
     """Causal self-attention of one layer."""
 
     def __init__(self, config: Config, layer: int) -> None:
@@ -202,11 +213,6 @@ class Attention(nnx.Module):
             return tuple(jnp.split(self.qkv_proj(x), (a.num_heads, a.num_heads + a.num_kv_heads), axis=2))
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
-    def __call__(self, *args: Any) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, *args)
-        return self.block(*args)
-
 
 class LatentAttention(Attention):
     """Causal self-attention whose keys and values come from one compressed vector of each token.
@@ -241,14 +247,17 @@ class LatentAttention(Attention):
         return constrain(q, HEADS), constrain(k, HEADS), v, None
 
 
-class DecoderLayer(nnx.Module):
+class DecoderLayer(Block):
     """One layer: attention, a state, or both, and the feed-forward block, with their norms."""
+
+    recomputed_by = RematConfig.DECODER
 
     def __init__(self, config: Config, layer: int) -> None:
         a = config.architecture
         self.config = config
         for name in a.places.names:
             setattr(self, name, Normalization(a.norm, (a.hidden_size,), config.dtype))
+        self.has_experts = bool(a.expert_layers)
         parts = a.parts(layer)
         self.attn = _attention(config, layer, parts)
         self.mamba = _mamba(config) if "mamba" in parts else None
@@ -295,11 +304,6 @@ class DecoderLayer(nnx.Module):
 
     def scaled(self, x: jax.Array) -> jax.Array:
         return scaled(x, self.config.architecture.residual_scale)
-
-    def __call__(self, *args: Any) -> jax.Array:
-        if self.config.remat_config is RematConfig.DECODER:
-            return recomputed(type(self).block, self.config.experts)(self, *args)
-        return self.block(*args)
 
 
 def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module | None:

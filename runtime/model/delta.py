@@ -22,8 +22,7 @@ from flax import nnx
 
 from . import layers
 from .families.description import Norm
-from .layers import HEADS, STREAM, Config, Einsum, Normalization, RematConfig
-from .remat import recomputed
+from .layers import HEADS, STREAM, Block, Config, Einsum, Normalization
 from .sharding import constrain
 from .states import CHUNK, by_chunk, by_token, causal_conv, decays
 
@@ -31,7 +30,7 @@ NORM_EPS = 1e-6
 """Added to the squared length of queries and keys, as in transformers."""
 
 
-class DeltaNet(nnx.Module):
+class DeltaNet(Block):
     """The gated delta net of one layer."""
 
     def __init__(self, config: Config) -> None:
@@ -80,11 +79,6 @@ class DeltaNet(nnx.Module):
         q, k, v = jnp.split(mixed, (keys, 2 * keys), axis=-1)
         heads = (delta.key_heads, delta.key_heads, delta.value_heads)
         return tuple(one.reshape(*mixed.shape[:2], n, -1) for one, n in zip((q, k, v), heads, strict=True))
-
-    def __call__(self, *args: Any) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, *args)
-        return self.block(*args)
 
 
 def gated_delta_rule(

@@ -20,6 +20,7 @@ import numpy as np
 import qwix
 from qwix._src.core import einsum as quantized
 
+from .matrices import letters
 from .quantize import quantized_weight
 
 
@@ -54,7 +55,7 @@ def product_of_codes(
     Args:
         scale: float32, broadcastable to the codes: 1 along the axes that are summed over.
     """
-    x_axes, w_axes, _ = _letters(equation)
+    x_axes, w_axes, _ = letters(equation)
     rows = _rows(x, x_axes, w_axes, codes.dtype)
     return quantized.einsum(equation, rows, qwix.QArray(codes, scale)).astype(x.dtype)
 
@@ -70,7 +71,7 @@ def _backward(
 ) -> tuple[jax.Array, Any, jax.Array]:
     """Return the gradient of the activations, ignoring the rounding of all operands; none for the weight."""
     codes, scale = kept
-    x_axes, w_axes, output = _letters(equation)
+    x_axes, w_axes, output = letters(equation)
     dtype = gradient.dtype
     scaled = gradient.astype(jnp.float32) * _along(scale, w_axes, x_axes, output)
     back = f"{output},{w_axes}->{x_axes}"
@@ -85,13 +86,6 @@ def _backward(
 
 
 product_of_codes.defvjp(_forward, _backward)
-
-
-def _letters(equation: str) -> tuple[str, str, str]:
-    """Return the axes of both operands and of the result."""
-    inputs, output = equation.replace(" ", "").split("->")
-    x_axes, w_axes = inputs.split(",")
-    return x_axes, w_axes, output
 
 
 def _rows(x: jax.Array, axes: str, others: str, dtype: Any) -> qwix.QArray:

@@ -57,47 +57,29 @@ Stored = Any
 def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return what `run` takes for the adapters of a module that holds experts; {} without adapters.
 
+    B is multiplied by its scale. The adapters' gradients are split over the mesh at once, before the gradient
+    of x is computed. Otherwise whole gradients of all layers would wait in memory for the optimizer.
+
     Args:
         x: the experts' input.
         names: the module's names of gate_up and down, where they differ.
 
     Returns:
-        x, to be used in place of the argument, and the arrays.
+        x, to be used in place of the argument, and the arrays, [E, *in, R] and [E, R, *out].
     """
-    provider = getattr(module, "adapters", None)
+    provider: AdapterProvider | None = getattr(module, "adapters", None)
     if provider is None:
         return x, {}
-    x, pairs = _pairs(provider, module, x)
-    called = {own: name for name, own in names.items()}
-    return x, {
-        f"{called.get(name, name)}_lora_{letter}": array
-        for name, pair in pairs.items()
-        for letter, array in zip("ab", pair, strict=True)
-    }
-
-
-def _pairs(
-    provider: AdapterProvider, module: Any, x: jax.Array
-) -> tuple[jax.Array, dict[str, tuple[jax.Array, jax.Array]]]:
-    """Return A and B of the experts that a module holds, by the names of its weights; B times its scale.
-
-    Their gradients are split over the mesh at once, before the gradient of x is computed. Otherwise whole
-    gradients of all layers would wait in memory for the optimizer.
-
-    Args:
-        x: the experts' input.
-
-    Returns:
-        x, and the pairs, [E, *in, R] and [E, R, *out].
-    """
     found = provider.experts.get(tuple(map(str, module.qwix_path)), ())
     provider.used |= {adapter.target.weight for adapter in found}
-    names = [adapter.target.weight.rpartition(".")[2] for adapter in found]
-    x, *arrays = together(x, *(getattr(module, f"{n}_lora_{one}").value for n in names for one in "ab"))
-    out = {}
-    for name, adapter, a, b in zip(names, found, arrays[::2], arrays[1::2], strict=True):
+    own = [adapter.target.weight.rpartition(".")[2] for adapter in found]
+    x, *arrays = together(x, *(getattr(module, f"{name}_lora_{one}").value for name in own for one in "ab"))
+    called = {of_module: name for name, of_module in names.items()}
+    out: dict[str, jax.Array] = {}
+    for name, adapter, a, b in zip(own, found, arrays[::2], arrays[1::2], strict=True):
+        name = called.get(name, name)
         a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
-        out[name] = a, b * scales(adapter, b.dtype)
+        out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * scales(adapter, b.dtype)}
     return x, out
 
 

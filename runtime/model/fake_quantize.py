@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from ..settings import FakeQuantization
 from .adapters import Adapter
 from .families.base import LoraTarget
+from .matrices import letters
 
 if TYPE_CHECKING:
     from .loading import Built
@@ -98,7 +99,7 @@ def operands(
     equation: str, x: jax.Array, weight: jax.Array, how: FakeQuantization
 ) -> tuple[jax.Array, jax.Array]:
     """Return activations and weight of an einsum, both rounded."""
-    x_axes, w_axes, output = _letters(equation)
+    x_axes, w_axes, output = letters(equation)
     summed = [axis for axis in w_axes if axis not in output]
     if how.activations == "int8":
         x = int8(x, tuple(x_axes.index(axis) for axis in summed))
@@ -209,14 +210,8 @@ def clamped(x: jax.Array, low: float, high: float) -> jax.Array:
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
-def _letters(equation: str) -> tuple[str, str, str]:
-    inputs, output = equation.replace(" ", "").split("->")
-    x_axes, w_axes = inputs.split(",")
-    return x_axes, w_axes, output
-
-
 def _slots(equation: str, shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the product's axis of the projections that a weight consists of, and their number."""
-    _, w_axes, output = _letters(equation)
+    _, w_axes, output = letters(equation)
     axis = next(axis for axis in w_axes if axis in output)
     return output.index(axis), shape[w_axes.index(axis)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .families.base import LoraTarget, Parameter, Source, linear, plain
+from .families.base import LoraTarget, Parameter, Source, dense, plain
 from .families.gemma import norm
 
 if TYPE_CHECKING:
@@ -13,49 +13,23 @@ if TYPE_CHECKING:
 
 def per_layer_embeddings(a: Gemma4Architecture) -> list[Parameter]:
     d, layers, width = a.hidden_size, a.num_layers, a.per_layer_input
+    into, name = (d, layers, width), "per_layer_model_projection"
+    projected = Source(f"{name}.weight", (layers * width, d), (layers, width, d), (2, 0, 1))
+    table = a.vocab_size, layers, width
+    rows = Source("embed_tokens_per_layer.weight", (a.vocab_size, layers * width), table, (0, 1, 2))
     return [
-        Parameter(
-            "embedder.per_layer_model_projection.w",
-            (d, layers, width),
-            ("fsdp", None, "tp"),
-            (
-                Source(
-                    "per_layer_model_projection.weight", (layers * width, d), (layers, width, d), (2, 0, 1)
-                ),
-            ),
-        ),
+        Parameter(f"embedder.{name}.w", into, ("fsdp", None, "tp"), (projected,)),
         norm("embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
-        Parameter(
-            "embedder.per_layer_input_embedding",
-            (a.vocab_size, layers, width),
-            ("tp", None, "fsdp"),
-            (
-                Source(
-                    "embed_tokens_per_layer.weight",
-                    (a.vocab_size, layers * width),
-                    (a.vocab_size, layers, width),
-                    (0, 1, 2),
-                ),
-            ),
-        ),
+        Parameter("embedder.per_layer_input_embedding", table, ("tp", None, "fsdp"), (rows,)),
     ]
 
 
 def per_layer_input(a: Gemma4Architecture, layer: str) -> list[Parameter]:
     d, width = a.hidden_size, a.per_layer_input
+    gate, back = f"{layer}.per_layer_input_gate", f"{layer}.per_layer_projection"
     return [
-        Parameter(
-            f"{layer}.per_layer_input_gate.w",
-            (d, width),
-            ("fsdp", "tp"),
-            (linear(f"{layer}.per_layer_input_gate.weight", d, width),),
-        ),
-        Parameter(
-            f"{layer}.per_layer_projection.w",
-            (width, d),
-            ("tp", "fsdp"),
-            (linear(f"{layer}.per_layer_projection.weight", width, d),),
-        ),
+        dense(f"{gate}.w", gate, (d, width), ("fsdp", "tp")),
+        dense(f"{back}.w", back, (width, d), ("tp", "fsdp")),
         norm(f"{layer}.post_per_layer_input_norm", f"{layer}.post_per_layer_input_norm", d),
     ]
 
@@ -66,9 +40,7 @@ def experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
         norm(f"{layer}.moe_pre_ffw_norm", f"{layer}.pre_feedforward_layernorm_2", d),
         norm(f"{layer}.moe_post_ffw_norm", f"{layer}.post_feedforward_layernorm_2", d),
         norm(f"{layer}.dense_post_ffw_norm", f"{layer}.post_feedforward_layernorm_1", d),
-        Parameter(
-            f"{layer}.moe.router_logits", (d, e), (None, None), (linear(f"{layer}.router.proj.weight", d, e),)
-        ),
+        dense(f"{layer}.moe.router_logits", f"{layer}.router.proj", (d, e), (None, None)),
         Parameter(f"{layer}.moe.router_scale", (d,), (None,), (plain(f"{layer}.router.scale", (d,)),)),
         Parameter(
             f"{layer}.moe.per_expert_scale", (e,), (None,), (plain(f"{layer}.router.per_expert_scale", (e,)),)

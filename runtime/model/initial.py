@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .adapters import Adapter, LoraSettings
+from .adapters import Adapter, LoraSettings, Matrices
 
 UNIFORM = {"peft": 1.0, "qwix": 6.0}
 """The square of the bound, times fan_in."""
@@ -40,6 +40,14 @@ def initial_pair(adapter: Adapter, settings: LoraSettings, seed: int) -> tuple[n
         else:
             blocks.append(_uniform(random, shape, np.sqrt(UNIFORM[settings.init] / fan_in)))
     return np.concatenate(blocks, axis=-1), np.zeros(adapter.b_shape, np.float32)
+
+
+def initial_adapters(adapters: Sequence[Adapter], settings: LoraSettings, seed: int) -> dict[str, Matrices]:
+    """Return A and B of each projection ("layers.0.self_attn.q_proj"), as `Adapter.split` lays them out."""
+    out: dict[str, Matrices] = {}
+    for adapter in adapters:
+        out.update(adapter.split(*initial_pair(adapter, settings, seed)))
+    return out
 
 
 def path_hash(path: str) -> int:

@@ -57,10 +57,22 @@ class Config:
     def logit_scale(self) -> float:
         return self.architecture.logit_scale
 
-    @property
-    def experts(self) -> bool:
-        """Return whether a layer has experts."""
-        return bool(self.architecture.expert_layers)
+
+class Block(nnx.Module):
+    """A part of a layer that may be recomputed from its input, if the config says so.
+
+    Attributes:
+        recomputed_by: the policy of which this part is a unit.
+        has_experts: whether the loads of experts leave the part (balance.py).
+    """
+
+    recomputed_by = RematConfig.BLOCK
+    has_experts = False
+
+    def __call__(self, *args: Any) -> jax.Array:
+        if self.config.remat_config is self.recomputed_by:
+            return recomputed(type(self).block, self.has_experts)(self, *args)
+        return self.block(*args)
 
 
 def segments() -> jax.Array:
@@ -137,7 +149,7 @@ class Normalization(nnx.Module):
         return wide.astype(x.dtype)
 
 
-class MLP(nnx.Module):
+class MLP(Block):
     """The feed-forward block of one layer, or the shared expert that every token goes through."""
 
     def __init__(self, config: Config, features: int) -> None:
@@ -179,8 +191,3 @@ class MLP(nnx.Module):
         rising = jax.nn.softplus(alpha_p) * x * x
         falling = (beta + jax.nn.softplus(alpha_n)) * (jnp.expm1(jnp.minimum(x, eps)) - x)
         return jnp.where(x > 0, rising, falling) + beta * x
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, x)
-        return self.block(x)

@@ -25,6 +25,7 @@ from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
+from .matrices import letters
 from .recomputed import PROJECTION
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -140,9 +141,7 @@ class AdapterProvider(ProductProvider):
         adapter = self._adapters.get(tuple(map(str, getattr(module, "qwix_path", ()))))
         if adapter is None:
             return product
-        inputs, output = equation.replace(" ", "").split("->")
-        x_axes, w_axes = inputs.split(",")
-        return self._adapted(product, (x, weight), module, adapter, (x_axes, w_axes, output))
+        return self._adapted(product, (x, weight), module, adapter, letters(equation))
 
     def _adapted(
         self,

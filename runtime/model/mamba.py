@@ -19,13 +19,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import layers
-from .layers import STREAM, Config, Einsum, RematConfig, scaled, unit
-from .remat import recomputed
+from .layers import STREAM, Block, Config, Einsum, scaled, unit
 from .sharding import constrain, parts
 from .states import CHUNK, by_chunk, by_token, causal_conv, decays
 
 
-class Mamba(nnx.Module):
+class Mamba(Block):
     """The mixer of one layer; Mamba 1's (mamba1.py) shares its convolution."""
 
     def __init__(self, config: Config) -> None:
@@ -85,11 +84,6 @@ class Mamba(nnx.Module):
         normed = normed.reshape(out.shape) * wide(self.norm).reshape(out.shape[2:])
         return normed * gate if m.gate_last else normed
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, x)
-        return self.block(x)
-
 
 def wide(parameter: Any) -> jax.Array:
     return jnp.asarray(parameter.get_value(), jnp.float32)
@@ -102,7 +96,6 @@ def scan(
     b: jax.Array,
     c: jax.Array,
     segment_ids: jax.Array,
-    chunk: int = CHUNK,
 ) -> jax.Array:
     """Compute the outputs S^T c of all tokens.
 
@@ -122,7 +115,6 @@ def scan(
         rate: float32[N], below 0.
         b, c: [B, T, K, S], K dividing N.
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
-        chunk: tokens of a chunk; rows are padded to a multiple of it.
 
     Returns:
         float32[B, T, N, H].
@@ -131,14 +123,14 @@ def scan(
     over = ("tp", None) if parts(groups, "tp") > 1 else (None, "tp")
 
     def by_group(one: jax.Array) -> jax.Array:
-        return by_chunk(constrain(one.astype(jnp.float32), ("fsdp", None, over[0], None)), chunk)
+        return by_chunk(constrain(one.astype(jnp.float32), ("fsdp", None, over[0], None)), CHUNK)
 
     def by_head(one: jax.Array) -> jax.Array:
         one = one.astype(jnp.float32).reshape(rows, length, groups, -1, *one.shape[3:])
-        return by_chunk(constrain(one, ("fsdp", None, *over, *(None for _ in one.shape[4:]))), chunk)
+        return by_chunk(constrain(one, ("fsdp", None, *over, *(None for _ in one.shape[4:]))), CHUNK)
 
     b, c, written, g = by_group(b), by_group(c), by_head(x * step[..., None]), by_head(step * rate)
-    within, carried = decays(g, by_chunk(segment_ids, chunk))
+    within, carried = decays(g, by_chunk(segment_ids, CHUNK))
     seen = jnp.einsum("cbkdi,cbkdj->cbkij", c, b)[:, :, :, None] * within
 
     def through(state: jax.Array, one: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:

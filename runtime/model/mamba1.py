@@ -62,7 +62,6 @@ def scan(
     b: jax.Array,
     c: jax.Array,
     segment_ids: jax.Array,
-    chunk: int = CHUNK,
 ) -> jax.Array:
     """Compute the outputs S . c of all tokens, in float32, one token after the other.
 
@@ -76,7 +75,6 @@ def scan(
         rate: float32[D, S], below 0.
         b, c: [B, T, S].
         segment_ids: int32[B, T], 0 for padding; tokens of one segment are adjacent.
-        chunk: tokens of a chunk; rows are padded to a multiple of it.
 
     Returns:
         float32[B, T, D].
@@ -86,7 +84,7 @@ def scan(
 
     def chunks(one: jax.Array) -> jax.Array:
         """Return [chunks, C, B, ...]."""
-        return jnp.moveaxis(by_chunk(one, chunk), -1, 1)
+        return jnp.moveaxis(by_chunk(one, CHUNK), -1, 1)
 
     def split(one: jax.Array, over: str | None = None) -> jax.Array:
         return chunks(constrain(one.astype(jnp.float32), ("fsdp", None, over)))

@@ -1,4 +1,4 @@
-"""The matrices among a model's weights."""
+"""The matrices among a model's weights, and the axes of their products."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def matrices(
     linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
     paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
     return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
+
+
+def letters(equation: str) -> tuple[str, str, str]:
+    """Return the axes of both operands of an einsum, and of its result."""
+    inputs, output = equation.replace(" ", "").split("->")
+    x_axes, w_axes = inputs.split(",")
+    return x_axes, w_axes, output

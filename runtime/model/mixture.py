@@ -11,8 +11,7 @@ from flax import nnx
 from .balance import note
 from .experts import Activation, adapters_of, clamped, route, run
 from .families.description import LATENT, Experts
-from .layers import ACTIVATIONS, MLP, STREAM, Config, Einsum, RematConfig
-from .remat import recomputed
+from .layers import ACTIVATIONS, MLP, STREAM, Block, Config, Einsum
 from .sharding import constrain
 
 
@@ -36,8 +35,10 @@ class ExpertWeights(nnx.Module):
         return x, own | adapters
 
 
-class Mixture(nnx.Module):
+class Mixture(Block):
     """The experts of one layer, which replace its feed-forward block."""
+
+    has_experts = True
 
     def __init__(self, config: Config, experts: Experts) -> None:
         d, dtype = config.architecture.hidden_size, config.dtype
@@ -75,8 +76,3 @@ class Mixture(nnx.Module):
             shared = self.shared(x)
             out = out + (jax.nn.sigmoid(self.shared_gate(x)) * shared if e.shared_gate else shared)
         return constrain(out, STREAM)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block, experts=True)(self, x)
-        return self.block(x)

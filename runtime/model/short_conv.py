@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import layers
-from .layers import STREAM, Config, Einsum, RematConfig
-from .remat import recomputed
+from .layers import STREAM, Block, Config, Einsum
 from .sharding import constrain
 from .states import causal_conv
 
 
-class ShortConv(nnx.Module):
+class ShortConv(Block):
     """The convolution of one layer."""
 
     def __init__(self, config: Config) -> None:
@@ -35,8 +34,3 @@ class ShortConv(nnx.Module):
         bias = None if self.conv1d_bias is None else self.conv1d_bias.get_value()
         convolved = causal_conv(b * x, self.conv1d.get_value(), layers.segments(), bias)
         return constrain(self.out_proj(constrain(c * convolved, STREAM)), STREAM)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, x)
-        return self.block(x)

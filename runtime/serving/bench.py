@@ -23,14 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import UserError, guarded, report
+from ..errors import UserError, report
 from ..progress import duration
 from . import bench_report
-from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
+from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole
 from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
-from .client import Client, ServerError
+from .client import Client, ServerError, positive
+from .files import guarded, write_whole
 
 CLIENT = (
     *("--backend", "vllm"),
@@ -56,12 +57,7 @@ def main(argv: Sequence[str] | None = None, runner: Processes | None = None) -> 
         argv: the arguments without the program's name; None takes the process's.
         runner: where vLLM runs; None follows the arguments.
     """
-    try:
-        return guarded(lambda: _main(argv, runner))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        report(UserError(f"{where}{error.strerror or error}"))
-        return FAILED
+    return guarded(lambda: _main(argv, runner))
 
 
 def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
@@ -332,7 +328,7 @@ def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
     compose, usd, price_source = (given.pop(key) for key in ("compose", "usd", "price_source"))
     lengths, rates = given.pop("input_lengths"), given.pop("request_rates")
     points = dict.fromkeys(LoadPoint(length, rate) for length in lengths for rate in rates)
-    published = bench_report.published(given.pop("published_source"), given.pop("published"))
+    published = Published(given.pop("published_source"), tuple(map(dict, given.pop("published"))))
     price = None if usd is None else HourlyPrice(usd, price_source)
     return BenchmarkSweep(points=tuple(points), published=published, price=price, **given), compose
 
@@ -350,13 +346,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--compose", metavar="FILE", help="compose.yaml whose container vLLM is in; without it, on PATH")
     add("--results", required=True, type=Path, metavar="DIR", help="folder of the results")
     add("--input-lengths", required=True, type=_counts, metavar="N,...", help="tokens of a prompt")
-    add("--output-length", required=True, type=_count, metavar="N", help="tokens of an answer")
+    add("--output-length", required=True, type=positive, metavar="N", help="tokens of an answer")
     add("--request-rates", required=True, type=_rates, metavar="R,...", help="requests/s; inf: all at once")
-    add("--prompts", required=True, type=_count, metavar="N", help="requests of each point")
-    add("--max-model-len", type=_count, metavar="N", help="tokens, where the server does not tell")
+    add("--prompts", required=True, type=positive, metavar="N", help="requests of each point")
+    add("--max-model-len", type=positive, metavar="N", help="tokens, where the server does not tell")
     add("--lock", type=Path, metavar="FILE", help="the artifact's recipe.lock.json")
     add("--accelerator", default="", metavar="NAME", help="that the recipe serves on")
-    add("--chips", type=_count, default=0, metavar="N", help="of that accelerator")
+    add("--chips", type=positive, default=0, metavar="N", help="of that accelerator")
     add("--accelerator-usd-per-hour", dest="usd", type=_amount, metavar="X", help="its price")
     add("--price-source", default="", metavar="TEXT", help="where that price is from")
     add("--machine", default="", metavar="NAME", help="what the server runs on, where that cannot be seen")
@@ -385,13 +381,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
 def _amount(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
@@ -400,7 +389,7 @@ def _amount(text: str) -> float:
 
 
 def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]
 
 
 def _rates(text: str) -> list[str]:
@@ -411,7 +400,6 @@ def _rates(text: str) -> list[str]:
 
 
 KILLED = 137
-"""The exit status of a process in a container that got SIGKILL."""
 """The exit status of a containerized process that SIGKILL ended."""
 REASON_LENGTH = 200
 CUT = 0.02

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -82,25 +81,6 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, so that it never exists in part.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}", "free disk space there, or get access to it"
-        ) from None
 
 
 def as_json(value: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bench_points import LoadPoint, as_json, whole, write_whole
+from .bench_points import LoadPoint, as_json, whole
 from .bench_server import ServerFacts, ServerMachine
+from .files import write_whole
 
 FAILED, NOT_MEASURED = "failed", "not measured"
 
@@ -293,11 +294,6 @@ def published_word(text: str) -> tuple[str, float]:
     if key not in PUBLISHED_KEYS:
         raise argparse.ArgumentTypeError(f"{key} is none of {', '.join(PUBLISHED_KEYS)}")
     return key, float(number)
-
-
-def published(source: str, figures: Sequence[Sequence[tuple[str, float]]]) -> Published:
-    """Build published figures from the command line's values."""
-    return Published(source, tuple(dict(figure) for figure in figures))
 
 
 def source(summary: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
@@ -20,6 +21,9 @@ KEY_VARIABLE = "VLLM_API_KEY"
 
 TIMEOUT = 120.0
 """A request fails after this many seconds without a byte from the server."""
+
+LONGEST = 2**31 // 1000
+"""The longest timeout of a socket, in seconds."""
 
 REFUSED, NO_HOST, SILENT, BROKEN, STATUS, GARBAGE = (
     "refused",
@@ -80,10 +84,6 @@ class Client:
     @property
     def has_key(self) -> bool:
         return bool(self._key)
-
-    def without_key(self) -> Client:
-        """Return a client for the same server that sends no key."""
-        return self.with_key("")
 
     def with_key(self, key: str) -> Client:
         """Return a client for the same server with another key; "" sends none."""
@@ -187,7 +187,7 @@ class Client:
                 "start the server, or wait until it has loaded",
                 kind=REFUSED,
             ) from None
-        except socket.gaierror:
+        except (socket.gaierror, UnicodeError):  # the second for a name that no host can have
             raise ServerError(f"no host is called {self._host}", kind=NO_HOST) from None
         except TimeoutError:
             raise ServerError(f"{where} gave no answer within {self.timeout:g} s", kind=SILENT) from None
@@ -232,7 +232,7 @@ class Client:
         elif status >= 500:
             help = "look at the server's log"
         elif 300 <= status < 400:
-            said = f"it points to {_plain(response.headers.get('Location', 'nowhere'))}"
+            said = f"it points to {plain(response.headers.get('Location', 'nowhere'))}"
             help = "give the address that the server itself has; redirects are not followed"
         return ServerError(
             self._hidden(f"{message}: {said}" if said else message), help, kind=STATUS, status=status
@@ -245,7 +245,7 @@ class Client:
             raise self._garbage(path, "something that is not JSON", data) from None
 
     def _garbage(self, path: str, what: str, data: bytes) -> ServerError:
-        start = _plain(data[:200].decode("utf-8", "replace")) or "nothing"
+        start = plain(data[:200].decode("utf-8", "replace")) or "nothing"
         return ServerError(
             self._hidden(f"{self.url}{path} answers with {what}: {start}"),
             "check that this is vLLM's address",
@@ -255,6 +255,22 @@ class Client:
     def _hidden(self, text: str) -> str:
         """Remove the key from a server's text, because some servers repeat it."""
         return text.replace(self._key, "***") if self._key else text
+
+
+def positive(text: str) -> int:
+    """Parse a whole number above 0 on a command line."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def timeout_seconds(text: str) -> float:
+    """Parse a timeout on a command line: how long to wait for a byte."""
+    value = float(text)
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {LONGEST:,}")
+    return value
 
 
 def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[Any], ...] = object) -> Any:
@@ -287,7 +303,7 @@ def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
     """Return whether TLS is used, the host, the port, and the path of an address without a final "/v1"."""
-    wrong = UserError(f"{_plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
+    wrong = UserError(f"{plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
     if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
         raise wrong
     try:
@@ -316,14 +332,14 @@ def _said(data: bytes) -> str:
         body = json.loads(text)
     except (ValueError, RecursionError):
         text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
-        return _plain(text)
+        return plain(text)
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body.get("message", body)))
         body = error.get("message", error) if isinstance(error, dict) else error
-    return _plain(body if isinstance(body, str) else json.dumps(body))
+    return plain(body if isinstance(body, str) else json.dumps(body))
 
 
-def _plain(text: str, limit: int = 200) -> str:
+def plain(text: str, limit: int = 200) -> str:
     """Reduce a server's text to one printable line, without control characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= limit else words[: limit - 3] + "..."

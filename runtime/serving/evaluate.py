@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError, guarded
-from .client import Client
+from ..errors import UserError
+from .client import Client, positive, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -34,6 +34,7 @@ from .evaluate_prompts import Prompt, read
 from .evaluate_summary import SideResults, judge, markdown, summary
 from .evaluate_tasks import MODELS, LmEval, TaskOutcome, TaskSettings, find_program, run_task
 from .evaluate_tasks import recorded as recorded_task
+from .files import guarded, write_whole
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -53,29 +54,22 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     own = parser.add_argument_group("own prompts")
     own.add_argument("--prompts", type=Path, help="JSONL file of prompts with expected expressions")
     own.add_argument("--text", action="store_true", help='a "prompt" is text to continue, not a user\'s turn')
-    own.add_argument("--samples", type=_at_least_one, default=1)
+    own.add_argument("--samples", type=positive, default=1)
     own.add_argument("--temperature", type=float, default=0.0)
-    own.add_argument("--max-tokens", type=_at_least_one, default=512)
+    own.add_argument("--max-tokens", type=positive, default=512)
     own.add_argument("--seed", type=int, help="of the first sample; vLLM on TPUs refuses requests with one")
-    own.add_argument("--timeout", type=float, default=600.0, help="seconds for one answer")
+    own.add_argument("--timeout", type=timeout_seconds, default=600.0, help="seconds for one answer")
     tasks = parser.add_argument_group("lm-evaluation-harness")
     tasks.add_argument("--tasks", nargs="*", default=[])
-    tasks.add_argument("--limit", type=_at_least_one, help="questions of each task")
+    tasks.add_argument("--limit", type=positive, help="questions of each task")
     tasks.add_argument("--task-api", choices=tuple(MODELS), default="chat")
     tasks.add_argument("--tokenizer", help="for --task-api completions: a folder or a Hugging Face id")
-    tasks.add_argument("--max-length", type=_at_least_one, help="tokens of question and answer together")
+    tasks.add_argument("--max-length", type=positive, help="tokens of question and answer together")
     tasks.add_argument("--lm-eval", help="the program lm_eval, where it is not found by name")
     tasks.add_argument("--include-path", type=Path, help="a folder of further tasks")
     tasks.add_argument("--requirements", help="the file that pins lm-eval")
-    add("--concurrency", type=_at_least_one, default=16, help="requests in flight")
+    add("--concurrency", type=positive, default=16, help="requests in flight")
     return parser.parse_args(argv)
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,8 +166,8 @@ def _report(
         found[name] = SideResults(side, judged, answers.others, list(answers.failures.values()), outcomes)
     data = summary(args.name, settings, args.prompts.name if args.prompts else None, args.tasks, found)
     page = markdown(data)
-    _write(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
-    _write(args.results / "summary.md", page)
+    write_whole(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
+    write_whole(args.results / "summary.md", page)
     print(page, end="")
     print(f"\nwritten: {args.results / 'summary.md'} and summary.json", file=sys.stderr)
     for problem in data["problems"]:
@@ -185,12 +179,6 @@ def _recorded_tasks(args: argparse.Namespace, side: str) -> list[TaskOutcome]:
     """Return an earlier run's outcomes that were measured under the current settings."""
     outcomes = (recorded_task(args.results / side / "tasks", task) for task in args.tasks)
     return [one for one in outcomes if one is not None and one.settings == _task_settings(args)]
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from ..errors import UserError
 from ..progress import Progress
 from .client import NO_HOST, REFUSED, STATUS, Client, ServerError, pick
 from .evaluate_prompts import Prompt
+from .files import write_whole
 
 BASE, TUNED = "base", "tuned"
 TITLES = {BASE: "base", TUNED: "fine-tuned"}
@@ -112,9 +113,7 @@ def open_side(
                 again,
             )
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "side.json.part"
-    temporary.write_text(json.dumps(asdict(side), indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / "side.json")
+    write_whole(folder / "side.json", json.dumps(asdict(side), indent=2) + "\n")
     return side
 
 

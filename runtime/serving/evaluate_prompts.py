@@ -133,8 +133,8 @@ def _line(number: int, line: str, chat: bool, expected: bool) -> Prompt | Fault:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         return Fault("line", number, f"it is not JSON: {error.msg} at column {error.colno}", _example())
-    except RecursionError:
-        return Fault("line", number, "its JSON is nested too deeply", _example())
+    except (RecursionError, ValueError):  # ValueError: a number of more than 4,300 digits
+        return Fault("line", number, "its JSON is nested too deeply, or has too long a number", _example())
     if not isinstance(row, dict):
         return Fault("line", number, "it is not a JSON object", _example())
     unknown = sorted(row.keys() - {"prompt", "messages", "expected"})

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from ..errors import UserError
 from .client import KEY_VARIABLE
+from .files import write_whole
 
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
 """lm-eval's names of its clients. The chat client lets the server apply the chat template, and cannot request
@@ -150,9 +151,7 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
     said = _without_key(log)
     if done.returncode:
         return TaskOutcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
-    temporary = place / f"{SETTINGS}.part"
-    temporary.write_text(json.dumps(asdict(settings)), encoding="utf-8")
-    temporary.replace(place / SETTINGS)
+    write_whole(place / SETTINGS, json.dumps(asdict(settings)))
     return read_results(place, task, settings)
 
 

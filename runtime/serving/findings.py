@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from ..errors import UserError
-from .client import REFUSED, SILENT, ServerError
+from .client import REFUSED, SILENT, ServerError, plain
 
 OK, FAILED, NOT_MADE = "ok", "FAILED", "-"
 """The states of a check. The last means that the check was skipped; its text says why."""
@@ -96,7 +96,6 @@ class Findings:
         )
 
 
-def quoted(text: str, limit: int = 60) -> str:
+def quoted(text: str) -> str:
     """Return the start of a text, on one line and in quotes."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return f'"{words if len(words) <= limit else words[: limit - 3] + "..."}"'
+    return f'"{plain(text, 60)}"'

@@ -21,7 +21,8 @@ from ..errors import UserError, report
 from ..progress import duration
 from . import smoke_checks
 from .answers import ServedModel
-from .client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError
+from .client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError, timeout_seconds
+from .files import write_whole
 from .findings import CheckFailed, Finding, Findings, Stopped
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
@@ -165,10 +166,7 @@ def _write(
         "figures": figures,
         "checks": findings.checks,
     }
-    try:
-        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "give --json another file") from None
+    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -190,7 +188,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--must-differ", **several, help="the answers to it must differ; again for more prompts")
     add("--prompt", **several, help="the answers to it are compared; again for more prompts")
     add("--wait", type=_time, default=30.0, metavar="MINUTES", help="until it is ready (default: 30)")
-    add("--timeout", type=_time, default=300.0, metavar="SECONDS", help="without a byte (default: 300)")
+    add("--timeout", type=timeout_seconds, default=300.0, metavar="SECONDS", help="default: 300")
     add("--json", type=Path, metavar="FILE", help="where the outcome is written for programs")
     return parser.parse_args(argv)
 

@@ -81,7 +81,7 @@ def version(client: Client, checked: str | None) -> Finding:
 def key(model: ServedModel, demanded: bool) -> Finding:
     """Check that a request without a key, or with a wrong key, gets status 401."""
     path, body = model.path, model.question(FIRST, 1)
-    stranger, wrong = model.client.without_key(), model.client.with_key("wrong")
+    stranger, wrong = model.client.with_key(""), model.client.with_key("wrong")
     attempts = (
         ("/v1/models without a key", lambda: stranger.get("/v1/models")),
         (f"{path} without a key", lambda: stranger.post(path, body)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from .answers import Answer
     from .evaluating import Evaluating
     from .recorder import Recorder
-
-SHOWN = 8
-"""The most source rows of a batch that a message names."""
 
 
 @dataclass
@@ -234,7 +231,8 @@ class Trainer(PeftTrainer):
                 self._save(self._train_steps, self._metadata(data, evaluating))
             self._finish()
         except NotFinite as error:
-            raise self._not_finite(error, data.origins) from None
+            self.close()
+            raise error.described(self._accumulation, data.origins, kept(self._directory)) from None
         finally:
             self._put_back()
             interrupts.deferred = False
@@ -391,22 +389,3 @@ class Trainer(PeftTrainer):
         """Give the model and the optimizer their newest arrays; the older ones were donated."""
         nnx.update(self.model, self._live[0])
         nnx.update(self.optimizer, self._live[1])
-
-    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
-        """Describe a step that was not saved: its rows, and the checkpoint that is kept."""
-        self.close()
-        parts = range(self._accumulation) if error.part is None else [error.part]
-        batches = [(error.step - 1) * self._accumulation + part for part in parts]
-        what = (
-            f"micro-batch {batches[0]}"
-            if len(batches) == 1
-            else f"micro-batches {batches[0]} to {batches[-1]}"
-        )
-        rows = [row for batch in batches for row in origins(batch)] if origins else []
-        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-        return UserError(
-            f"step {error.step}: the {error.what} is {error.value}"
-            + (f"; {what} holds {', '.join(rows[:SHOWN])}{more}" if rows else f", in {what}")
-            + f"; {kept(self._directory)}",
-            "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
-        )

@@ -154,6 +154,8 @@ def test_packing_is_refused_if_samples_cannot_be_separated(
         ({"hidden_size": 64}, TENSORS, "E0803", "hidden_size is 64"),
         ({"num_hidden_layers": 10**9}, TENSORS, "E0803", "num_hidden_layers"),
         ({"num_attention_heads": "x"}, TENSORS, "E0803", "num_attention_heads"),
+        ({"num_key_value_heads": "x"}, TENSORS, "E0803", "num_key_value_heads is 'x'"),
+        ({"head_dim": -1}, TENSORS, "E0803", "head_dim is -1"),
         (
             {"model_type": "bamba"},
             {key: shape for key, shape in (TENSORS | MAMBA).items() if "self_attn" not in key},

@@ -11,6 +11,7 @@ import pytest
 from emitting import RECIPE, files_of
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
+from recipec.compiler.emitters.readme import emit_readme
 from recipec.compiler.emitters.serve import emit_serve
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.lower import lower
@@ -40,6 +41,13 @@ def test_image_pod_and_script_start_the_same_server(sets: list[str], tmp_path: P
         **server.environment,
         "VLLM_API_KEY": None,
     }
+
+
+def test_readme_asks_a_model_of_plain_text_to_continue_a_prompt() -> None:
+    """A server refuses a chat with a model that has no chat template."""
+    text, chat = (emit_readme(base(*sets)) for sets in (["data.format=text"], []))
+    assert "/v1/completions --header" in text and '"prompt": "Hello"}\'\n' in text
+    assert "/v1/chat/completions" not in text and "/v1/chat/completions --header" in chat
 
 
 def test_serve_keys_become_vllm_flags() -> None:

@@ -171,7 +171,7 @@ def test_gemma4_tolerance_is_ten_times_the_control_run_difference(
     assert "trl - control" in printed and "its first adapters moved by 1e-7" in printed
     assert ["train_trl.py", "control", "--adapter", "--data-dir", "--trace"] in scripts.run
     # The start is train.py's own start, with a tiny change of A only.
-    from recipec.runtime.model.initial_adapters import initial_adapters
+    from recipec.runtime.model.initial import initial_adapters
 
     small = compiled(tmp_path / "kept" / "recipe.yaml")
     assert small.lora is not None

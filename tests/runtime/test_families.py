@@ -54,6 +54,9 @@ OTHER_NAMES = {
 }
 """What transformers' models call differently than checkpoints do, and the checkpoints' names."""
 
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+"""Hunyuan's scaling of the rotary base."""
+
 SMALL_LLAMA = {
     "model_type": "llama",
     "hidden_size": 24,
@@ -278,6 +281,7 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
     ("kind", "change", "key"),
     [
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"num_hidden_layers": 1, "layer_types": [["full_attention"]]}, "layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
@@ -290,6 +294,9 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"sliding_window_pattern": 2}, "sliding_window_pattern"),
+        ("gemma3_text", {"sliding_window_pattern": 2, "layer_types": None}, "sliding_window_pattern"),
+        ("gemma3_text", {"attention_dropout": 0.1}, "attention_dropout"),
+        ("gemma3_text", {"layer_types": 5}, "layer_types"),
         ("gemma3_text", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "layer_types"),
         ("gemma3_text", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar"),
         ("gemma3_text", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
@@ -297,6 +304,8 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters"),
         ("gemma3_text", {"num_attention_heads": 0}, "num_attention_heads"),
         ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma4_text", {"layer_types": True}, "layer_types"),
+        ("gemma4_text", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ("gemma4_text", {"vocab_size_per_layer_input": 512}, "vocab_size_per_layer_input"),
         ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type"),
@@ -319,6 +328,7 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ("llama", {"rope_theta": "500000"}, "rope_theta"),
+        ("llama", {"rope_theta": 10**400}, "rope_theta"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ("llama", {"num_key_value_heads": 5}, "num_key_value_heads"),
@@ -328,6 +338,11 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("qwen2", {"rope_scaling": {"type": "proportional", "factor": 4.0}}, "rope_scaling"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
         ("dbrx", {}, "model_type"),
+        ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": ALPHA}, "rope_scaling"),
+        ("hunyuan_v1_dense", {"rope_scaling": {**ALPHA, "alpha": 1e308}}, "rope_scaling"),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e308}, "intermediate_size"),
+        ("minimax_m2", {"attn_type_list": 1}, "attn_type_list"),
+        ("mistral4", {"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
     ],
 )
 def test_unsupported_config_is_refused_with_its_key(kind: str, change: dict[str, Any], key: str) -> None:
@@ -337,6 +352,22 @@ def test_unsupported_config_is_refused_with_its_key(kind: str, change: dict[str,
     assert refusal.value.key == key
     said = "rope" if key in ("rope_scaling", "rope_parameters") else key
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma4_text"])
+def test_fraction_of_a_rotary_base_is_kept(kind: str) -> None:
+    full: dict[str, Any] = {"rope_theta": 1e6 + 0.5}
+    full |= {"rope_type": "proportional"} if kind == "gemma4_text" else {}
+    rope = {"full_attention": full, "sliding_attention": {"rope_theta": 1e4 + 0.25}}
+    found: Any = family_of({"model_type": kind}).architecture({"model_type": kind, "rope_parameters": rope})
+    assert (found.global_theta, found.local_theta) == (1e6 + 0.5, 1e4 + 0.25)
+
+
+def test_default_share_of_a_head_that_rotates_is_exact() -> None:
+    """30 / 44 * 44 is less than 30 in floating point."""
+    config = {"model_type": "mistral4", "qk_nope_head_dim": 14, "qk_rope_head_dim": 30}
+    found: Any = family_of(config).architecture(config)
+    assert found.turned_dim == 30
 
 
 @pytest.mark.parametrize("kind", sorted(kind for family in FAMILIES.values() for kind in family.model_types))

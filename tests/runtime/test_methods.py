@@ -11,7 +11,7 @@ import pytest
 
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.initial_adapters import initial_adapters
+from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import EVERY, layers, make

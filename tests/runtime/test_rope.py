@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "yarn-low-base": ("Llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 5.0}, {}),
     "olmo3": ("Olmo3", {"rope_parameters": {**YARN, "attention_factor": 1.2, "rope_theta": 5e5}}, {}),
     "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL, "head_dim": 48}, {}),
-    "smollm3": ("SmolLM3", {}, {"theta": 2_000_000.0}),
+    "smollm3": ("SmolLM3", {"rope_theta": 2_000_000.0}, {}),
     "granite": ("Granite", {"rope_theta": 1e7}, {}),
     "longrope": ("Phi3", {"rope_scaling": LONGROPE, "original_max_position_embeddings": 64}, {"share": 1.0}),
     "longrope-su": (

@@ -110,7 +110,7 @@ def test_documented_example_reproduces_first_step_of_trace(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
-    from recipec.runtime.model.initial_adapters import initial_adapters
+    from recipec.runtime.model.initial import initial_adapters
 
     made, _ = run(model, tmp_path / "run", True)
     assert made is not None

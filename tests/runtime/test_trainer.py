@@ -153,6 +153,22 @@ def test_non_finite_step_is_reported_before_log_interval(
     assert lines(tmp_path)[0]["loss"] == 1.5
 
 
+@pytest.mark.parametrize(
+    ("part", "rows", "said"),
+    [
+        (None, 1, "micro-batches 8 to 11 hold a:8, a:8, a:9"),
+        (None, 0, ", in micro-batches 8 to 11; kept"),
+        (1, 1, "; micro-batch 9 holds a:9, a:9; kept"),
+        (1, 0, ", in micro-batch 9; kept"),
+    ],
+)
+def test_non_finite_step_names_its_micro_batches_and_rows(part: int | None, rows: int, said: str) -> None:
+    from recipec.runtime.metrics.run_report import NotFinite
+
+    origins = (lambda batch: [f"a:{batch}"] * 2) if rows else None
+    assert said in NotFinite(3, "loss", np.nan, part).described(4, origins, "kept").message
+
+
 def test_rows_not_divisible_by_mesh_are_refused() -> None:
     from recipec.runtime.model.mesh import start
     from recipec.runtime.model.sharding import shard_rows

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from recipec.runtime.serving import bench_report
-from recipec.runtime.serving.bench_points import LoadPoint
+from recipec.runtime.serving.bench_points import LoadPoint, as_json
 from recipec.runtime.serving.bench_report import HourlyPrice, MeasuredOn, Published
 from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine, look
+from recipec.runtime.serving.files import write_whole
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")
@@ -136,3 +137,9 @@ def test_bench_report_prints_table_and_writes_json_and_markdown(
     assert ["512", "1", "128.0", "52.2", "104", "11.0", "22.0", "46.70", "measured"] in rows
     assert sorted(path.name for path in folder.iterdir()) == ["summary.json", "summary.md"]
     assert json.loads((folder / "summary.json").read_text()) == summary()
+
+
+def test_half_of_a_surrogate_pair_in_an_answer_is_written_as_an_escape(tmp_path: Path) -> None:
+    answer = {"root": "\ud83d, a whole \U0001f600"}
+    write_whole(tmp_path / "summary.json", as_json(answer))
+    assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == answer

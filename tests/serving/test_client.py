@@ -195,6 +195,12 @@ def test_unknown_host_gives_one_sentence_error(monkeypatch: pytest.MonkeyPatch) 
     assert said == ("no host is called no-such-host.invalid", None, NO_HOST)
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_host_name_that_no_host_can_have_gives_one_sentence_error(host: str) -> None:
+    said = failing(Client(f"http://{host}:8000"), Client.cards)
+    assert said == (f"no host is called {host}", None, NO_HOST)
+
+
 def test_silent_server_gives_a_timeout_error(fake: Start) -> None:
     client = Client(fake(faults=Faults(pause=1.0)).url, timeout=0.1)
     assert failing(client, Client.cards) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT)
@@ -217,7 +223,7 @@ def test_client_sends_the_api_key_and_explains_401(fake: Start, monkeypatch: pyt
     client = Client(server.url)
     assert client.has_key and client.cards().keys() == {"tuned"}
     assert client.within(1).cards().keys() == {"tuned"}
-    assert failing(client.without_key(), Client.cards)[2] == 401
+    assert failing(client.with_key(""), Client.cards)[2] == 401
 
 
 def test_api_key_in_a_server_error_is_hidden(fake: Start) -> None:

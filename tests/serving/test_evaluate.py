@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.errors import UserError, guarded
+from recipec.runtime.errors import UserError
 from recipec.runtime.serving import evaluate, evaluate_answers
 from recipec.runtime.serving.evaluate_answers import (
     Answer,
@@ -26,6 +26,7 @@ from recipec.runtime.serving.evaluate_answers import (
 )
 from recipec.runtime.serving.evaluate_prompts import read
 from recipec.runtime.serving.evaluate_summary import judge
+from recipec.runtime.serving.files import guarded
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
 from tests.serving.fake_vllm import FakeVllm, Start
@@ -297,6 +298,20 @@ def test_invalid_evaluation_setup_gives_one_sentence_error(
     server = fake(models)
     assert run(server, prompts, *more) == 1
     assert capsys.readouterr().err.replace(server.url, "URL").startswith(wanted)
+
+
+def test_results_that_cannot_be_written_give_one_sentence_error(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(fake(["sums"]), prompts, results=prompts.name) == 1
+    assert capsys.readouterr().err == f"error: {prompts / 'tuned'}: Not a directory\n"
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "1e20"])
+def test_timeout_that_no_socket_takes_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        evaluate.arguments(["--url", "http://tpu", "--name", "sums", "--results", "x", "--timeout", given])
+    assert f"argument --timeout: {given} is not above 0 and at most" in capsys.readouterr().err
 
 
 def test_recorded_answers_of_another_model_are_refused(

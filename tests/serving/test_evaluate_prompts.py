@@ -49,6 +49,7 @@ LINES: list[tuple[str, str]] = [
     ("\n\n", ": it holds no prompts"),
     ('{"prompt": "a", "expected": "b"}\n{', ":2: it is not JSON"),
     ("{\n[", " (and 1 more)"),
+    (f'{{"prompt": {"1" * 5000}}}', ":1: its JSON is nested too deeply, or has too long a number"),
 ]
 
 

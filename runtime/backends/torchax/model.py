@@ -165,8 +165,6 @@ class AsItIs(HfModel):
     adapters' dropout works as in any other model.
     """
 
-    dealt = False
-
     def hidden(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any
     ) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -28,8 +28,6 @@ from .checkpoints import Checkpoints
 from .model import Arrays
 from .step import Step
 
-SHOWN = 8
-"""Largest number of a batch's source rows that a message names."""
 PACKAGES = ("jax", "torchax", "torch", "transformers", "peft", "optax")
 
 
@@ -114,7 +112,10 @@ class Trainer:
                     report.restart()
             self._checkpoints.finish()
         except NotFinite as error:
-            raise self._not_finite(error, data.origins) from None
+            self.close()
+            raise error.described(
+                self._accumulation, data.origins, kept(self._checkpoints.directory)
+            ) from None
         finally:
             interrupts.deferred = False
             report.close()
@@ -168,20 +169,6 @@ class Trainer:
         ]
         means = eval_losses([float(loss) for loss in losses], data.eval_parts)
         self.eval_loss = report.evaluated(self.done, means)
-
-    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
-        """Return the error for a step that was not saved, with its rows and the last checkpoint."""
-        self.close()
-        parts = range(self._accumulation) if error.part is None else [error.part]
-        batches = [(error.step - 1) * self._accumulation + part for part in parts]
-        rows = [row for batch in batches for row in origins(batch)] if origins else []
-        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-        named = " and ".join(map(str, dict.fromkeys((batches[0], batches[-1]))))
-        return UserError(
-            f"step {error.step}: the {error.what} is {error.value}; micro-batch {named}: "
-            f"{', '.join(rows[:SHOWN])}{more}; {kept(self._checkpoints.directory)}",
-            "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
-        )
 
 
 def new_trace(recipe: str, settings: ModelSettings) -> Trace:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints.record import LOCK, check_record, write_record
+from ...checkpoints.record import LOCK, check_record
 from ...errors import UserError
 from ...interrupts import name_of
 from ...training.stopping import Evaluations
@@ -55,11 +55,6 @@ def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path |
     if resume and (directory / LOCK).is_file():
         check_record(directory, artifact)
     return (max(found), found[max(found)]) if found else (0, None)
-
-
-def begin_run(directory: Path, artifact: Path) -> None:
-    """Copy the artifact's record into the folder for checkpoints."""
-    write_record(directory, artifact)
 
 
 def data_state(folder: Path) -> dict[str, Any]:

@@ -118,7 +118,8 @@ class Pieces:
         """Return all rows of an optimizer step."""
         first = step * self._prepared.accumulation
         numbers = range(first, first + self._prepared.accumulation)
-        return _joined([self._prepared.micro_batch(number) for number in numbers], self._train)
+        batches = [self._prepared.micro_batch(number) for number in numbers]
+        return _concatenated(_weighed_each(batches, self._train))
 
     def _cut(self, rows: Batch, piece: int) -> Batch:
         start = (piece * self._processes + self._process) * self._rows
@@ -155,12 +156,8 @@ def _others(own: Batch) -> Batch:
     }
 
 
-def _joined(batches: Sequence[Batch], train: TrainSettings) -> Batch:
-    """Join the rows of several micro-batches whose losses are averaged, with the weights of the losses."""
-    return _concatenated(_weighed_each(batches, train))
-
-
 def _weighed_each(batches: Sequence[Batch], train: TrainSettings) -> list[Batch]:
+    """Return the rows of micro-batches whose losses are averaged, with the weights of the losses."""
     return [_weighed(batch, len(batches), train) for batch in batches]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cache import cache_directory
+from ...checkpoints.record import write_record
 from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
@@ -27,7 +28,7 @@ from ...training.trace import Trace, check_writable
 from .. import saving
 from ..arguments import BackendArguments
 from ..arguments import parse_arguments as parse
-from .checkpoints import begin_run, check_data, data_state, evaluations, farewell, open_run
+from .checkpoints import check_data, data_state, evaluations, farewell, open_run
 from .start import TrlSettings
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _run(job: _Job) -> int:
         elif start:
             print(f"continuing after step {start} of {total}", file=sys.stderr)
         else:
-            begin_run(job.directory, job.artifact)
+            write_record(job.directory, job.artifact)
         run_facts.begin(
             job.directory, job.artifact, Path(sys.argv[0]).name, prepared, _devices(place), start, until
         )

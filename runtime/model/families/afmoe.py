@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING, built_in, count, integer, number
+from .base import SLIDING, built_in, count, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, Places, chosen, flag
 
 PLACES = Places(
@@ -22,7 +22,6 @@ TENSORS = ExpertTensors(
 class Afmoe(DecoderFamily):
     name = "afmoe"
     title = "Trinity"
-    model_types = ("afmoe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 200_192,
         "hidden_size": 2048,
@@ -33,12 +32,13 @@ class Afmoe(DecoderFamily):
         "num_attention_heads": 16,
         "head_dim": 128,
         "max_position_embeddings": 16_384,
-        "hidden_act": "silu",
         "num_experts_per_tok": 6,
         "num_shared_experts": 2,
         "global_attn_every_n_layers": 4,
         "sliding_window": 1024,
     }
+    full_every = "global_attn_every_n_layers"
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         for key, value in (("score_func", "sigmoid"), ("route_norm", True), ("n_group", 1)):
@@ -49,7 +49,7 @@ class Afmoe(DecoderFamily):
             size=size,
             scores="sigmoid",
             normalized=True,
-            scale=float(number(config, "route_scale", 1.0)),
+            scale=number(config, "route_scale", 1.0),
             correction=True,
             shared=size * integer(config, "num_shared_experts"),
             tensors=TENSORS,
@@ -58,7 +58,7 @@ class Afmoe(DecoderFamily):
         kinds = self.layer_types(config)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True),
+            norm=Norm(number(config, "rms_norm_eps", 1e-5), wide=True),
             places=PLACES,
             turns=tuple(kind == SLIDING for kind in kinds),
             qk_norm="head",
@@ -69,16 +69,6 @@ class Afmoe(DecoderFamily):
             routed=tuple(i >= dense for i in range(len(kinds))),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        period = integer(config, "global_attn_every_n_layers")
-        layers = integer(config, "num_hidden_layers")
-        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
 
 
 FAMILY = Afmoe()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from .base import section
-from .decoder import DecoderArchitecture, DecoderFamily, Names, Places, flag
+from .decoder import DecoderArchitecture, DecoderFamily, Names, Places
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -22,7 +22,6 @@ LLAMA3 = {
 class Apertus(DecoderFamily):
     name = "apertus"
     title = "Apertus"
-    model_types = ("apertus",)
     names = Names(plain=("up_proj", "down_proj"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 131_072,
@@ -35,6 +34,7 @@ class Apertus(DecoderFamily):
         "rms_norm_eps": 1e-5,
         "rope_theta": 12_000_000.0,
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         if not section(config, "rope_scaling") and not section(config, "rope_parameters"):
@@ -46,9 +46,6 @@ class Apertus(DecoderFamily):
             gated=False,
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
 
 FAMILY = Apertus()

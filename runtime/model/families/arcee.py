@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names
 class Arcee(DecoderFamily):
     name = "arcee"
     title = "AFM"
-    model_types = ("arcee",)
     names = Names(plain=("up_proj", "down_proj"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,

@@ -12,6 +12,7 @@ import functools
 import math
 import re
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -320,7 +321,8 @@ class Family(ABC):
     title: str
     """The family's name in messages: "Gemma 4"."""
     model_types: tuple[str, ...]
-    """The `model_type` values of config.json that belong to this family; the last is the text model's."""
+    """The `model_type` values of config.json that belong to this family; the last is the text model's. The
+    name alone if a family gives none."""
     wrappers: tuple[str, ...] = ()
     """Model types of multimodal checkpoints whose `text_config` may be of this family."""
     prefixes: tuple[str, ...]
@@ -347,6 +349,10 @@ class Family(ABC):
     `chunk_size`: it carries the state from chunk to chunk wrongly. 0 for any number."""
     tunix: bool = True
     """Whether Tunix has the model; otherwise the TorchAX backend trains transformers' own."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls) and "model_types" not in vars(cls):
+            cls.model_types = (cls.name,)
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -526,15 +532,16 @@ def number(config: Mapping[str, Any], key: str, default: float) -> float:
     """Read a positive, finite number of config.json; null means the default."""
     value = config.get(key)
     value = default if value is None else as_written(value)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 < value <= sys.float_info.max:
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
-    return value
+    return float(value)
 
 
 def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
     """Read a soft-cap of config.json: null means none, a missing key means transformers' default."""
     value = config.get(key, default)
-    return None if value is None else float(number({key: value}, key, 1.0))
+    return None if value is None else number({key: value}, key, 1.0)
 
 
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
@@ -553,7 +560,8 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
-    """Refuse what neither of Tunix's Gemma models supports: another activation, epsilon, biases, output head.
+    """Refuse what none of Tunix's Gemma models supports: another activation, epsilon, biases, dropout, output
+    head.
 
     Args:
         config: the whole config.json.
@@ -564,6 +572,25 @@ def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
     built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
     built_in(text, "rms_norm_eps", 1e-6, model)
     built_in(text, "attention_bias", False, model)
+    built_in(text, "attention_dropout", 0.0, model)
+
+
+def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
+    """Read `layer_types` of a config.json.
+
+    Raises:
+        UnsupportedCheckpoint: unless it names a known kind for each layer.
+    """
+    if (
+        not isinstance(types, list | tuple)
+        or len(types) != layers
+        or not all(kind in known for kind in types)
+    ):
+        kinds = " or ".join(kind.removesuffix("_attention") for kind in known)
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"
+        )
+    return tuple(types)
 
 
 def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
@@ -588,22 +615,16 @@ def plain(name: str, shape: Sequence[int]) -> Source:
     return Source(name, shape, shape, tuple(range(len(shape))))
 
 
+def dense(path: str, name: str, shape: tuple[int, int], spec: Spec) -> Parameter:
+    """Return a weight [in, out] that is one linear layer's."""
+    return Parameter(path, shape, spec, (linear(f"{name}.weight", *shape),))
+
+
 def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
     """Return gate, up and down projection of a gated feed-forward block."""
-
-    def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
-        return Parameter(
-            f"{prefix}.mlp.{name}.kernel",
-            (features_in, features_out),
-            spec,
-            (linear(f"{prefix}.mlp.{name}.weight", features_in, features_out),),
-        )
-
-    return [
-        dense("gate_proj", hidden, intermediate, ("fsdp", "tp")),
-        dense("up_proj", hidden, intermediate, ("fsdp", "tp")),
-        dense("down_proj", intermediate, hidden, ("tp", "fsdp")),
-    ]
+    into, back = ((hidden, intermediate), ("fsdp", "tp")), ((intermediate, hidden), ("tp", "fsdp"))
+    each = {f"{prefix}.mlp.gate_proj": into, f"{prefix}.mlp.up_proj": into, f"{prefix}.mlp.down_proj": back}
+    return [dense(f"{name}.kernel", name, *how) for name, how in each.items()]
 
 
 def mlp_lora_targets(layer: int) -> list[LoraTarget]:

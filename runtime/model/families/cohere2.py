@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, SLIDING, integer
+from .base import SLIDING
 from .decoder import MULTIMODAL, DecoderArchitecture, DecoderFamily, Norm, Places, number
-
-PERIOD = 4
 
 
 class Cohere2(DecoderFamily):
     name = "cohere2"
     title = "Command R7B and A"
-    model_types = ("cohere2",)
     wrappers = ("cohere2_vision",)
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -27,28 +24,22 @@ class Cohere2(DecoderFamily):
         "num_hidden_layers": 40,
         "num_attention_heads": 64,
         "max_position_embeddings": 8192,
-        "hidden_act": "silu",
         "sliding_window": 4096,
+        "sliding_window_pattern": 4,
         "tie_word_embeddings": True,
     }
+    full_every = "sliding_window_pattern"
     interleaved = True
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(
             {**config, "head_dim": None},  # transformers reads no other
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, wide=True),
             places=Places(before_mlp=None, parallel=True),
             turns=tuple(kind == SLIDING for kind in self.layer_types(config)),
-            logit_scale=float(number(config, "logit_scale", 0.0625)),
+            logit_scale=number(config, "logit_scale", 0.0625),
             **different,
         )
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        period = integer(config, "sliding_window_pattern", PERIOD)
-        layers = integer(config, "num_hidden_layers")
-        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
 
 
 FAMILY = Cohere2()

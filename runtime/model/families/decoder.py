@@ -28,8 +28,11 @@ from .base import (
     Source,
     Spec,
     UnsupportedCheckpoint,
+    count,
+    dense,
     integer,
     linear,
+    listed_types,
     number,
     output_projection,
     plain,
@@ -93,7 +96,12 @@ class DecoderFamily(Family):
 
     Attributes:
         defaults: values for config.json's missing keys. Without num_key_value_heads there are as many as
-            heads, without head_dim it is hidden_size / heads.
+            heads, without head_dim it is hidden_size / heads, and without hidden_act it is silu.
+        biased: keys of config.json, each with the projections that have a bias if it is set; "" for those
+            that always have one.
+        full_every: all layers but every such one have a window; a number, or a key of config.json. None for
+            a window in all layers if `sliding_window` is set.
+        further: the key of config.json for `further_layers`; "" if checkpoints hold none.
         share: of a head's features that rotate by default; None if all of them always do.
         interleaved: whether the features that rotate together are neighbors.
     """
@@ -101,6 +109,12 @@ class DecoderFamily(Family):
     prefixes: tuple[str, ...] = ("model.",)
     flash_attention = True
     defaults: ClassVar[Mapping[str, Any]]
+    biased: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("attention_bias", ("q", "k", "v", "o")),
+        ("mlp_bias", ("mlp",)),
+    )
+    full_every: int | str | None = None
+    further = ""
     share: float | None = None
     interleaved = False
 
@@ -115,8 +129,8 @@ class DecoderFamily(Family):
                 "quantization_config",
             )
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        given = {**self.defaults, **outer, **text}
-        left_out = tuple((key, float(number(given, key, 0.1))) for key in DROPOUT if given.get(key))
+        given = {"hidden_act": "silu", **self.defaults, **outer, **text}
+        left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
         return replace(self.describe(given), dropout=left_out)
 
     def architecture_of(
@@ -178,7 +192,7 @@ class DecoderFamily(Family):
         ropes = self.ropes(config, turned, head_dim)
         fields: dict[str, Any] = {
             "tied": flag(config, "tie_word_embeddings"),
-            "norm": Norm(float(number(config, "rms_norm_eps", 1e-6))),
+            "norm": Norm(number(config, "rms_norm_eps", 1e-6)),
             "places": Places(),
             "ropes": tuple(ropes.items()),
             "sliding_window": integer(config, "sliding_window") if SLIDING in layer_types else None,
@@ -207,16 +221,20 @@ class DecoderFamily(Family):
 
     def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the projections with a bias."""
-        attention = ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
-        return (*attention, *(("mlp",) if flag(config, "mlp_bias") else ()))
+        return tuple(one for key, names in self.biased if not key or flag(config, key) for one in names)
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return FULL or SLIDING for each layer: from `layer_types`, else a window in all or none."""
-        layers = integer(config, "num_hidden_layers")
-        types = config.get("layer_types")
-        if types is None:
+        """Return FULL or SLIDING for each layer: from `layer_types`, else by `full_every`."""
+        layers, every = integer(config, "num_hidden_layers"), self.full_every
+        if config.get("layer_types") is not None:
+            return listed_types(config["layer_types"], layers)
+        if every is None:
             return (SLIDING if config.get("sliding_window") is not None else FULL,) * layers
-        return listed_types(types, layers)
+        period = integer(config, every) if isinstance(every, str) else every
+        return tuple(SLIDING if (i + 1) % period else FULL for i in range(layers))
+
+    def further_layers(self, config: Mapping[str, Any]) -> int:
+        return count(config, self.further) if self.further else 0
 
     def norm_offset(self, architecture: Architecture) -> float:
         return described(architecture).norm.offset
@@ -362,24 +380,6 @@ def flag(config: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)) -> tuple[str, ...]:
-    """Read `layer_types` of a config.json.
-
-    Raises:
-        UnsupportedCheckpoint: unless it names a known kind for each layer.
-    """
-    if (
-        not isinstance(types, list | tuple)
-        or len(types) != layers
-        or not all(kind in known for kind in types)
-    ):
-        kinds = " or ".join(kind.removesuffix("_attention") for kind in known)
-        raise UnsupportedCheckpoint(
-            f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"
-        )
-    return tuple(types)
-
-
 def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the layer types as transformers' Qwen2Config does: if `use_sliding_window` is set, a window in
     the layers that `layer_types` names, or in those from `max_window_layers` on."""
@@ -515,9 +515,9 @@ def _mamba(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Param
     d, features, taps = a.hidden_size, sum(m.projected), (m.convolved, m.taps)
     into, back = f"{name}.in_proj", f"{name}.out_proj"
     conv = Source(f"{name}.conv1d.weight", (m.convolved, 1, m.taps), taps, (0, 1))
-    source, output = linear(f"{into}.weight", d, features), f"{path}.out_proj"
+    output = f"{path}.out_proj"
     out = [
-        Parameter(f"{path}.in_proj.kernel", (d, features), ("fsdp", "tp"), (source,)),
+        dense(f"{path}.in_proj.kernel", into, (d, features), ("fsdp", "tp")),
         Parameter(f"{path}.conv1d", taps, ("tp", None), (conv,)),
         *(_vector(f"{path}.{one}", f"{name}.{one}", m.heads) for one in ("A_log", "D", "dt_bias")),
     ]
@@ -555,7 +555,7 @@ def _mamba1(a: DecoderArchitecture, m: Mamba, names: Names, i: int) -> list[Para
         ("dt_proj", (m.rank, inner), ("fsdp", "tp")),
         ("out_proj", (inner, d), ("tp", "fsdp")),
     ):
-        out.append(Parameter(f"{path}.{one}.kernel", shape, spec, (linear(f"{name}.{one}.weight", *shape),)))
+        out.append(dense(f"{path}.{one}.kernel", f"{name}.{one}", shape, spec))
     if "in" in m.biases:
         source = Source(f"{name}.in_proj.bias", (2 * inner,), (2, inner), (0, 1))
         out.append(Parameter(f"{path}.in_proj.bias", (2, inner), (None, "tp"), (source,)))
@@ -571,11 +571,10 @@ def _conv(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
     d, taps = a.hidden_size, (a.hidden_size, conv.taps)
     source = Source(f"{name}.in_proj.weight", (3 * d, d), (3, d, d), (2, 0, 1))
     kernel = Source(f"{name}.conv.weight", (d, 1, conv.taps), taps, (0, 1))
-    out_proj = linear(f"{name}.out_proj.weight", d, d)
     out = [
         Parameter(f"{path}.in_proj.kernel", (d, 3, d), ("fsdp", None, "tp"), (source,)),
         Parameter(f"{path}.conv1d", taps, ("tp", None), (kernel,)),
-        Parameter(f"{path}.out_proj.kernel", (d, d), ("tp", "fsdp"), (out_proj,)),
+        dense(f"{path}.out_proj.kernel", f"{name}.out_proj", (d, d), ("tp", "fsdp")),
     ]
     if conv.bias:
         source = Source(f"{name}.in_proj.bias", (3 * d,), (3, d), (0, 1))
@@ -606,8 +605,8 @@ def _delta(a: DecoderArchitecture, names: Names, i: int) -> list[Parameter]:
         if len(features) == 2:
             into.append(_projection(f"{path}.{projection}", f"{name}.{projection}", d, *features))
             continue
-        source = linear(f"{name}.{projection}.weight", d, features[0])
-        into.append(Parameter(f"{path}.{projection}.kernel", (d, *features), ("fsdp", "tp"), (source,)))
+        kernel = f"{path}.{projection}.kernel"
+        into.append(dense(kernel, f"{name}.{projection}", (d, features[0]), ("fsdp", "tp")))
     taps = (channels, a.delta.taps)
     conv = Source(f"{name}.conv1d.weight", (channels, 1, a.delta.taps), taps, (0, 1))
     out_proj = output_projection(f"{name}.out_proj.weight", n, h, d)
@@ -629,8 +628,8 @@ def _latent(a: DecoderArchitecture, i: int) -> list[Parameter]:
         if len(shape) == 3:
             out.append(_projection(f"{path}.{projection}", f"{name}.{projection}", *shape))
             continue
-        source = linear(f"{name}.{projection}.weight", shape[0], shape[1])
-        out.append(Parameter(f"{path}.{projection}.kernel", shape, ("fsdp", None), (source,)))
+        kernel = f"{path}.{projection}.kernel"
+        out.append(dense(kernel, f"{name}.{projection}", (shape[0], shape[1]), ("fsdp", None)))
     for norm, features in a.latent_norms.items():
         out.append(_vector(f"{path}.{norm}.w", f"{name}.{norm}.weight", features))
     heads = a.num_heads, a.value_dim, a.hidden_size
@@ -671,7 +670,6 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, names: Names, features:
     """
     d, f = a.hidden_size, features or a.intermediate_size
     *into, out_of = _mlp_names(a, names)
-    spec: Spec = ("fsdp", "tp")
     out = []
     for name, called in into:
         weight, hf = f"{path}.{name}", f"{module}.{called}"
@@ -679,11 +677,11 @@ def _mlp(a: DecoderArchitecture, path: str, module: str, names: Names, features:
             source = Source(f"{hf}.weight", (2 * f, d), (2, f, d), (2, 0, 1))
             out.append(Parameter(f"{weight}.kernel", (d, 2, f), ("fsdp", None, "tp"), (source,)))
         else:
-            out.append(Parameter(f"{weight}.kernel", (d, f), spec, (linear(f"{hf}.weight", d, f),)))
+            out.append(dense(f"{weight}.kernel", hf, (d, f), ("fsdp", "tp")))
         if "mlp" in a.biases:
             out.append(_vector(f"{weight}.bias", f"{hf}.bias", f))
     weight, hf = f"{path}.{out_of[0]}", f"{module}.{out_of[1]}"
-    out.append(Parameter(f"{weight}.kernel", (f, d), ("tp", "fsdp"), (linear(f"{hf}.weight", f, d),)))
+    out.append(dense(f"{weight}.kernel", hf, (f, d), ("tp", "fsdp")))
     if "mlp" in a.biases:
         out.append(_vector(f"{weight}.bias", f"{hf}.bias", d))
     return [*out, *_xielu(path, f"{module}.act_fn")] if a.activation == "xielu" else out
@@ -704,7 +702,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
     wide, halves = experts.latent or d, 2 if a.gated else 1
     path, module = f"{layer}.mlp", f"{layer}.{names.block}"
     router = f"{module}.{names.router}"
-    out = [Parameter(f"{path}.router.kernel", (d, e), (None, None), (linear(f"{router}.weight", d, e),))]
+    out = [dense(f"{path}.router.kernel", router, (d, e), (None, None))]
     if experts.biases:
         out.append(Parameter(f"{path}.router.bias", (e,), (None,), (plain(f"{router}.bias", (e,)),)))
     if experts.correction:
@@ -726,8 +724,7 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
         LATENT, ((d, wide), (wide, d)), (("fsdp", None), (None, "fsdp")), strict=True
     ):
         if experts.latent:
-            source = linear(f"{module}.{name}.weight", *sizes)
-            out.append(Parameter(f"{path}.{name}.kernel", sizes, over, (source,)))
+            out.append(dense(f"{path}.{name}.kernel", f"{module}.{name}", sizes, over))
     if experts.biases:
         both, down = (f"{module}.{name}_bias" for name in names.together)
         split = (2, f) if not names.alternate else (f, 2)
@@ -738,8 +735,8 @@ def _mixture(a: DecoderArchitecture, experts: Experts, layer: str, called: Names
     if experts.shared:
         out += _mlp(a, f"{path}.shared", f"{layer}.{names.shared_module}", called, experts.shared)
     if experts.shared_gate:
-        source = linear(f"{layer}.{names.shared_module}_gate.weight", d, 1)
-        out.append(Parameter(f"{path}.shared_gate.kernel", (d, 1), (None, None), (source,)))
+        gate = f"{layer}.{names.shared_module}_gate"
+        out.append(dense(f"{path}.shared_gate.kernel", gate, (d, 1), (None, None)))
     return out
 
 

@@ -20,7 +20,6 @@ GREEDY, LIMITED = "greedy", "group_limited_greedy"
 class DeepseekV2(LatentFamily):
     name = "deepseek_v2"
     title = "DeepSeek V2"
-    model_types = ("deepseek_v2",)
     scores = "softmax"
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,
@@ -29,7 +28,6 @@ class DeepseekV2(LatentFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 2048,
-        "hidden_act": "silu",
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_rope_head_dim": 64,

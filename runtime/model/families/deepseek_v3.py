@@ -14,7 +14,6 @@ from .latent import LatentFamily
 class DeepseekV3(LatentFamily):
     name = "deepseek_v3"
     title = "DeepSeek V3"
-    model_types = ("deepseek_v3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 129_280,
         "hidden_size": 7168,
@@ -22,7 +21,6 @@ class DeepseekV3(LatentFamily):
         "num_hidden_layers": 61,
         "num_attention_heads": 128,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
         "qk_rope_head_dim": 64,

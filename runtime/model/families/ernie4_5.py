@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderFamily, flag
+from .decoder import DecoderFamily
 
 
 class Ernie45(DecoderFamily):
     name = "ernie4_5"
     title = "ERNIE 4.5"
-    model_types = ("ernie4_5",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 103_424,
         "hidden_size": 1024,
@@ -21,15 +20,12 @@ class Ernie45(DecoderFamily):
         "num_key_value_heads": 2,
         "head_dim": 128,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     }
     interleaved = True
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "mlp") if flag(config, "use_bias") else ()
+    biased = (("use_bias", ("q", "k", "v", "o", "mlp")),)
 
 
 FAMILY = Ernie45()

@@ -17,7 +17,6 @@ TENSORS = ExpertTensors(shared="shared_experts", correction="moe_statics.e_score
 class Ernie45Moe(DecoderFamily):
     name = "ernie4_5_moe"
     title = "ERNIE 4.5 MoE"
-    model_types = ("ernie4_5_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 103_424,
         "hidden_size": 2560,
@@ -26,7 +25,6 @@ class Ernie45Moe(DecoderFamily):
         "num_attention_heads": 20,
         "num_key_value_heads": 4,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
@@ -39,6 +37,8 @@ class Ernie45Moe(DecoderFamily):
         "moe_layer_interval": 1,
     }
     interleaved = True
+    further = "num_nextn_predict_layers"
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "use_bias", False, self.title)
@@ -62,12 +62,6 @@ class Ernie45Moe(DecoderFamily):
             routed=_routed(config),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_nextn_predict_layers")
 
 
 def _routed(config: Mapping[str, Any]) -> tuple[bool, ...]:

@@ -15,7 +15,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, fl
 class Falcon(DecoderFamily):
     name = "falcon"
     title = "Falcon"
-    model_types = ("falcon",)
     prefixes = ("transformer.",)
     names = Names(
         layers="h",
@@ -37,6 +36,7 @@ class Falcon(DecoderFamily):
         "parallel_attn": True,
         "tie_word_embeddings": True,
     }
+    biased = (("bias", ("q", "o", "mlp")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "alibi", False, self.title)
@@ -49,7 +49,7 @@ class Falcon(DecoderFamily):
         }
         return super().describe(
             {**config, **changed},
-            norm=Norm(float(number(config, "layer_norm_epsilon", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_epsilon", 1e-5), centered=True, bias=True, wide=True),
             places=_places(config),
             fused=("groups",),
             gated=False,
@@ -59,9 +59,6 @@ class Falcon(DecoderFamily):
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {"num_kv_heads": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
         return {key: small[name] for key, name in own.items() if config.get(key) is not None}
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "o", "mlp") if flag(config, "bias") else ()
 
 
 def _kv_heads(config: Mapping[str, Any]) -> int:

@@ -14,7 +14,6 @@ from .ssm import mixer
 class FalconH1(DecoderFamily):
     name = "falcon_h1"
     title = "Falcon-H1"
-    model_types = ("falcon_h1",)
     names = Names(norm="final_layernorm", mlp="feed_forward")
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -24,7 +23,6 @@ class FalconH1(DecoderFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 8192,
         "mamba_d_ssm": 1024,
@@ -82,7 +80,7 @@ def mamba(config: Mapping[str, Any]) -> Mamba:
 
 
 def multiplier(config: Mapping[str, Any], key: str) -> float:
-    return float(number(config, key, 1.0))
+    return number(config, key, 1.0)
 
 
 def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, ...]:
@@ -92,7 +90,7 @@ def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, .
         return (1.0,) * count
     if not isinstance(given, list | tuple) or len(given) != count:
         raise UnsupportedCheckpoint(f"config.json: {key} does not hold {count} multipliers", key)
-    return tuple(float(number({key: value}, key, 1.0)) for value in given)
+    return tuple(number({key: value}, key, 1.0) for value in given)
 
 
 FAMILY = FalconH1()

@@ -13,7 +13,6 @@ SIZES: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "head_dim": 256,
     "max_position_embeddings": 32_768,
-    "hidden_act": "silu",
     "full_attention_interval": 4,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
@@ -43,7 +42,7 @@ class GatedDeltaFamily(DecoderFamily):
         built_in(config, "hidden_act", "silu", self.title)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "rms_norm_eps", 1e-6)), offset=1.0, wide=True),
+            norm=Norm(number(config, "rms_norm_eps", 1e-6), offset=1.0, wide=True),
             qk_norm="head",
             output_gate=True,
             delta=delta(config),

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from .base import (
-    FULL,
-    SLIDING,
-    Architecture,
-    Parameter,
-    Source,
-    UnsupportedCheckpoint,
-    output_projection,
-    plain,
-    projection,
-)
+from .base import Architecture, Parameter, Source, number, output_projection, plain, projection
 
 NORMS = (
     ("pre_attention_norm", "input_layernorm"),
@@ -26,18 +16,10 @@ NORMS = (
 """A layer's norms in Gemma 3 and 4: Tunix's name and Hugging Face's."""
 
 
-def layer_types(text: Mapping[str, Any], layers: int, default: Sequence[str]) -> tuple[str, ...]:
-    """Return the kind of attention of each layer, from config.json or else the default.
-
-    Raises:
-        UnsupportedCheckpoint: when config.json names other kinds, or not one for each layer.
-    """
-    types = tuple(text.get("layer_types") or default)
-    if len(types) != layers or not set(types) <= {FULL, SLIDING}:
-        raise UnsupportedCheckpoint(
-            f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
-        )
-    return types
+def rotary_base(place: Mapping[str, Any], default: int, key: str = "rope_theta") -> float:
+    """Read a rotary base; a whole number is an int, as Tunix has it."""
+    theta = number(place, key, default)
+    return int(theta) if theta.is_integer() else theta
 
 
 def embedding(architecture: Architecture) -> Parameter:

@@ -30,7 +30,7 @@ class Gemma1(DecoderFamily):
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "use_bidirectional_attention", False, self.title)
-        norm = Norm(float(number(config, "rms_norm_eps", 1e-6)), offset=1.0, wide=True)
+        norm = Norm(number(config, "rms_norm_eps", 1e-6), offset=1.0, wide=True)
         scale = integer(config, "hidden_size") ** 0.5
         return super().describe(config, norm=norm, embedding_scale=scale, **different)
 

@@ -23,6 +23,7 @@ from .base import (
     Parameter,
     built_in,
     integer,
+    listed_types,
     mlp_parameters,
     number,
     refuse_unlike_tunix,
@@ -30,7 +31,7 @@ from .base import (
     softcap,
     text_config,
 )
-from .gemma import embedding, layer_types, norm
+from .gemma import embedding, norm
 from .gemma_fused import fused_attention, fused_lora_targets
 
 MODEL = "Tunix's Gemma 2"
@@ -66,7 +67,6 @@ class Gemma2Architecture(Architecture):
 class Gemma2(Family):
     name = "gemma2"
     title = "Gemma 2"
-    model_types = ("gemma2",)
     caps_in_float32 = False
     eager = True
     prefixes = ("model.",)
@@ -78,7 +78,6 @@ class Gemma2(Family):
         text = text_config(config)
         refuse_unlike_tunix(config, MODEL)
         built_in(text, "use_bidirectional_attention", False, MODEL)
-        built_in(text, "attention_dropout", 0.0, MODEL)
         layers = integer(text, "num_hidden_layers", 26)
         default = [FULL if i % 2 else SLIDING for i in range(layers)]
         rope = section(text, "rope_parameters") or section(text, "rope_scaling")
@@ -91,10 +90,10 @@ class Gemma2(Family):
             num_heads=integer(text, "num_attention_heads", 8),
             num_kv_heads=integer(text, "num_key_value_heads", 4),
             head_dim=integer(text, "head_dim", 256),
-            layer_types=layer_types(text, layers, default),
+            layer_types=listed_types(text.get("layer_types") or default, layers),
             sliding_window=integer(text, "sliding_window", 4096),
-            theta=float(number(rope if "rope_theta" in rope else text, "rope_theta", TUNIX_THETA)),
-            query_scalar=float(number(text, "query_pre_attn_scalar", 256)),
+            theta=number(rope if "rope_theta" in rope else text, "rope_theta", TUNIX_THETA),
+            query_scalar=number(text, "query_pre_attn_scalar", 256),
             attention_softcap=softcap(text, "attn_logit_softcapping", 50.0),
             softcap=softcap(text, "final_logit_softcapping", 30.0),
         )

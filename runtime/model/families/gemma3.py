@@ -23,7 +23,7 @@ from .base import (
     section,
     text_config,
 )
-from .gemma import NORMS, embedding, norm
+from .gemma import NORMS, embedding, norm, rotary_base
 from .gemma_fused import fused_attention, fused_lora_targets
 
 PERIOD = 6
@@ -44,8 +44,8 @@ class Gemma3Architecture(Architecture):
     """
 
     sliding_window: int
-    local_theta: int
-    global_theta: int
+    local_theta: float
+    global_theta: float
     global_scale: float
     query_scale_heads: bool
 
@@ -68,9 +68,10 @@ class Gemma3(Family):
         built_in(text, "use_bidirectional_attention", False, MODEL)
         layers = integer(text, "num_hidden_layers", 26)
         expected = tuple(FULL if (i + 1) % PERIOD == 0 else SLIDING for i in range(layers))
-        if "layer_types" not in text:
+        types = text.get("layer_types")
+        if types is None:
             built_in(text, "sliding_window_pattern", PERIOD, MODEL)
-        if tuple(text.get("layer_types") or expected) != expected:
+        elif not isinstance(types, list | tuple) or tuple(types) != expected:
             raise UnsupportedCheckpoint(
                 "config.json: layer_types is not five sliding layers and one full layer repeated, "
                 "the only pattern of Tunix's Gemma 3",
@@ -175,23 +176,23 @@ class Gemma3(Family):
         )
 
 
-def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
+def _rope(text: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return local base, global base and global scale, from either spelling of transformers."""
     parameters = section(text, "rope_parameters")
     if parameters:
         full, sliding = section(parameters, FULL), section(parameters, SLIDING)
         built_in(sliding, "rope_type", "default", MODEL)
-        local, theta = number(sliding, "rope_theta", 10_000), number(full, "rope_theta", 1_000_000)
+        local, theta = rotary_base(sliding, 10_000), rotary_base(full, 1_000_000)
     else:
         full = section(text, "rope_scaling")
-        local = number(text, "rope_local_base_freq", 10_000)
-        theta = number(text, "rope_theta", 1_000_000)
+        local = rotary_base(text, 10_000, "rope_local_base_freq")
+        theta = rotary_base(text, 1_000_000)
     kind = full.get("rope_type", full.get("type", "default"))
     if kind not in ("default", "linear"):
         raise UnsupportedCheckpoint(
             f"config.json: rope scaling {kind!r}; {MODEL} has linear scaling alone", "rope_scaling"
         )
-    return int(local), int(theta), float(number(full, "factor", 1.0)) if kind == "linear" else 1.0
+    return local, theta, number(full, "factor", 1.0) if kind == "linear" else 1.0
 
 
 FAMILY = Gemma3()

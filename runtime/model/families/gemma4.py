@@ -24,6 +24,7 @@ from .base import (
     UnsupportedCheckpoint,
     built_in,
     integer,
+    listed_types,
     mlp_lora_targets,
     mlp_parameters,
     number,
@@ -34,7 +35,7 @@ from .base import (
     softcap,
     text_config,
 )
-from .gemma import NORMS, embedding, keys_and_values, layer_types, norm, output, query
+from .gemma import NORMS, embedding, keys_and_values, norm, output, query, rotary_base
 
 MODEL = "Tunix's Gemma 4"
 PER_LAYER = "hidden_size_per_layer_input"
@@ -65,8 +66,8 @@ class Gemma4Architecture(Architecture):
     global_kv_heads: int
     global_head_dim: int
     k_eq_v: bool
-    local_theta: int
-    global_theta: int
+    local_theta: float
+    global_theta: float
     global_rope_share: float
     softcap: float | None
     kv_shared_layers: int
@@ -113,7 +114,7 @@ class Gemma4(Family):
         refuse_unlike_tunix(config, MODEL)
         layers = integer(text, "num_hidden_layers", 30)
         default = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
-        types = layer_types(text, layers, default)
+        types = listed_types(text.get("layer_types") or default, layers)
         types = (*types[:-1], FULL)  # transformers always makes the last layer a full one
         shared = integer(text, "num_kv_shared_layers") if text.get("num_kv_shared_layers") else 0
         if shared and types[: layers - shared][-2:] != (SLIDING, FULL):
@@ -294,7 +295,7 @@ def _attention(a: Gemma4Architecture, i: int) -> list[Parameter]:
     return out
 
 
-def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
+def _rope(text: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return local base, global base, and the rotated share of global heads."""
     parameters = section(text, "rope_parameters")
     full, sliding = section(parameters, FULL), section(parameters, SLIDING)
@@ -305,11 +306,7 @@ def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
         built_in({"rope_type": "default", **full}, "rope_type", "proportional", MODEL)
         built_in(full, "factor", 1.0, MODEL)
         share = number(full, "partial_rotary_factor", 1.0)
-    return (
-        int(number(sliding, "rope_theta", 10_000)),
-        int(number(full, "rope_theta", 1_000_000)),
-        float(share),
-    )
+    return rotary_base(sliding, 10_000), rotary_base(full, 1_000_000), share
 
 
 FAMILY = Gemma4()

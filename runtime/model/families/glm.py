@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily, flag
+from .decoder import DecoderArchitecture, DecoderFamily
 
 
 class Glm(DecoderFamily):
     name = "glm"
     title = "GLM 4 of 2024"
-    model_types = ("glm",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_552,
         "hidden_size": 4096,
@@ -20,19 +19,16 @@ class Glm(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 2,
         "head_dim": 128,
-        "hidden_act": "silu",
         "rms_norm_eps": 1.5625e-07,
         "attention_bias": True,
         "max_position_embeddings": 131_072,
     }
     share = 0.5
     interleaved = True
+    biased = (("attention_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(config, fused=("gate_up",), **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "attention_bias") else ()
 
 
 FAMILY = Glm()

@@ -1,11 +1,12 @@
-"""GLM 4 of April 2025 (GLM-4-0414): norms around each block, half of a head rotates, fused gate and up."""
+"""GLM 4 of April 2025 (GLM-4-0414): GLM 4 of 2024 with norms around each block."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from .decoder import DecoderArchitecture, DecoderFamily, Places, flag
+from .decoder import DecoderArchitecture, Places
+from .glm import Glm
 
 PLACES = Places(
     before_attention="input_layernorm",
@@ -15,31 +16,12 @@ PLACES = Places(
 )
 
 
-class Glm4(DecoderFamily):
+class Glm4(Glm):
     name = "glm4"
     title = "GLM 4"
-    model_types = ("glm4",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 151_552,
-        "hidden_size": 4096,
-        "intermediate_size": 13_696,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1.5625e-07,
-        "attention_bias": True,
-        "max_position_embeddings": 131_072,
-    }
-    share = 0.5
-    interleaved = True
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        return super().describe(config, places=PLACES, fused=("gate_up",), **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "attention_bias") else ()
+        return super().describe(config, places=PLACES, **different)
 
 
 FAMILY = Glm4()

@@ -17,7 +17,6 @@ TENSORS = ExpertTensors(shared="shared_experts")
 class Glm4Moe(DecoderFamily):
     name = "glm4_moe"
     title = "GLM 4.5 and 4.6"
-    model_types = ("glm4_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_552,
         "hidden_size": 4096,
@@ -27,7 +26,6 @@ class Glm4Moe(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,  # as published; 4096 / 96, which transformers takes, is no number of pairs
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "moe_intermediate_size": 1408,
         "num_experts_per_tok": 8,
@@ -38,6 +36,8 @@ class Glm4Moe(DecoderFamily):
         "norm_topk_prob": True,
     }
     share = 0.5
+    further = "num_nextn_predict_layers"
+    biased = (("attention_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         size = integer(config, "moe_intermediate_size")
@@ -53,7 +53,7 @@ class Glm4Moe(DecoderFamily):
                 size,
                 scores="sigmoid",
                 normalized=flag(config, "norm_topk_prob"),
-                scale=float(number(config, "routed_scaling_factor", 1.0)),
+                scale=number(config, "routed_scaling_factor", 1.0),
                 groups=groups,
                 chosen_groups=chosen_groups,
                 correction=True,
@@ -64,12 +64,6 @@ class Glm4Moe(DecoderFamily):
             routed=tuple(i >= dense for i in range(integer(config, "num_hidden_layers"))),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "attention_bias") else ()
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_nextn_predict_layers")
 
 
 def grouped(config: Mapping[str, Any], experts: int, per_token: int) -> tuple[int, int]:

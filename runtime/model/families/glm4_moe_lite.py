@@ -14,7 +14,6 @@ FIRST = "first_k_dense_replace"
 class Glm4MoeLite(LatentFamily):
     name = "glm4_moe_lite"
     title = "GLM 4.7 Flash"
-    model_types = ("glm4_moe_lite",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 154_880,
         "hidden_size": 2048,
@@ -22,7 +21,6 @@ class Glm4MoeLite(LatentFamily):
         "num_hidden_layers": 47,
         "num_attention_heads": 20,
         "max_position_embeddings": 202_752,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "kv_lora_rank": 512,
         "q_lora_rank": 768,

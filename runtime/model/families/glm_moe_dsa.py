@@ -18,7 +18,6 @@ from .latent import LatentFamily, listed_blocks
 class GlmMoeDsa(LatentFamily):
     name = "glm_moe_dsa"
     title = "GLM 5"
-    model_types = ("glm_moe_dsa",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 154_880,
         "hidden_size": 6144,
@@ -26,7 +25,6 @@ class GlmMoeDsa(LatentFamily):
         "num_hidden_layers": 78,
         "num_attention_heads": 64,
         "max_position_embeddings": 202_752,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "kv_lora_rank": 512,
         "q_lora_rank": 2048,

@@ -18,7 +18,6 @@ ROTARY = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"
 class GptNeoX(DecoderFamily):
     name = "gpt_neox"
     title = "GPT-NeoX"
-    model_types = ("gpt_neox",)
     prefixes = ("gpt_neox.",)
     names = Names(
         embedding="embed_in",
@@ -41,11 +40,12 @@ class GptNeoX(DecoderFamily):
         "use_parallel_residual": True,
     }
     share = 0.25
+    biased = (("attention_bias", ("q", "o")), ("", ("mlp",)))
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         return super().describe(
             {**config, "num_key_value_heads": None, "head_dim": None},  # transformers reads no others
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(parallel=flag(config, "use_parallel_residual")),
             fused=("groups",),
             gated=False,
@@ -60,9 +60,6 @@ class GptNeoX(DecoderFamily):
         left = {key: value for key, value in config.items() if key not in ROTARY.values()}
         merged = {**own, **given} if isinstance(given, Mapping) else given
         return super().ropes({**left, section: merged}, kinds, head_dim)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "o", "mlp") if flag(config, "attention_bias") else ("mlp",)
 
 
 FAMILY = GptNeoX()

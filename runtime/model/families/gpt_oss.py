@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import FULL, HARMONY, SLIDING, built_in, integer, number, section
+from .base import HARMONY, built_in, integer, number, section
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Norm, chosen
 
 YARN = {
@@ -27,10 +27,10 @@ TENSORS = ExpertTensors(router="router", apart=False, inputs_first=True, alterna
 class GptOss(DecoderFamily):
     name = "gpt_oss"
     title = "gpt-oss"
-    model_types = ("gpt_oss",)
     quantized = ("mxfp4",)
     eager = True
     turn_markers = HARMONY
+    full_every = 2
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 201_088,
         "hidden_size": 2880,
@@ -40,7 +40,6 @@ class GptOss(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 64,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 150_000.0,
         "attention_bias": True,
@@ -59,16 +58,10 @@ class GptOss(DecoderFamily):
             clamped=True,
             tensors=TENSORS,
         )
-        norm = Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True)
+        norm = Norm(number(config, "rms_norm_eps", 1e-5), wide=True)
         return super().describe(
             {**config, "rope_parameters": rope}, norm=norm, sinks=True, experts=experts, **different
         )
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        layers = integer(config, "num_hidden_layers")
-        return tuple(FULL if i % 2 else SLIDING for i in range(layers))
 
 
 FAMILY = GptOss()

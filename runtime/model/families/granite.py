@@ -12,14 +12,12 @@ from .decoder import DecoderArchitecture, DecoderFamily
 class Granite(DecoderFamily):
     name = "granite"
     title = "Granite"
-    model_types = ("granite",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,
         "hidden_size": 4096,
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
@@ -29,10 +27,10 @@ class Granite(DecoderFamily):
 def _multipliers(config: Mapping[str, Any]) -> dict[str, float]:
     """Return the multipliers as fields of a description."""
     return {
-        "attention_scale": float(number(config, "attention_multiplier", 1.0)),
-        "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),
-        "residual_scale": float(number(config, "residual_multiplier", 1.0)),
-        "logit_scale": 1 / float(number(config, "logits_scaling", 1.0)),
+        "attention_scale": number(config, "attention_multiplier", 1.0),
+        "embedding_scale": number(config, "embedding_multiplier", 1.0),
+        "residual_scale": number(config, "residual_multiplier", 1.0),
+        "logit_scale": 1 / number(config, "logits_scaling", 1.0),
     }
 
 

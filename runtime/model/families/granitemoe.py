@@ -21,7 +21,6 @@ TENSORS = ExpertTensors(
 class GraniteMoe(Granite):
     name = "granitemoe"
     title = "Granite MoE"
-    model_types = ("granitemoe",)
     defaults: ClassVar[Mapping[str, Any]] = {**Granite.defaults, "num_experts_per_tok": 2}
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from .base import FULL, LINEAR, built_in, count, integer
-from .decoder import DecoderArchitecture, Experts, Mamba, Names, chosen, flag, listed_types
+from .decoder import DecoderArchitecture, Experts, Mamba, Names, chosen, listed_types
 from .granite import Granite
 from .granitemoe import TENSORS
 from .ssm import mixer
@@ -25,7 +25,6 @@ MINIATURE = 16
 class GraniteMoeHybrid(Granite):
     name = "granitemoehybrid"
     title = "Granite 4"
-    model_types = ("granitemoehybrid",)
     names = Names(mlp="shared_mlp", joined=("input_linear", "output_linear"))
     defaults: ClassVar[Mapping[str, Any]] = {
         **Granite.defaults,
@@ -40,6 +39,7 @@ class GraniteMoeHybrid(Granite):
         "mamba_expand": 2,
         "mamba_conv_bias": True,
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "hidden_act", "silu", self.title)
@@ -59,9 +59,6 @@ class GraniteMoeHybrid(Granite):
             **different,
         )
         return described if experts is not None else replace(described, intermediate_size=shared)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         layers = integer(config, "num_hidden_layers")

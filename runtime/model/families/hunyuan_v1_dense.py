@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import built_in, number, section
-from .decoder import DecoderArchitecture, DecoderFamily, Names, flag
+from .base import MOST, UnsupportedCheckpoint, built_in, number, section
+from .decoder import DecoderArchitecture, DecoderFamily, Names
 
 
 class HunyuanV1Dense(DecoderFamily):
     name = "hunyuan_v1_dense"
     title = "Hunyuan"
-    model_types = ("hunyuan_v1_dense",)
     names = Names(qk_norms=("query_layernorm", "key_layernorm"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 290_943,
@@ -21,17 +20,14 @@ class HunyuanV1Dense(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
     }
+    biased = (("attention_bias", ("q", "k", "v", "o")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "use_qk_norm", True, self.title)
         built_in(config, "use_cla", False, self.title)
         return super().describe(config, qk_norm="head", qk_normed_last=True, **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o") if flag(config, "attention_bias") else ()
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
         """Read the rotation. Its "dynamic" kind with an `alpha` is a plain rotation with a larger base, at
@@ -39,10 +35,12 @@ class HunyuanV1Dense(DecoderFamily):
         for key in ("rope_scaling", "rope_parameters"):
             scaling = section(config, key)
             kind = scaling.get("rope_type", scaling.get("type"))
-            if kind == "dynamic" and scaling.get("alpha"):
+            if kind == "dynamic" and scaling.get("alpha") and head_dim > 2:
                 place = scaling if scaling.get("rope_theta") is not None else config
-                base = float(number(place, "rope_theta", 10_000.0))
-                base *= float(number(scaling, "alpha", 1.0)) ** (head_dim / (head_dim - 2))
+                base, alpha = number(place, "rope_theta", 10_000.0), number(scaling, "alpha", 1.0)
+                if alpha > MOST:
+                    raise UnsupportedCheckpoint(f"config.json: {key}: alpha is {alpha:g}, too large", key)
+                base *= alpha ** (head_dim / (head_dim - 2))
                 left_out = ("rope_scaling", "rope_parameters")
                 config = {k: v for k, v in config.items() if k not in left_out} | {"rope_theta": base}
         return super().ropes(config, kinds, head_dim)

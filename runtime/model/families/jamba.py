@@ -28,7 +28,6 @@ RANK = "mamba_dt_rank"
 class Jamba(DecoderFamily):
     name = "jamba"
     title = "Jamba"
-    model_types = ("jamba",)
     names = Names(norm="final_layernorm", mlp="feed_forward")
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 65_536,
@@ -37,7 +36,6 @@ class Jamba(DecoderFamily):
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 262_144,
         "num_experts_per_tok": 2,
@@ -51,6 +49,7 @@ class Jamba(DecoderFamily):
         RANK: "auto",
         "mamba_conv_bias": True,
     }
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "hidden_act", "silu", self.title)
@@ -67,9 +66,6 @@ class Jamba(DecoderFamily):
             routed=every(config, PERIODS[1]) if given is not None else (),
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(FULL if attends else LINEAR for attends in every(config, PERIODS[0]))

@@ -25,6 +25,7 @@ class LatentFamily(DecoderFamily):
         scores: how the router's logits become scores, the only `scoring_func` that is known.
     """
 
+    further = "num_nextn_predict_layers"
     scaled = True
     method: str = "noaux_tc"
     scores: str = "sigmoid"
@@ -68,7 +69,7 @@ class LatentFamily(DecoderFamily):
             size,
             scores=self.scores,
             normalized=flag(config, "norm_topk_prob"),
-            scale=float(number(config, "routed_scaling_factor", 1.0)),
+            scale=number(config, "routed_scaling_factor", 1.0),
             groups=groups,
             chosen_groups=chosen_groups,
             correction=self.scores == "sigmoid",
@@ -81,9 +82,6 @@ class LatentFamily(DecoderFamily):
         """Return which layers have experts."""
         dense = count(config, "first_k_dense_replace")
         return tuple(i >= dense for i in range(integer(config, "num_hidden_layers")))
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_nextn_predict_layers")
 
     def miniature(self, config: Mapping[str, Any], small: Mapping[str, Any]) -> Mapping[str, Any]:
         text, hidden, heads = text_config(config), small["hidden_size"], small["num_attention_heads"]

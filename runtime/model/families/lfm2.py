@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, UnsupportedCheckpoint, built_in, integer, number
+from .base import CHATML, FULL, LINEAR, MOST, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import Conv, DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, listed_types
 
 KINDS = {"conv": LINEAR, FULL: FULL}
@@ -19,7 +19,6 @@ FACTOR = "block_ffn_dim_multiplier"
 class Lfm2(DecoderFamily):
     name = "lfm2"
     title = "LFM2"
-    model_types = ("lfm2",)
     names = Names(
         norm="embedding_norm",
         mlp="feed_forward",
@@ -36,7 +35,6 @@ class Lfm2(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 128_000,
-        "hidden_act": "silu",
         "rope_theta": 1_000_000.0,
         "conv_L_cache": 3,
         "block_multiple_of": 256,
@@ -44,13 +42,14 @@ class Lfm2(DecoderFamily):
         "block_auto_adjust_ff_dim": True,
         "tie_word_embeddings": True,
     }
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "hidden_act", "silu", self.title)
         tied = config.get("tie_embedding", config["tie_word_embeddings"])
         return super().describe(
             {**config, "tie_word_embeddings": tied, "intermediate_size": self.width(config)},
-            norm=Norm(float(number(config, "norm_eps", 1e-5))),
+            norm=Norm(number(config, "norm_eps", 1e-5)),
             places=Places("operator_norm", None, "ffn_norm"),
             qk_norm="head",
             conv=Conv(integer(config, "conv_L_cache"), flag(config, "conv_bias")),
@@ -66,11 +65,9 @@ class Lfm2(DecoderFamily):
         width = int(2 * width / 3)
         if config[FACTOR] is None:
             return width
-        width, step = int(number(config, FACTOR, 1.0) * width), integer(config, "block_multiple_of")
+        width = int(min(number(config, FACTOR, 1.0) * width, MOST + 1))  # above MOST, it is refused
+        step = integer(config, "block_multiple_of")
         return step * -(-width // step)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         layers = integer(config, "num_hidden_layers")

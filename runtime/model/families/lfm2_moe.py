@@ -20,7 +20,6 @@ TENSORS = ExpertTensors(
 class Lfm2Moe(Lfm2):
     name = "lfm2_moe"
     title = "LFM2 MoE"
-    model_types = ("lfm2_moe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **Lfm2.defaults,
         "hidden_size": 2048,
@@ -39,7 +38,7 @@ class Lfm2Moe(Lfm2):
             scores="sigmoid",
             normalized=flag(config, "norm_topk_prob"),
             eps=1e-6,
-            scale=float(number(config, "routed_scaling_factor", 1.0)),
+            scale=number(config, "routed_scaling_factor", 1.0),
             correction=flag(config, "use_expert_bias"),
             tensors=TENSORS,
         )

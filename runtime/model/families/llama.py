@@ -14,7 +14,6 @@ LLAMA3_VOCABULARY = 128_256
 class Llama(DecoderFamily):
     name = "llama"
     title = "Llama"
-    model_types = ("llama",)
     wrappers = ("llava", "llava_next")
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -23,7 +22,6 @@ class Llama(DecoderFamily):
         "intermediate_size": 11_008,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
     }
 
     def markers(self, architecture: Architecture) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ class Llama4(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "num_experts_per_tok": 1,
@@ -91,7 +90,7 @@ def _growth(config: Mapping[str, Any]) -> Growth | None:
     # Older config.json files have a number for yes.
     if not flag({TUNED: bool(tuned) if isinstance(tuned, int) else tuned}, TUNED):
         return None
-    beta = float(number(config, "attn_scale", 0.1))
+    beta = number(config, "attn_scale", 0.1)
     return Growth(beta, integer(config, "floor_scale"), shift=1, unturned=True)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import UnsupportedCheckpoint, built_in, count, integer, section
+from .base import UnsupportedCheckpoint, built_in, integer, section
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen
 from .mixtral import TENSORS
 
@@ -16,7 +16,6 @@ ROTATED = "rotary_dim"
 class MinimaxM2(DecoderFamily):
     name = "minimax_m2"
     title = "MiniMax M2"
-    model_types = ("minimax_m2",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 200_064,
         "hidden_size": 3072,
@@ -26,11 +25,12 @@ class MinimaxM2(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 196_608,
-        "hidden_act": "silu",
         "rope_theta": 5_000_000.0,
         "num_experts_per_tok": 8,
     }
     share = 1.0
+    further = "num_mtp_modules"
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         for key, value in (
@@ -38,7 +38,8 @@ class MinimaxM2(DecoderFamily):
             *(("qk_norm_type", "per_layer"), ("shared_intermediate_size", 0), ("sliding_window", 0)),
         ):
             built_in(config, key, value, self.title)
-        if any(kind != 1 for kind in config.get("attn_type_list") or ()):
+        kinds = config.get("attn_type_list") or ()
+        if not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds):
             raise UnsupportedCheckpoint(
                 "config.json: attn_type_list has layers without softmax attention", "attn_type_list"
             )
@@ -56,12 +57,6 @@ class MinimaxM2(DecoderFamily):
         """Give the rotating part as a share too, which transformers reads."""
         rope = next(iter(dict(self.architecture(config).ropes).values()))
         return {"partial_rotary_factor": rope.share, ROTATED: round(rope.share * small["head_dim"])}
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
-
-    def further_layers(self, config: Mapping[str, Any]) -> int:
-        return count(config, "num_mtp_modules")
 
 
 def rotating(config: Mapping[str, Any]) -> Mapping[str, Any]:

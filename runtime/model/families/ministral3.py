@@ -25,7 +25,6 @@ YARN = {
 class Ministral3(DecoderFamily):
     name = "ministral3"
     title = "Ministral 3"
-    model_types = ("ministral3",)
     wrappers = ("mistral3",)
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -37,7 +36,6 @@ class Ministral3(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 262_144,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
     }
 
@@ -51,7 +49,7 @@ def growing(config: Mapping[str, Any], default: Mapping[str, Any]) -> tuple[Mapp
     rope = section(config, "rope_scaling") or section(config, "rope_parameters") or default
     if not rope.get("llama_4_scaling_beta"):
         return rope, None
-    beta = float(number(rope, "llama_4_scaling_beta", 0.1))
+    beta = number(rope, "llama_4_scaling_beta", 0.1)
     return rope, Growth(beta, integer(rope, "original_max_position_embeddings"))
 
 

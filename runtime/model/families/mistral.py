@@ -11,7 +11,6 @@ from .decoder import MULTIMODAL, DecoderFamily
 class Mistral(DecoderFamily):
     name = "mistral"
     title = "Mistral"
-    model_types = ("mistral",)
     wrappers = ("mistral3", "llava", "llava_next")
     prefixes = MULTIMODAL
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -22,7 +21,6 @@ class Mistral(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "sliding_window": 4096,
     }
 

@@ -23,7 +23,6 @@ YARN = {**ministral3.YARN, "rope_theta": 10_000.0, "factor": 128.0, "original_ma
 class Mistral4(LatentFamily):
     name = "mistral4"
     title = "Mistral 4"
-    model_types = ("mistral4",)
     wrappers = ("mistral3",)
     prefixes = MULTIMODAL
     scaled = False
@@ -35,7 +34,6 @@ class Mistral4(LatentFamily):
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
         "max_position_embeddings": 1_048_576,
-        "hidden_act": "silu",
         "kv_lora_rank": 256,
         "q_lora_rank": 1024,
         "qk_rope_head_dim": 64,
@@ -60,9 +58,9 @@ class Mistral4(LatentFamily):
         turned = integer(config, "qk_rope_head_dim")
         key = "rope_scaling" if section(config, "rope_scaling") else "rope_parameters"
         rope = dict(section(config, key))
-        for place in (rope, config):
-            share = number(place, SHARE, turned / head_dim)
-            if int(head_dim * share) != turned:
+        given = [place for place in (rope, config) if place.get(SHARE) is not None]
+        for share in (number(place, SHARE, 1.0) for place in given):
+            if share > 1 or int(head_dim * share) != turned:
                 raise UnsupportedCheckpoint(
                     f"config.json: {SHARE} is {share:g}, and {turned} of a head's {head_dim} features rotate",
                     SHARE,

@@ -18,7 +18,6 @@ TENSORS = ExpertTensors(
 class Mixtral(DecoderFamily):
     name = "mixtral"
     title = "Mixtral"
-    model_types = ("mixtral",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_000,
         "hidden_size": 4096,
@@ -27,19 +26,16 @@ class Mixtral(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 1_000_000.0,
         "num_experts_per_tok": 2,
     }
+    biased = ()
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         size = integer(config, "intermediate_size")
         experts = Experts(*chosen(config, 8), size=size, normalized=True, tensors=TENSORS)
         return super().describe(config, experts=experts, **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ()
 
 
 FAMILY = Mixtral()

@@ -11,7 +11,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, number
 class Nemotron(DecoderFamily):
     name = "nemotron"
     title = "Nemotron 3 and 4"
-    model_types = ("nemotron",)
     names = Names(plain=("up_proj", "down_proj"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 256_000,
@@ -25,7 +24,7 @@ class Nemotron(DecoderFamily):
     share = 0.5
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        eps = float(number(config, "norm_eps", 1e-5))
+        eps = number(config, "norm_eps", 1e-5)
         norm = Norm(eps, centered=True, bias=True, offset=1.0, wide=True)
         return super().describe(config, norm=norm, gated=False, **different)
 

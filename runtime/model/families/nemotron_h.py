@@ -53,7 +53,6 @@ TENSORS = ExpertTensors(
 class NemotronH(DecoderFamily):
     name = "nemotron_h"
     title = "Nemotron-H and Nemotron 3"
-    model_types = ("nemotron_h",)
     prefixes = ("backbone.", "model.")
     names = Names(
         embedding="embeddings",
@@ -98,7 +97,7 @@ class NemotronH(DecoderFamily):
         blocks = block_types(config)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "layer_norm_epsilon", 1e-5))),
+            norm=Norm(number(config, "layer_norm_epsilon", 1e-5)),
             places=Places("norm", None, "norm"),
             turns=(False,) * len(blocks),
             mamba=mamba(config),
@@ -184,7 +183,7 @@ def experts(config: Mapping[str, Any]) -> Experts:
         integer(config, "moe_intermediate_size"),
         scores="sigmoid",
         normalized=flag(config, "norm_topk_prob"),
-        scale=float(number(config, "routed_scaling_factor", 1.0)),
+        scale=number(config, "routed_scaling_factor", 1.0),
         groups=groups,
         chosen_groups=chosen_groups,
         correction=True,

@@ -10,29 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import FULL, SLIDING, integer, section
+from .base import SLIDING, section
 from .olmo2 import Olmo2
-
-PERIOD = 4
 
 
 class Olmo3(Olmo2):
     name = "olmo3"
     title = "OLMo 3"
-    model_types = ("olmo3",)
     defaults: ClassVar[Mapping[str, Any]] = {**Olmo2.defaults, "sliding_window": 4096}
+    full_every = 4
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
         ropes = dict(super().ropes(config, kinds, head_dim))
         if SLIDING in ropes and not isinstance(section(config, "rope_parameters").get(SLIDING), Mapping):
             ropes[SLIDING] = Rope(ropes[SLIDING].theta)
         return ropes
-
-    def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        if config.get("layer_types") is not None:
-            return super().layer_types(config)
-        layers = integer(config, "num_hidden_layers")
-        return tuple(SLIDING if (i + 1) % PERIOD else FULL for i in range(layers))
 
 
 FAMILY = Olmo3()

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag
 class Olmoe(DecoderFamily):
     name = "olmoe"
     title = "OLMoE"
-    model_types = ("olmoe",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 2048,
@@ -20,7 +19,6 @@ class Olmoe(DecoderFamily):
         "num_hidden_layers": 16,
         "num_attention_heads": 16,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 8,
     }

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Names, Norm, Places, nu
 class Phi(DecoderFamily):
     name = "phi"
     title = "Phi 1 and 2"
-    model_types = ("phi",)
     names = Names(norm="final_layernorm", out="dense", plain=("fc1", "fc2"))
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 51_200,
@@ -24,19 +23,17 @@ class Phi(DecoderFamily):
         "hidden_act": "gelu_new",
     }
     share = 0.5
+    biased = (("", ("q", "k", "v", "o", "mlp", "head")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         built_in(config, "qk_layernorm", False, self.title)
         return super().describe(
             config,
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(before_mlp=None, parallel=True),
             gated=False,
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "mlp", "head")
 
 
 FAMILY = Phi()

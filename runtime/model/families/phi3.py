@@ -11,14 +11,12 @@ from .decoder import DecoderArchitecture, DecoderFamily
 class Phi3(DecoderFamily):
     name = "phi3"
     title = "Phi 3 and 4"
-    model_types = ("phi3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32_064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,

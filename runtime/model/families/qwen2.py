@@ -12,7 +12,6 @@ from .decoder import DecoderFamily, windowed_late
 class Qwen2(DecoderFamily):
     name = "qwen2"
     title = "Qwen 2.5"
-    model_types = ("qwen2",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,
@@ -22,14 +21,10 @@ class Qwen2(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "max_window_layers": 28,
     }
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the fixed biases; `attention_bias` has no effect here."""
-        return ("q", "k", "v")
+    biased = (("", ("q", "k", "v")),)  # attention_bias has no effect here
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         return windowed_late(config)

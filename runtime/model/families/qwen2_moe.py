@@ -20,7 +20,6 @@ from .decoder import (
 class Qwen2Moe(DecoderFamily):
     name = "qwen2_moe"
     title = "Qwen 1.5 and 2 MoE"
-    model_types = ("qwen2_moe",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,
@@ -30,7 +29,6 @@ class Qwen2Moe(DecoderFamily):
         "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "max_window_layers": 28,
         "decoder_sparse_step": 1,
@@ -40,6 +38,7 @@ class Qwen2Moe(DecoderFamily):
         "norm_topk_prob": False,
         "qkv_bias": True,
     }
+    biased = (("qkv_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         experts = Experts(
@@ -50,9 +49,6 @@ class Qwen2Moe(DecoderFamily):
             shared_gate=True,
         )
         return super().describe(config, experts=experts, routed=routed_every(config), **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "qkv_bias") else ()
 
     def layer_types(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Return transformers' layer types: an enabled window is in every second one of the first

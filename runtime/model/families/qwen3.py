@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, windowed_late
 class Qwen3(DecoderFamily):
     name = "qwen3"
     title = "Qwen 3"
-    model_types = ("qwen3",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,
@@ -23,7 +22,6 @@ class Qwen3(DecoderFamily):
         "num_key_value_heads": 32,
         "head_dim": 128,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "max_window_layers": 28,
     }

@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Experts, chosen, flag, 
 class Qwen3Moe(DecoderFamily):
     name = "qwen3_moe"
     title = "Qwen 3 MoE"
-    model_types = ("qwen3_moe",)
     turn_markers = CHATML
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 151_936,
@@ -22,7 +21,6 @@ class Qwen3Moe(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "sliding_window": 4096,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 768,

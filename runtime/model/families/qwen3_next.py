@@ -12,7 +12,6 @@ from .gated_delta import SIZES, WITH_EXPERTS, GatedDeltaFamily, experts
 class Qwen3Next(GatedDeltaFamily):
     name = "qwen3_next"
     title = "Qwen 3 Next"
-    model_types = ("qwen3_next",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **SIZES,
         **WITH_EXPERTS,

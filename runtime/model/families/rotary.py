@@ -25,7 +25,6 @@ def read_rope(
     model: str,
     *,
     head_dim: int | None = None,
-    theta: float = THETA,
     share: float | None = None,
     interleaved: bool = False,
 ) -> Rope:
@@ -39,7 +38,6 @@ def read_rope(
         config: the text part of a config.json.
         model: the model's name in a message.
         head_dim: features of a head; None for the number that the config gives or implies.
-        theta: the family's default base.
         share: the family's default share of a head that rotates; None if the model rotates only whole heads.
         interleaved: whether the family's pairs are neighbors.
 
@@ -53,7 +51,7 @@ def read_rope(
     if head_dim is None:
         hidden, heads = integer(config, "hidden_size", 4096), integer(config, "num_attention_heads", 32)
         head_dim = hidden // heads if config.get("head_dim") is None else integer(config, "head_dim")
-    base = _theta(scaling if scaling.get("rope_theta") is not None else config, theta)
+    base = _theta(scaling if scaling.get("rope_theta") is not None else config)
     rope = Rope(base, share=_share(config, key, share, model), interleaved=interleaved)
     turned = rope.turned(head_dim)
     if turned < 2 or turned % 2:
@@ -72,7 +70,6 @@ def read_ropes(
     model: str,
     *,
     head_dim: int | None = None,
-    theta: float = THETA,
     share: float | None = None,
     interleaved: bool = False,
 ) -> Mapping[str, Rope]:
@@ -96,9 +93,7 @@ def read_ropes(
             # As in transformers, a layer's own section must hold its context length itself.
             left_out = (CONTEXT, "rope_scaling")
             alone = {k: v for k, v in config.items() if k not in left_out} | {key: scaling[kind]}
-        out[kind] = read_rope(
-            alone, model, head_dim=head_dim, theta=theta, share=share, interleaved=interleaved
-        )
+        out[kind] = read_rope(alone, model, head_dim=head_dim, share=share, interleaved=interleaved)
     return out
 
 
@@ -112,8 +107,8 @@ def _nested(scaling: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) for value in scaling.values())
 
 
-def _theta(place: Mapping[str, Any], default: float) -> float:
-    theta = float(number(place, "rope_theta", default))
+def _theta(place: Mapping[str, Any]) -> float:
+    theta = number(place, "rope_theta", THETA)
     if theta <= 1:
         raise UnsupportedCheckpoint(f"config.json: rope_theta is {theta:g}, not above 1", "rope_theta")
     return theta
@@ -127,7 +122,7 @@ def _share(config: Mapping[str, Any], key: str, default: float | None, model: st
         for place in given:
             built_in(place, SHARE, 1.0, model)
         return 1.0
-    shares = [float(number(place, SHARE, 1.0)) for place in given] or [default]
+    shares = [number(place, SHARE, 1.0) for place in given] or [default]
     if max(shares) > 1:
         raise UnsupportedCheckpoint(f"config.json: {SHARE} is {max(shares):g}, above 1", SHARE)
     if len(set(shares)) > 1:
@@ -179,7 +174,7 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
             )
     else:
         factor = _factor(scaling, key)
-    slow, fast = float(number(scaling, "beta_slow", 1.0)), float(number(scaling, "beta_fast", 32.0))
+    slow, fast = number(scaling, "beta_slow", 1.0), number(scaling, "beta_fast", 32.0)
     _rising(slow, fast, ("beta_slow", "beta_fast"), key)
     truncate = scaling.get("truncate", True)
     if not isinstance(truncate, bool):
@@ -192,9 +187,9 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
 
     # Zero means absent, as in transformers.
     names = ("mscale", "mscale_all_dim")
-    given = [float(number(scaling, name, 1.0)) for name in names if scaling.get(name) not in (None, 0)]
+    given = [number(scaling, name, 1.0) for name in names if scaling.get(name) not in (None, 0)]
     attention = scale(given[0]) / scale(given[1]) if len(given) == 2 else scale(1.0)
-    attention = float(number(scaling, "attention_factor", attention))
+    attention = number(scaling, "attention_factor", attention)
     return replace(rope, factor=factor, low=slow, high=fast, attention=attention, truncate=truncate)
 
 
@@ -212,8 +207,8 @@ def _longrope(
                 f"config.json: {key}: {name} is {long}, not one number for each of {turned // 2} frequencies",
                 name,
             )
-        lists.append(tuple(float(number({name: value}, name, math.nan)) for value in values))
-    attention = float(number(scaling, "attention_factor", attention))
+        lists.append(tuple(number({name: value}, name, math.nan) for value in values))
+    attention = number(scaling, "attention_factor", attention)
     return replace(rope, attention=attention, short=lists[0], long=lists[1])
 
 
@@ -240,7 +235,7 @@ def _factor(scaling: Mapping[str, Any], key: str) -> float:
 def _required(scaling: Mapping[str, Any], name: str, key: str) -> float:
     if scaling.get(name) is None:
         raise UnsupportedCheckpoint(f"config.json: {key} has no {name}", key)
-    return float(number(scaling, name, 1.0))
+    return number(scaling, name, 1.0)
 
 
 def _rising(low: float, high: float, names: tuple[str, str], key: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderFamily, flag
+from .decoder import DecoderFamily
 
 
 class SeedOss(DecoderFamily):
     name = "seed_oss"
     title = "Seed-OSS"
-    model_types = ("seed_oss",)
     turn_markers = ("<seed:bos>", "<seed:eos>")
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 155_136,
@@ -22,15 +21,11 @@ class SeedOss(DecoderFamily):
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 524_288,
-        "hidden_act": "silu",
         "attention_bias": True,
         "attention_dropout": 0.1,
         "residual_dropout": 0.1,
     }
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        of_each = {"attention_bias": ("q", "k", "v"), "attention_out_bias": ("o",), "mlp_bias": ("mlp",)}
-        return tuple(name for key, names in of_each.items() if flag(config, key) for name in names)
+    biased = (("attention_bias", ("q", "k", "v")), ("attention_out_bias", ("o",)), ("mlp_bias", ("mlp",)))
 
 
 FAMILY = SeedOss()

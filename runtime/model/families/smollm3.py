@@ -12,7 +12,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, flag, turning
 class SmolLM3(DecoderFamily):
     name = "smollm3"
     title = "SmolLM 3"
-    model_types = ("smollm3",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 128_256,
         "hidden_size": 2048,
@@ -21,7 +20,6 @@ class SmolLM3(DecoderFamily):
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
-        "hidden_act": "silu",
         "rope_theta": 2_000_000.0,
         "no_rope_layer_interval": 4,
         "tie_word_embeddings": True,

@@ -14,7 +14,6 @@ from .decoder import DecoderArchitecture, DecoderFamily, Norm, Places, flag, num
 class StableLm(DecoderFamily):
     name = "stablelm"
     title = "StableLM"
-    model_types = ("stablelm",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 50_304,
         "hidden_size": 2560,
@@ -23,22 +22,19 @@ class StableLm(DecoderFamily):
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "max_position_embeddings": 4096,
-        "hidden_act": "silu",
     }
     share = 0.25
+    biased = (("use_qkv_bias", ("q", "k", "v")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         parallel = flag(config, "use_parallel_residual")
         return super().describe(
             {**config, "head_dim": None},  # transformers reads no other
-            norm=Norm(float(number(config, "layer_norm_eps", 1e-5)), centered=True, bias=True, wide=True),
+            norm=Norm(number(config, "layer_norm_eps", 1e-5), centered=True, bias=True, wide=True),
             places=Places(before_mlp=None, parallel=True) if parallel else Places(),
             qk_norm="each" if flag(config, "qk_layernorm") else "",
             **different,
         )
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v") if flag(config, "use_qkv_bias") else ()
 
 
 FAMILY = StableLm()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily, Norm, flag, number
+from .decoder import DecoderArchitecture, DecoderFamily, Norm, number
 
 
 class Starcoder2(DecoderFamily):
     name = "starcoder2"
     title = "StarCoder2"
-    model_types = ("starcoder2",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 49_152,
         "hidden_size": 3072,
@@ -24,13 +23,11 @@ class Starcoder2(DecoderFamily):
         "use_bias": True,
         "tie_word_embeddings": True,
     }
+    biased = (("use_bias", ("q", "k", "v", "o", "mlp")),)
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        norm = Norm(float(number(config, "norm_epsilon", 1e-5)), centered=True, bias=True, wide=True)
+        norm = Norm(number(config, "norm_epsilon", 1e-5), centered=True, bias=True, wide=True)
         return super().describe(config, norm=norm, gated=False, **different)
-
-    def biases(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("q", "k", "v", "o", "mlp") if flag(config, "use_bias") else ()
 
 
 FAMILY = Starcoder2()

@@ -152,7 +152,7 @@ class Transformers(Family):
             )
         layers, hidden = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
         heads = integer(config, "num_attention_heads", 1)
-        kv_heads = integer({"n": config.get("num_key_value_heads") or heads}, "n")
+        given = {key: value for key, value in config.items() if value}
         found = _grouped(config, tensors)
         numbers = sorted({layer for _, _, spelled in found for layer in _numbers(spelled)})
         if numbers != list(range(layers)):
@@ -172,8 +172,8 @@ class Transformers(Family):
             hidden_size=hidden,
             intermediate_size=integer(config, "intermediate_size", hidden),
             num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=integer({"n": config.get("head_dim") or max(1, hidden // heads)}, "n"),
+            num_kv_heads=integer(given, "num_key_value_heads", heads),
+            head_dim=integer(given, "head_dim", max(1, hidden // heads)),
             layer_types=tuple(SLIDING if kind == SLIDING else FULL for kind in kinds),
             model_type=str(config.get("model_type")),
             config=json.dumps(
