@@ -109,6 +109,22 @@ def test_completions_become_text_that_is_learned_whole(tmp_path: Path) -> None:
     assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
 
 
+def test_texts_longer_than_a_row_are_not_left_out(tmp_path: Path) -> None:
+    long = {"path": "our/books", "type": "completion"}
+    talk = {"path": "our/talks", "type": "chat_template"}
+    assert one(tmp_path, type="completion").value("data.overlong") == "truncate"
+    assert port(tmp_path, pretraining_dataset=[{"path": "a/b"}], max_steps=9).value("data.overlong") == (
+        "truncate"
+    )
+    made = port(tmp_path, datasets=[long], excess_length_strategy="drop")
+    assert made.value("data.overlong") == "truncate"
+    assert verdict(made, "excess_length_strategy") is Verdict.EXACT
+    made = port(tmp_path, datasets=[long, talk], excess_length_strategy="drop")
+    assert made.value("data.overlong") == "truncate"
+    assert verdict(made, "excess_length_strategy") is Verdict.APPROXIMATED
+    assert port(tmp_path, datasets=[talk]).value("data.overlong") == "drop"
+
+
 @pytest.mark.parametrize(
     ("keys", "loss", "how"),
     [

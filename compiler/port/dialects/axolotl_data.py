@@ -70,7 +70,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
-    _lengths(keys)
+    _lengths(keys, kinds)
     _packing(keys, objective)
     if kinds:
         _loss(keys, train, kinds)
@@ -186,12 +186,17 @@ _OF_TYPES = words(
 )
 
 
-def _lengths(keys: Keys) -> None:
+def _lengths(keys: Keys, kinds: Sequence[Kind]) -> None:
+    """Record the length of rows. No text is too long, because Axolotl divides texts into rows."""
     length = keys.integer("sequence_len")
     keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
-    strategy = keys.choice("excess_length_strategy", ("drop", "truncate", "raise")) or "drop"
-    sets = {"data.overlong": "error" if strategy == "raise" else strategy}
-    keys.default("excess_length_strategy", "drop", sets)
+    key, texts = "excess_length_strategy", [kind.note == PIECES for kind in kinds]
+    strategy = keys.choice(key, ("drop", "truncate", "raise")) or "drop"
+    over = "truncate" if any(texts) else "error" if strategy == "raise" else strategy
+    mixed = any(texts) and not all(texts) and strategy != "truncate"
+    if mixed and keys.given(key):
+        keys.say(key, {"data.overlong": over}, TRUNCATED)
+    keys.default(key, "drop", {"data.overlong": over}, TRUNCATED if mixed else CUT if any(texts) else "")
 
 
 def _packing(keys: Keys, objective: str) -> None:
@@ -576,6 +581,8 @@ PLAIN = (
     "completion merges with the prompt's last token"
 )
 PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
+CUT = "Axolotl leaves out no text, because it divides long ones into rows"
+TRUNCATED = "recipec also truncates other rows that are too long, because Axolotl leaves out no text"
 SEGMENTS = (
     "recipec leaves out rows whose trained segments are not all at the end, and ends each "
     "row with the eos token"
