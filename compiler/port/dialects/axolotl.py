@@ -252,7 +252,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     else:
         adapters.say_init(keys, "peft_init_lora_weights", start)
     settings = keys.mapping("peft").get("loftq_config")
-    if settings:  # Axolotl asks PEFT for LoftQ if its bits are given
+    if settings and settings.get("loftq_bits"):  # Axolotl asks PEFT for LoftQ if its bits are given
         adapters.say_loftq(keys, "peft", settings)
     keys.same("peft")
     _quantized(keys, adapter, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import Formatter
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
@@ -111,6 +112,13 @@ class Entry:
     source: Any
     kind: Kind | None
 
+    @property
+    def named(self) -> str:
+        """The key that names the template of its turns."""
+        if self.kind is None or not self.kind.fastchat:
+            return "chat_template"
+        return "conversation" if self.keys.given("conversation") else "type"
+
 
 def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     """Return the data sets of one list."""
@@ -125,7 +133,8 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     found = []
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
-        kind = _texts(below) if key == PRETRAINING else _kind(below, objective)
+        chatml = (below.text("conversation") or keys.text("chat_template")) == "chatml"
+        kind = _texts(below) if key == PRETRAINING else _kind(below, objective, chatml)
         found.append(Entry(below, path, _place(below), kind))
     return found
 
@@ -278,26 +287,34 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
-    told = [each for each in chats if each.keys.given("chat_template")]
-    own = {id(each): _named_template(each.keys, model) for each in told}
+    told = [each for each in chats if each.named != "chat_template" or each.keys.given("chat_template")]
+    system = keys.text("default_system_message") if any(each.kind.fastchat for each in told) else None
+    own = {id(each): _template_of(each, model, system) for each in told}
     alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
-    at = told[0].keys if alike and told else keys
+    at, name = (told[0].keys, told[0].named) if alike and told else (keys, "chat_template")
     found = own[id(told[0])] if alike and told else _named_template(keys, model)
     jinja = at.text("chat_template_jinja")
     if not found.known:
         _refused_template(at, found)
-    elif at.given("chat_template"):
-        at.say("chat_template", found.sets, found.note)
+    elif at.given(name):
+        at.say(name, found.sets, found.note)
     elif not jinja:
         keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
     if alike:
-        for below in (keys, *(each.keys for each in told)):
-            below.passive(names, "the same as the other data sets")
+        keys.passive(names, "the same as the other data sets")
+        for each in told:
+            each.keys.passive((*names, each.named), "the same as the other data sets")
     else:
         others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
         _own_templates(keys, train, others)
-    if model is not None and not jinja and "chat" in formats:
+    if system is not None:
+        keys.same("default_system_message", found.sets, "the system message of a conversation without one")
+    if (
+        model is not None
+        and not jinja
+        and any(each.kind.format == "chat" and not each.kind.fastchat for each in chats)
+    ):
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
@@ -305,6 +322,14 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
 def _named_template(keys: Keys, model: Model | None) -> templates.Template:
     name, jinja = keys.text("chat_template"), keys.text("chat_template_jinja")
     return templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+
+
+def _template_of(each: Entry, model: Model | None, system: str | None) -> templates.Template:
+    """Return the template of a data set. FastChat writes the system message into each conversation."""
+    if each.kind is None or not each.kind.fastchat:
+        return _named_template(each.keys, model)
+    changes = {**FASTCHAT, **({"default_system": system} if system else {})}
+    return templates.of("axolotl", each.kind.fastchat, model, changes)
 
 
 def _refused_template(keys: Keys, found: templates.Template) -> None:
@@ -331,7 +356,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
             each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
     for each in train:
         if (found := own.get(id(each))) is not None:
-            each.keys.say("chat_template", {"data.train": made}, found.note)
+            each.keys.say(each.named, {"data.train": made}, found.note)
         each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
@@ -372,12 +397,13 @@ def _evaluation(keys: Keys) -> None:
         keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
 
 
-def _kind(keys: Keys, objective: str) -> Kind | None:
+def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
     """Return the kind of a data set's rows, None after an error.
 
     Args:
         keys: the keys of the data set.
         objective: a value of `rl`, or "sft".
+        chatml: whether its turns have the marks of ChatML.
     """
     given = keys.value("type")
     if objective == "kto":
@@ -386,6 +412,7 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
         return _preference(keys, given)
     if isinstance(given, dict):
         _told(keys, "type", given)
+        _fillable(keys, given)
         return user_defined(given)
     if given is None:
         message = "a data set has no `type`, which gives the format of its rows"
@@ -394,6 +421,8 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     name = str(given)
     if name == "chat_template":
         return _chat(keys)
+    if name in SHAREGPT and chatml:
+        return _sharegpt(keys)
     if name == "completion":
         field = keys.text("field")
         keys.same("field")
@@ -406,6 +435,21 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     if found is None:
         _unknown(keys, name)
     return found
+
+
+def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
+    """Refuse formats of the file's own type that name other values than those that Axolotl fills in."""
+    for name in ("format", "no_input_format"):
+        text = str(given.get(name) or "")
+        try:
+            others = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        except ValueError:
+            others = {"{"}
+        if others := sorted(others - {"instruction", "input"}):
+            message = (
+                f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {others[0]!r}"
+            )
+            keys.refuse("type", "E1145", message, f"end {name} where the answer begins; write braces twice")
 
 
 def _texts(keys: Keys) -> Kind:
@@ -421,6 +465,9 @@ def _unknown(keys: Keys, name: str) -> None:
     message = f"recipec does not support the data set type `{name}`: {why}"
     message = message if why else f"unknown data set type `{name}`"
     help = "type: chat_template, with field_messages and message_property_mappings for columns of other names"
+    if name in SHAREGPT:
+        names = "field_messages: conversations, and message_property_mappings: {role: from, content: value}"
+        help = f"conversation: chatml, if the turns have its marks; or type: chat_template, with {names}"
     keys.refuse("type", "E1141", message, help)
 
 
@@ -453,6 +500,22 @@ def _chat(keys: Keys) -> Kind:
         return Kind("chat", fields)
     tags = conversion.Tagged(conversation, role, content, words)
     return Kind("chat", transform=conversion.tagged(tags))
+
+
+def _sharegpt(keys: Keys) -> Kind:
+    """Return the kind for conversations of ShareGPT, as Axolotl 0.4 read them."""
+    words = {}
+    for name, usual, role in (("field_human", "human", "user"), ("field_model", "gpt", "assistant")):
+        words[keys.text(name) or usual] = role
+        keys.same(name, note="the same role under another name")
+    keys.same("strict", note="recipec reads the usual names of roles")
+    keys.unless("roles", (), "recipec reads the usual names of roles")
+    columns = ("conversations", "from", "value")
+    if all(ALIASES.get(word, word) == role for word, role in words.items()):
+        fields = dict(zip(("messages", "role", "content"), columns, strict=True))
+        return Kind("chat", fields, note=TURNS, fastchat="chatml")
+    made = conversion.tagged(conversion.Tagged(*columns, {**words, "system": "system"}))
+    return Kind("chat", transform=made, note=TURNS, fastchat="chatml")
 
 
 def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
@@ -568,14 +631,28 @@ class Kind:
         fields: the value of `data.fields`.
         transform: the text of the file of `data.transform`, "" for none.
         note: how the tokens differ.
+        fastchat: the name of FastChat's template that writes the turns, "" for none.
     """
 
     format: str
     fields: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
     note: str = ""
+    fastchat: str = ""
 
 
+SHAREGPT = ("sharegpt", "sharegpt.load", "sharegpt:chat")
+FASTCHAT = {
+    "assistant": "{}<|im_end|>\n",
+    "after": "",
+    "default_system": "You are a helpful assistant.",
+    "adds_bos": True,
+}
+"""How the turns of FastChat's chatml differ from those of Axolotl's own template."""
+TURNS = (
+    "as Axolotl 0.4 read it, which newer versions refuse: that version also trained on the line break before "
+    "an answer, and wrote an eos_token after an answer if <|im_end|> was not that token"
+)
 PLAIN = (
     "recipec tokenizes the same text as a whole; it leaves out and counts a row whose "
     "completion merges with the prompt's last token"
@@ -665,7 +742,11 @@ PROMPTS: Mapping[str, conversion.Prompt] = {
 """Types that write a row as plain text."""
 
 UNPORTED = {
-    "sharegpt": "Axolotl refuses it",
+    "sharegpt": "Axolotl refuses it, and recipec reads it only with the template chatml",
+    **dict.fromkeys(
+        words("context_qa creative_acr llama2_chat messages metharme orcamini pygmalion"),
+        "recipec has no format for its rows",
+    ),
     "explainchoice": "recipec has no format for its lists of choices",
     "concisechoice": "recipec has no format for its lists of choices",
     "reflection": "recipec has no format for its reflections",
