@@ -88,6 +88,19 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     return named
 
 
+def way_out(name: str, key: str) -> str | None:
+    """Return the help for a checkpoint's folder that is not at hand, None for an id of the hub.
+
+    Args:
+        key: the tool's key that names the folder.
+    """
+    if not is_directory(name) and name.count("/") < 2:
+        return None
+    copied = original_of(name.rstrip("/").replace("___", "."))  # ModelScope's cache has no dots
+    model = f"{copied}, if the folder is a copy of it" if copied else "OWNER/NAME, its id on the hub"
+    return f"--set {key}={model}; or name a folder with its config.json"
+
+
 def say_flash(keys: Keys) -> None:
     """Record `attn_implementation` if it asks for a fused kernel."""
     if "flash" in (keys.text("attn_implementation") or ""):
