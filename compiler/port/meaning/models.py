@@ -78,7 +78,7 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
     name, given = keys.text(key), keys.text(revision)
-    if name is None:
+    if not name:
         keys.refuse(key, "E1144", "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
     named = resolve(name, keys.source.path.parent)
