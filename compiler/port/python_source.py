@@ -19,21 +19,15 @@ from typing import Any
 
 from recipec.compiler.port.follow import (
     CONFIG,
-    NOTHING,
     STOPPING,
     STOPS,
     TRAINERS,
-    Arg,
     Follower,
-    Function,
-    Known,
-    Made,
-    Row,
-    Unknown,
 )
 from recipec.compiler.port.keys import defaults_of, words
 from recipec.compiler.port.meaning.scripts import UNSLOTH, UNSLOTH_LORA, Chat, Column, Rows, Text, is_content
 from recipec.compiler.port.read import Code, Tree, conceal, parse_json
+from recipec.compiler.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.compiler.port.source import Script, Source, join
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic, Span
@@ -93,8 +87,10 @@ def _source(tree: Tree, notebook: bool) -> Source:
             code.add(line, number, list(range(len(line))))
     module = _parsed(code)
     _hide(code, module)
-    follower = Follower(code)
-    follower.block(module.body, ChainMap({}))
+    follower, names = Follower(code), ChainMap[str, Any]({})
+    follower.block(module.body, names)
+    if not follower.trainers and not follower.others:
+        follower.uncalled(module, names)
     return _Assembly(code, follower).source()
 
 
@@ -346,9 +342,13 @@ class _Assembly:
         if model.kind.startswith("class "):
             name = model.kind.removeprefix("class ")
             message = f"`{name}` does not load a text-only language model, which is what recipec trains"
-            raise self.refused(
-                "E1175", message, "recipes train models that AutoModelForCausalLM loads", model.node
-            )
+            help = "recipes train models that AutoModelForCausalLM loads"
+            if "Peft" in name:
+                message = f"`{name}` loads adapters, which recipec does not follow in a script"
+                help = (
+                    "give the trainer the base model, and write the adapters as lora.start_from of the recipe"
+                )
+            raise self.refused("E1175", message, help, model.node)
 
     def arguments(self, config: Arg) -> dict[str, Arg]:
         """Return the trainer's arguments, including those of model_init_kwargs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -433,3 +434,64 @@ def test_early_stopping_is_a_callback_of_a_script(given: str, after: str) -> Non
     found = {name: made.ledger.value(f"train.early_stopping.{name}", None) for name in names}
     assert {name: one for name, one in found.items() if one is not None} == expected
     assert value(made, "checkpoint.keep_best") is True
+
+
+@pytest.mark.parametrize(
+    ("text", "seed"),
+    [
+        ("n = int(os.getenv('SEED', '7'))", 7),
+        ("n = int(os.environ.get('SEED', 3) or 1)", 3),
+        ("def env(name, usual):\n    return int(os.getenv(name, usual))\nn = env('SEED', 5)", 5),
+    ],
+)
+def test_the_default_of_the_environment_is_taken(text: str, seed: int) -> None:
+    made = ported(f"{HEAD}import os\n{text}\n{SFT.replace('packing=True', 'seed=n')}")
+    assert value(made, "train.seed") == seed
+
+
+@pytest.mark.parametrize("text", ["os.getenv('SEED')", "os.environ['SEED']", "os.environ.get('SEED')"])
+def test_the_environment_without_a_default_is_named(text: str) -> None:
+    made = ported(f"{HEAD}import os\nn = {text}\n{SFT.replace('packing=True', 'seed=n')}")
+    assert [(each.code, each.path) for each in made.diagnostics if each.code == "E1174"] == [
+        ("E1174", "seed")
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.path.join(os.path.dirname(__file__), 'a.jsonl')",
+        "os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'scripts', 'a.jsonl')",
+        "str(Path(__file__).resolve().parent / 'a.jsonl')",
+        "Path(__file__).parent.parent / 'scripts' / 'a.jsonl'",
+    ],
+)
+def test_files_are_found_next_to_the_script(path: str) -> None:
+    Path("scripts").mkdir()
+    imports = "import os\nfrom pathlib import Path\n"
+    rows = f"rows = load_dataset('json', data_files={path}, split='train')\n"
+    (place,) = value(ported(f"{HEAD}{imports}{rows}{SFT}", "scripts/train.py"), "data.train")
+    assert os.path.normpath(place) == "scripts/a.jsonl"
+
+
+def test_the_only_function_that_trains_is_read_although_nothing_calls_it() -> None:
+    trains = "    model = 'Qwen/Qwen3-8B'\n    " + SFT.replace('"Qwen/Qwen3-8B"', "model")
+    made = ported(f"{HEAD}def train(rate, data=rows):\n{trains}")
+    assert made.whole and value(made, "data.packing") is True
+    unknown = trains.replace("packing=True", "learning_rate=rate")
+    made = ported(f"{HEAD}class Run:\n  def train(self, rate):\n{unknown.replace('    ', '      ')}")
+    (found,) = (each for each in made.diagnostics if each.code == "E1174")
+    assert found.path == "learning_rate" and "`rate`, which train is given" in found.message
+    assert ported(f"{HEAD}def train(rate):\n{unknown}", sets=("learning_rate=2e-4",)).whole
+    assert codes(ported(f"{HEAD}def one():\n{trains}def two():\n{trains}")) == ["E1175"]
+    called = f"{HEAD}def one():\n{trains}def two():\n{trains.replace('True', 'False')}two()\n"
+    assert value(ported(called), "data.packing") is False
+
+
+def test_adapters_that_a_script_loads_are_named_as_such() -> None:
+    text = "from peft import PeftModel\nbase = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"
+    text += (
+        "model = PeftModel.from_pretrained(base, 'first')\nSFTTrainer(model, SFTConfig(), train_dataset=rows)"
+    )
+    (found,) = ported(HEAD + text).diagnostics
+    assert found.code == "E1175" and "adapters" in found.message and "start_from" in (found.help or "")
