@@ -288,7 +288,9 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
     told = [each for each in chats if each.named != "chat_template" or each.keys.given("chat_template")]
-    system = keys.text("default_system_message") if any(each.kind.fastchat for each in told) else None
+    system = (
+        keys.text("default_system_message") if any(each.named != "chat_template" for each in told) else None
+    )
     own = {id(each): _template_of(each, model, system) for each in told}
     alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
     at, name = (told[0].keys, told[0].named) if alike and told else (keys, "chat_template")
@@ -310,11 +312,8 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
         _own_templates(keys, train, others)
     if system is not None:
         keys.same("default_system_message", found.sets, "the system message of a conversation without one")
-    if (
-        model is not None
-        and not jinja
-        and any(each.kind.format == "chat" and not each.kind.fastchat for each in chats)
-    ):
+    marked = any(each.named == "chat_template" for each in chats)
+    if model is not None and not jinja and "chat" in formats and marked:
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
@@ -445,9 +444,9 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
             others = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
         except ValueError:
             others = {"{"}
-        if others := sorted(others - {"instruction", "input"}):
+        if wrong := sorted(others - {"instruction", "input"}):
             message = (
-                f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {others[0]!r}"
+                f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {wrong[0]!r}"
             )
             keys.refuse("type", "E1145", message, f"end {name} where the answer begins; write braces twice")
 
