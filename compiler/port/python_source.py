@@ -66,7 +66,7 @@ NO_TRAINER = "constructs no trainer that recipec reads"
 
 def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
     """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none."""
-    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook")
+    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook", marked=True)
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))

@@ -363,7 +363,7 @@ def _shown(value: Any) -> str:
 
 def _environment(path: str, reference: str) -> _Unreadable:
     where = f"takes `{reference}` from the environment, which recipec does not know"
-    if run := re.fullmatch(r"\$\{(\(.*\)|\d|[@*])\}?", reference):
+    if run := re.fullmatch(r"\$\{(\(.*|\d|[@*])\}", reference):
         where = f"contains `${run[1]}`, which is known only when the script runs"
     return _Unreadable(
         "E1107",

@@ -99,7 +99,10 @@ def shown(text: str) -> str:
 def unknown(text: str) -> str | None:
     """Return the first unknown part of a word as written in the script ("$1", "$(nproc)"), or None."""
     found = _MARKED.search(text)
-    return found and f"${found[1]}".replace(SPACE, " ")
+    if found is None:
+        return None
+    name = found[1].replace(SPACE, " ")
+    return f"${name}" if re.fullmatch(r"\w+|\W|\(.*", name) else f"${{{name}}}"
 
 
 def _marked(name: str) -> str:

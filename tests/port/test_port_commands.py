@@ -126,6 +126,9 @@ def test_other_folders_are_not_guessed(here: Path, place: str) -> None:
     made = ported(here, f"trl sft {MODEL} --dataset_name {place}")
     (found,) = (d for d in made.diagnostics if d.code == "E1107")
     assert f"`{place}`, which is known only when the script runs" in found.message
+    made = ported(here, f"trl sft {MODEL} --dataset_name $(basename {60 * 'a'})")
+    (found,) = (d for d in made.diagnostics if d.code == "E1107")
+    assert "is known only when the script runs" in found.message
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,8 @@ def test_scripts_that_only_sound_like_training_are_no_commands_next_to_a_tools(h
     assert [d.code for d in ported(here, others).diagnostics] == ["E1181"]
     (found,) = ported(here, 'llamafactory-cli train "configs/$1"').diagnostics
     assert found.code == "E1185" and "`$1`" in found.message
+    (found,) = ported(here, 'llamafactory-cli train "${1#./}"').diagnostics
+    assert found.code == "E1185" and "`${1#./}`" in found.message
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def test_a_place_is_that_of_the_argument() -> None:
     assert (row.line, row.column, row.value) == (HEAD.count("\n") + 2, 10, 7)
 
 
+def test_a_script_may_begin_with_a_byte_order_mark() -> None:
+    assert value(ported("\ufeff" + HEAD + SFT), "data.packing") is True
+
+
 def test_a_notebook_is_its_code_at_its_own_places() -> None:
     cells = ["%%bash\npip install 'x", ["!pip install trl \\\n", "  -q\n", "import os\n"], HEAD]
     text = notebook(*cells, ['é = "\\u00e9\\t"\n', SFT.replace("packing=True", "packing=True, seed=5")])
