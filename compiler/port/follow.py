@@ -78,8 +78,15 @@ _METHODS = words(
 )
 _SAME = words("resolve absolute as_posix")
 """Methods of a path that name the same file."""
-
-
+_READERS = {f"from_{reader}": reader for reader in ("json", "csv", "parquet")}
+"""Methods of datasets.Dataset that read files as load_dataset does."""
+_ALIKE = words(
+    "streaming num_proc cache_dir keep_in_memory download_mode download_config verification_mode "
+    "ignore_verifications save_infos features trust_remote_code token use_auth_token storage_options task"
+)
+"""Arguments of load_dataset that select no other rows, and columns by no other names."""
+_DEFAULTS = (None, "utf-8", ",")
+"""Values of its other arguments that change nothing."""
 _PATHS: Mapping[str, Callable[..., str]] = {
     **{"join": posixpath.join, "dirname": above, "normpath": posixpath.normpath},
     **dict.fromkeys(("abspath", "realpath", "expanduser"), str),
@@ -494,6 +501,12 @@ class Follower:
             return args[0]
         if last == "load_dataset":
             return self.data(node, at, named)
+        if cls.endswith("Dataset") and last in _READERS:
+            files = at[0] if at else named.pop("path_or_paths", None)
+            of_files = {"path": Arg(_READERS[last], node, node.func), "split": Arg("train", node, node)}
+            if not files:
+                return self.unknown(node)
+            return self.data(node, [], {**of_files, "data_files": files, **named})
         if last in ("ArgumentParser", "HfArgumentParser", "TrlParser"):
             kind = "parser" if last == "ArgumentParser" else "cli"
             return Made(kind, {"classes": Arg(args[:1], node, node)}, node)
@@ -542,9 +555,12 @@ class Follower:
 
     def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
         """Return a data set, or a dictionary of data sets by split if no split is named."""
-        keys = ("path", "name", "split", "data_files", "data_dir")
+        keys = ("path", "name", "split", "data_files", "data_dir", "revision")
         made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
         made |= {key: each for key, each in named.items() if key in keys}
+        others = {key: each for key, each in named.items() if key not in (*keys, *_ALIKE)}
+        if other := next((key for key, each in others.items() if each.value not in _DEFAULTS), None):
+            return self.unknown(others[other].node, f"`{other}` of `{self.code.shown(node.func)}`")
         files = made.get("data_files")
         if files and isinstance(files.value, dict):
             split = made["split"].value if "split" in made else "train"

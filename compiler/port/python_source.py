@@ -485,7 +485,8 @@ class _Assembly:
         )
         if elsewhere and held is not None:
             self.put("eval_dataset", held)
-        listed = len(several) > 1 or elsewhere or "data_files" in data.args or "test_split_size" in data.told
+        below = {"data_files", "data_dir", "revision"}.intersection(data.args)
+        listed = len(several) > 1 or elsewhere or below or "test_split_size" in data.told
         if listed:
             self.data["datasets"] = []
             self.keys["datasets"] = self.spans["datasets"] = self.code.span(data.node)
@@ -493,10 +494,10 @@ class _Assembly:
                 inner = _Assembly(self.code, self.follower)
                 inner.put_all("data", each.args)
                 self.data["datasets"].append(inner.data)
-                below = f"datasets[{number}]."
-                self.keys |= {below + key: span for key, span in inner.keys.items()}
-                self.spans |= {below + key: span for key, span in inner.spans.items()}
-                self.unknown |= {below + key: why for key, why in inner.unknown.items()}
+                prefix = f"datasets[{number}]."
+                self.keys |= {prefix + key: span for key, span in inner.keys.items()}
+                self.spans |= {prefix + key: span for key, span in inner.spans.items()}
+                self.unknown |= {prefix + key: why for key, why in inner.unknown.items()}
         else:
             names = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
             for key, arg in data.args.items():

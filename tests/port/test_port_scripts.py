@@ -377,6 +377,40 @@ def test_a_data_set_is_told_by_how_it_is_loaded(load: str, train: str, extra: di
     assert {path: value(made, path) for path in extra} == extra
 
 
+@pytest.mark.parametrize(
+    ("load", "path"),
+    [
+        ("Dataset.from_json('a.json')", "a.json"),
+        ("datasets.Dataset.from_csv(path_or_paths='a.csv', sep=',')", "a.csv"),
+        ("Dataset.from_parquet(['a.parquet'])", "a.parquet"),
+        ("load_dataset('json', data_files='a.json', encoding='utf-8', num_proc=4)['train']", "a.json"),
+    ],
+)
+def test_readers_of_files_are_load_dataset(load: str, path: str) -> None:
+    assert value(ported(f"{HEAD}rows = {load}\n{SFT}"), "data.train") == [path]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "load_dataset('json', data_files='a.json', field='data')",
+        "load_dataset('csv', data_files='a.csv', sep='\\t')",
+        "Dataset.from_csv('a.csv', delimiter=';')",
+        "Dataset.from_json()",
+    ],
+)
+def test_readers_options_that_change_rows_are_not_dropped(load: str) -> None:
+    made = ported(f"{HEAD}rows = {load}\n{SFT}")
+    assert [each.path for each in made.diagnostics if each.code == "E1174"] == ["dataset_name"]
+
+
+def test_a_revision_of_a_data_set_is_told_of() -> None:
+    made = ported(f"{HEAD}rows = load_dataset('a/b', revision='v1', split='train')\n{SFT}")
+    assert value(made, "data.train") == ["hf://a/b"]
+    (row,) = (row for row in made.rows if row.key == "datasets[0].revision")
+    assert row.verdict.value == "unsupported" and "newest revision" in row.note
+
+
 SECRETS = ("hf_" + "a1B2" * 6, "my-own-secret-word")
 
 

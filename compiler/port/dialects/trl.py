@@ -63,6 +63,7 @@ lost lora_task_type=CAUSAL_LM: recipec trains language models
 OF_SOURCES = table("""
 exact path name split data_files: part of data.train
 lost data_dir=null: a folder of a repository: name its files as data_files
+lost revision=null/main: recipec uses the newest revision
 exact columns: recipec ignores columns that it does not use
 """)
 
