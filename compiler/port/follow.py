@@ -103,6 +103,7 @@ class Follower:
         others: constructed trainers without a counterpart here.
         unsure: why it is unknown whether, or how often, the current statement runs; "" if it is known.
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
+        frozen: what the script assigns to requires_grad of some weights.
     """
 
     code: Code
@@ -111,6 +112,7 @@ class Follower:
     classes: list[tuple[str, str, Any]] = field(default_factory=list)
     unsure: str = ""
     changed_within: str = ""
+    frozen: list[Arg] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
 
@@ -226,7 +228,9 @@ class Follower:
                     self.bind(each, values[number] if values else self.unknown(node), env, node)
             case ast.Attribute(owner, name):
                 where = self.value(owner, env)
-                if isinstance(where, Made):
+                if name == "requires_grad":
+                    self.frozen.append(Arg(value, node, target))
+                elif isinstance(where, Made):
                     where.args[name] = Arg(Unknown(self.unsure) if self.unsure else value, node, target)
             case ast.Subscript(owner, index):
                 where, key = self.value(owner, env), self.value(index, env)
@@ -384,6 +388,8 @@ class Follower:
                 return End()
             if name in owner.args:
                 return owner.args[name].value
+            if name == "config" and owner.kind in ("model", "unsloth"):
+                return owner.told.setdefault(name, Arg(Made(name, {}, node), node, node)).value
         return self.unknown(node)
 
     def call(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
@@ -493,7 +499,10 @@ class Follower:
             return one.but(told={**one.told, "standardize_sharegpt": here}) if isinstance(one, Made) else one
         if last == "get_chat_template":
             named |= {"chat_template": at[1]} if len(at) > 1 else {}
-            return Made("tokenizer", {k: v for k, v in named.items() if k == "chat_template"}, node)
+            before = args[0].args if args and isinstance(args[0], Made) else {}
+            return Made(
+                "tokenizer", {**before, **{k: v for k, v in named.items() if k == "chat_template"}}, node
+            )
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
             return args[0]
@@ -579,6 +588,9 @@ class Follower:
 
     def method(self, node: ast.Call, owner: Any, name: str, env: ChainMap[str, Any]) -> Any:
         args, named = self.several(node.args, env), self.keywords(node, env)
+        if name == "requires_grad_":
+            self.frozen.append(Arg(args[0] if args else True, node, node.func))
+            return owner
         if isinstance(owner, Unknown):
             return owner
         if isinstance(owner, Column) and name in ("pop", "update", "append", "extend", "insert", "remove"):
@@ -611,6 +623,8 @@ class Follower:
             return owner
         if not isinstance(owner, Made):
             return self.unknown(node)
+        if owner.kind == "tokenizer" and name in ("add_tokens", "add_special_tokens"):
+            return self.add_tokens(node, owner, args[0] if args else None)
         if owner.kind == "tokenizer" and name == "apply_chat_template" and (args or "conversation" in named):
             messages = args[0] if args else named["conversation"].value
             prompt = named.get("add_generation_prompt")
@@ -656,6 +670,24 @@ class Follower:
             values.append(str(found) if isinstance(found, int | float) else found)
         return text_of(values) or self.unknown(node)
 
+    def add_tokens(self, node: ast.Call, tokenizer: Made, given: Any) -> Unknown:
+        """Note the tokens that are added to a tokenizer, except one for padding, which nothing learns."""
+        if isinstance(given, dict):
+            lists = [given[key] for key in given if key != "pad_token"]
+            given = [one for each in lists for one in (each if isinstance(each, list) else [each])]
+        before = tokenizer.args["add_tokens"].value if "add_tokens" in tokenizer.args else []
+        every = [given] if isinstance(given, str) else given
+        plain = (
+            isinstance(every, list)
+            and isinstance(before, list)
+            and all(isinstance(one, str) for one in every)
+        )
+        value = [*before, *every] if plain else self.unknown(node)
+        if every and self.unsure:
+            value = Unknown(self.unsure)
+        tokenizer.args["add_tokens"] = Arg(value, node, node.func)
+        return self.unknown(node)
+
     def changed(self, node: ast.Call, owner: Made, name: str, args: list[Any], named: dict[str, Arg]) -> Any:
         """Return a data set after a call to one of its methods."""
         if name in ("map", "filter"):
@@ -677,12 +709,15 @@ class Follower:
                 count = self.value(call.args[0], ChainMap({}))
             if name == "shuffle":
                 here, size = Arg(True, node, node.func), named.get("buffer_size")  # of a stream
-                more = {"shuffle_dataset": here, "buffer_size": size} if size else {"dataset_shuffle": here}
+                order = "dataset_shuffle" if "dataset_streaming" in owner.told else "shuffle"
+                more = {"shuffle_dataset": here, "buffer_size": size} if size else {order: here}
                 return owner.but(told={**owner.told, **more})
             split = owner.args.get("split")
             if not isinstance(count, int) or split is None or "[" in str(split.value):
                 return self.unknown(node)
-            return owner.but(args={**owner.args, "split": Arg(f"{split.value}[:{count}]", node, node)})
+            told = {"dataset_shuffle" if k == "shuffle" else k: arg for k, arg in owner.told.items()}
+            cut = Arg(f"{split.value}[:{count}]", node, node)
+            return owner.but(args={**owner.args, "split": cut}, told=told)
         if name in ("rename_column", "rename_columns"):
             pairs = args[0] if name.endswith("s") else {args[0]: args[1]}
             renamed = {new: owner.rows.get(old, Column(old)) for old, new in pairs.items()}

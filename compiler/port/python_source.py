@@ -208,6 +208,21 @@ FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM
 """Matches TRL's trainers without a counterpart."""
 
 
+UNCHANGED = words(
+    "use_cache pretraining_tp pad_token_id bos_token_id eos_token_id torch_dtype dtype "
+    "gradient_checkpointing _name_or_path _attn_implementation id2label label2id"
+)
+"""Settings of a model's config that do not affect what is learned, or that TRL's arguments repeat."""
+
+
+def changed_config(model: Made) -> dict[str, Arg]:
+    """Return the settings that the script assigns to a loaded model's config, as one argument."""
+    config = model.told["config"].value if "config" in model.told else model
+    given = {key: arg for key, arg in config.args.items() if config is not model and key not in UNCHANGED}
+    first = next(iter(given.values()), None)
+    return {"model_config": replace(first, value=", ".join(given))} if first else {}
+
+
 def unsloth_lengths(
     trainer: Mapping[str, Arg], model: Mapping[str, Arg], objective: str
 ) -> tuple[dict[str, Arg], dict[str, Arg], int]:
@@ -260,7 +275,7 @@ class _Assembly:
             self.made_by(named)
             tool = "Unsloth" if named.kind == "unsloth" else tool
             lora = named.told.get("lora") or lora
-            of_model = named.args
+            of_model = {**named.args, **changed_config(named)}
         defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
         if tool == "Unsloth":
             arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
@@ -269,6 +284,9 @@ class _Assembly:
         self.put_all("model", of_model)
         if model is not None and not isinstance(named, Made):
             self.put("model_name_or_path", model)
+        trains = [each for each in self.follower.frozen if each.value is not False or lora is None]
+        if trains and "ref_model" not in given:
+            self.put("requires_grad", trains[0])
         if lora is not None and isinstance(lora.value, Made):
             self.put_all("lora", lora.value.args)
         elif lora is not None and lora.value is not None:

@@ -411,6 +411,69 @@ def test_a_revision_of_a_data_set_is_told_of() -> None:
     assert row.verdict.value == "unsupported" and "newest revision" in row.note
 
 
+@pytest.mark.parametrize(
+    ("calls", "key", "verdict"),
+    [
+        (".shuffle(seed=1)", "shuffle", "exact"),
+        (".select(range(50)).shuffle()", "shuffle", "exact"),
+        (".shuffle(seed=1).select(range(50))", "dataset_shuffle", "unsupported"),
+    ],
+)
+def test_a_shuffle_matters_where_it_selects_rows(calls: str, key: str, verdict: str) -> None:
+    made = ported(f"{HEAD}rows = rows{calls}\n{SFT}")
+    assert {row.key: row.verdict.value for row in made.rows if "shuffle" in row.key} == {key: verdict}
+    run = 'from trl import KTOTrainer\nKTOTrainer("Qwen/Qwen3-8B", train_dataset=rows)\n'
+    made = ported(f"{HEAD}rows = rows{calls}\n{run}")  # KTO pairs each row with the one before it
+    assert [row.verdict.value for row in made.rows if row.key == key] == ["unsupported"]
+
+
+LOADED = """\
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")
+"""
+GIVEN = "SFTTrainer(model, SFTConfig(packing=True), train_dataset=rows, processing_class=tokenizer)\n"
+RESIZED = "model.resize_token_embeddings(len(tokenizer))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("tokenizer.add_tokens(['<x>'])\ntokenizer.add_tokens('<y>')\n" + RESIZED, ["<x>", "<y>"]),
+        (
+            "n = tokenizer.add_special_tokens({'additional_special_tokens': ['<x>'], 'pad_token': '<p>'})\n",
+            ["<x>"],
+        ),
+        ("tokenizer.add_tokens(['<x>'])\ntokenizer = get_chat_template(tokenizer)\n", ["<x>"]),
+        ("if not tokenizer.pad:\n  tokenizer.add_special_tokens({'pad_token': '<p>'})\n" + RESIZED, None),
+    ],
+)
+def test_tokens_that_are_added_to_the_tokenizer_are_the_models(text: str, tokens: list[str] | None) -> None:
+    made = ported(HEAD + LOADED + text + GIVEN)
+    assert made.whole and value(made, "model.add_tokens") == (dict.fromkeys(tokens) if tokens else None)
+
+
+def test_unknown_new_tokens_are_an_error() -> None:
+    for text in ("tokenizer.add_tokens(read())", "if input():\n  tokenizer.add_tokens(['<x>'])"):
+        assert codes(ported(f"{HEAD}{LOADED}{text}\n{GIVEN}"))[:1] == ["E1174"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("for p in model.parameters(): p.requires_grad = False", "requires_grad"),
+        ("model.lm_head.requires_grad_(False)", "requires_grad"),
+        ("model.requires_grad_(False)\nmodel = get_peft_model(model, LoraConfig())", None),
+        ("model = get_peft_model(model, LoraConfig())\nmodel.lm_head.requires_grad_()", "requires_grad"),
+        ("model.config.use_cache = False\nmodel.config.pad_token_id = tokenizer.pad_token_id", None),
+        ("model.config.use_cache = False\nmodel.config.attention_dropout = 0.1", "model_config"),
+    ],
+)
+def test_what_a_script_does_to_the_model_is_told(text: str, told: str | None) -> None:
+    made = ported(HEAD + LOADED + text + "\n" + GIVEN)
+    assert made.whole
+    assert [row.key for row in made.rows if row.verdict.value == "unsupported"] == [told] * bool(told)
+
+
 SECRETS = ("hf_" + "a1B2" * 6, "my-own-secret-word")
 
 
