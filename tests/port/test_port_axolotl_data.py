@@ -320,3 +320,24 @@ def test_templates_of_several_data_sets_are_their_sources_own(tmp_path: Path) ->
     assert codes(unknown) == [("E1147", "datasets[1].chat_template")]
     odd = port(tmp_path, chat_template="chatml", datasets=sets(None, "tokenizer_default"))
     assert codes(odd) == [("E1147", "datasets[1].chat_template")]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("chatml.intel", {"question": "Hi.", "chosen": "Yo.", "rejected": "No."}),
+        ("chatml.argilla", {"instruction": "Hi.", "chosen_response": "Yo.", "rejected_response": "No."}),
+        (
+            "llama3.ultra",
+            {"prompt": "Hi.", "chosen": [{}, {"content": "Yo."}], "rejected": [{}, {"content": "No."}]},
+        ),
+    ],
+)
+def test_types_of_pairs_become_messages(name: str, row: dict[str, Any], tmp_path: Path) -> None:
+    made = port(tmp_path, rl="dpo", datasets=[{"path": "our/pairs", "type": name}])
+    asked = [{"role": "user", "content": "Hi."}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("Yo.", "No."))
+    found = {"prompt": asked, "chosen": chosen, "rejected": rejected}
+    assert convert(made.files["convert.py"], row) == found
+    found["prompt"] = [{"role": "system", "content": "Short."}, *asked]
+    assert convert(made.files["convert.py"], {**row, "system": "Short."}) == found

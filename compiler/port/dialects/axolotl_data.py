@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS, STYLES
 from recipec.compiler.port.keys import Keys, table, words
 from recipec.compiler.port.meaning import conversion, datasets, rows, templates
 from recipec.compiler.port.meaning.losses import UNPAIRED
@@ -570,10 +571,25 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
     if isinstance(given, dict):
         _told(keys, "type", given)
         return _own_preference(given)
+    template, _, rows = name.partition(".")
+    if template in WRITTEN and rows == "argilla_chat":
+        return Kind("preference", note=f"{WRITTEN_BY.format(template)} and reads the first two messages")
+    if template in WRITTEN and rows in DPO_COLUMNS:
+        made = conversion.ranked(*DPO_COLUMNS[rows], system="system", turns=rows == "ultra")
+        return Kind("preference", transform=made, note=WRITTEN_BY.format(template))
     _unknown(keys, name or "none")
     return None
 
 
+WRITTEN = ("llama3", "chatml")
+WRITTEN_BY = "recipec writes turns with the recipe's chat template; Axolotl uses the markers of {}"
+DPO_COLUMNS = {
+    "argilla": ("instruction", "chosen_response", "rejected_response"),
+    "icr": ("input", "chosen", "rejected"),
+    "intel": ("question", "chosen", "rejected"),
+    **dict.fromkeys(("prompt_pairs", "ultra"), ("prompt", "chosen", "rejected")),
+}
+"""The columns of the question and the answers in Axolotl's types for dpo."""
 KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
 """The columns of the questions in Axolotl's types for kto."""
 
@@ -591,18 +607,17 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
     template, _, rows = str(given or "").partition(".")
     if given is None:
         return Kind(UNPAIRED)
-    if template not in ("llama3", "chatml") or rows not in (*KTO_COLUMNS, "argilla_chat"):
+    if template not in WRITTEN or rows not in (*KTO_COLUMNS, "argilla_chat"):
         message = f"unknown data set type `{given}` of kto"
         keys.refuse(
             "type", "E1141", message, "type: chatml.argilla, or none for prompt, completion and label"
         )
         return None
-    note = f"recipec writes turns with the recipe's chat template; Axolotl uses the markers of {template}"
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))
     else:
         made = conversion.labeled(KTO_COLUMNS[rows], "completion", "label")
-    return Kind(UNPAIRED, transform=made, note=note)
+    return Kind(UNPAIRED, transform=made, note=WRITTEN_BY.format(template))
 
 
 def _own_preference(given: Mapping[str, Any]) -> Kind:
@@ -663,82 +678,6 @@ SEGMENTS = (
     "recipec leaves out rows whose trained segments are not all at the end, and ends each "
     "row with the eos token"
 )
-
-_TASK = "Below is an instruction that describes a task"
-_ALPACA = (
-    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately "
-    "completes the request.",
-    f"{_TASK}. Write a response that appropriately completes the request.",
-)
-_USER_TASK = "Below is an instruction from a USER that describes a task"
-_CONCISE = (
-    f"{_USER_TASK}, paired with an input that provides further context. The ASSISTANT writes a response "
-    "that concisely and appropriately completes the request.\n\n",
-    f"{_USER_TASK}. The ASSISTANT writes a response that appropriately and concisely completes the "
-    "request.\n\n",
-)
-_NO_SYSTEM = ("", "")
-
-STYLES = {
-    "instruct": (
-        "{system}\n\n",
-        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
-        "### Instruction:\n{instruction}\n\n### Response:\n",
-    ),
-    "chat": (
-        "SYSTEM: {system}\n",
-        "USER: {instruction}\n{input}\nASSISTANT:",
-        "USER: {instruction}\nASSISTANT:",
-    ),
-    "chatml": (
-        "<|im_start|>system\n{system}<|im_end|>\n",
-        "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
-        "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
-    ),
-    "phi": (
-        "<|system|>\n{system}<|end|>\n",
-        "<|user|>\n{instruction}<|end|>{input}<|assistant|>",
-        "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
-    ),
-}
-"""Axolotl's prompt styles: the system message, a turn with an input, and a turn without one."""
-
-
-def _styled(style: str, systems: tuple[str, str], **columns: Any) -> conversion.Prompt:
-    system, turn, bare = STYLES[style]
-    before = [system.format(system=text) if text else "" for text in systems]
-    return conversion.Prompt(_braced(before[0]) + turn, _braced(before[1]) + bare, **columns)
-
-
-def _braced(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-_QA = {"instruction": "question", "input": None, "output": "answer"}
-_TLDR = "USER: Summarize the following article as a TL;DR.\n{instruction}"
-
-PROMPTS: Mapping[str, conversion.Prompt] = {
-    "alpaca": _styled("instruct", _ALPACA),
-    **{f"alpaca:{style}": _styled(style, _ALPACA) for style in STYLES},
-    "gpteacher": _styled("instruct", _ALPACA, output="response"),
-    "oasst": _styled("instruct", _ALPACA, instruction="INSTRUCTION", input=None, output="RESPONSE"),
-    "summarizetldr": conversion.Prompt(
-        f"{_TLDR}\n{{input}}\nASSISTANT:", f"{_TLDR}\nASSISTANT:", "article", None, "summary"
-    ),
-    "alpaca_chat": _styled("chat", _ALPACA),
-    "alpaca_chat.load_concise": _styled("chat", _CONCISE),
-    "alpaca_chat.load_qa": _styled("chat", _CONCISE, **_QA),
-    "alpaca_chat.load_camel_ai": _styled(
-        "chat", _CONCISE, instruction="message_1", input=None, output="message_2"
-    ),
-    "alpaca_chat.load_no_prompt": _styled("chat", _NO_SYSTEM),
-    "alpaca_instruct": _styled("instruct", _ALPACA),
-    "alpaca_instruct.load_no_prompt": _styled("instruct", _NO_SYSTEM),
-    "alpaca_w_system": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
-    "alpaca_w_system.load_chat": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
-    "alpaca_w_system.load_instruct": replace(_styled("instruct", _NO_SYSTEM), system="{system}\n\n"),
-}
-"""Types that write a row as plain text."""
 
 UNPORTED = {
     "sharegpt": "Axolotl refuses it, and recipec reads it only with the template chatml",
