@@ -505,6 +505,9 @@ class Follower:
             )
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
+            part = at[2] if len(at) > 2 else named.get("response_part")
+            if part and re.search(r"<\|channel\|>final|</think>", str(part.value)):
+                args[0].told["response_part"] = part
             return args[0]
         if last == "prepare_model_for_kbit_training" and args:
             return args[0]

@@ -281,6 +281,14 @@ def test_a_chat_template_over_a_column_is_the_format_chat() -> None:
     made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after)
     paths = ("data.format", "data.fields", "data.loss_on", "data.transform")
     assert [value(made, path) for path in paths] == ["chat", {"messages": "talks"}, "assistant", None]
+    assert "response_part" not in [row.key for row in made.rows]
+    for part in (
+        "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n",
+        "<|start|>assistant<|channel|>final<|message|>",
+    ):
+        made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after.replace('"b"', f'"{part}"'))
+        (row,) = (row for row in made.rows if row.key == "response_part")
+        assert made.whole and row.verdict.value == "unsupported" and "thoughts" in row.note
 
 
 def test_a_template_of_text_is_a_file_beside_the_recipe() -> None:

@@ -162,6 +162,7 @@ speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_uti
 exact standardize_sharegpt: recipec reads both ways of writing conversations
 exact shuffle: recipec shuffles the rows again in each epoch
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
+lost response_part: recipec trains on whole answers, with their thoughts
 lost requires_grad: recipec trains all weights, or adapters alone
 lost model_config: recipec uses the config of the checkpoint
 exact pretraining_tp: how products are split, not their result
