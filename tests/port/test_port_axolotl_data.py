@@ -281,6 +281,7 @@ def test_data_sets_of_one_form_share_it(tmp_path: Path) -> None:
         ("json", "rows.jsonl", "rows.jsonl"),
         ("json", ["a.jsonl", "b.jsonl"], None),
         ("our/set", "part.jsonl", "hf://datasets/our/set/part.jsonl"),
+        ("our/set", "/data/part.jsonl", "/data/part.jsonl"),
         ("s3://bucket/rows.jsonl", None, None),
         ("https://host/rows.jsonl", None, None),
         ("a b", None, None),
