@@ -247,14 +247,23 @@ def _may_be_extended(name: str, real: str, path: Path) -> bool:
     return not hidden and name.endswith(ENDINGS) and real.endswith(ENDINGS)
 
 
+MARK = b"\xef\xbb\xbf"
+"""The byte order mark of UTF-8."""
+
+
 def read_text(
-    path: Path, noun: str = "a recipe", most: int = MAX_BYTES, named: str = "a recipe's YAML file"
+    path: Path,
+    noun: str = "a recipe",
+    most: int = MAX_BYTES,
+    named: str = "a recipe's YAML file",
+    marked: bool = False,
 ) -> tuple[str, Diagnostic | None]:
     """Return a file's text, or a diagnostic on why it cannot be read.
 
     Args:
         noun, named: what the file should be, for messages.
         most: largest size in bytes.
+        marked: whether the file may start with a byte order mark, which is then left out.
     """
     name = display(path)
 
@@ -280,7 +289,9 @@ def read_text(
         return problem("E0002", f"{name} cannot be read: {reason}", "check the path and its permissions")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return problem("E0004", f"{name} is UTF-16, not UTF-8", "save it as UTF-8")
-    if data.startswith(b"\xef\xbb\xbf"):
+    if marked:
+        data = data.removeprefix(MARK)
+    if data.startswith(MARK):
         return problem(
             "E0018", f"{name} starts with a byte order mark", "save it as UTF-8 without a byte order mark"
         )

@@ -233,11 +233,18 @@ def _copied(model_id: str) -> str | None:
 
 
 def original_of(name: str) -> str | None:
-    """Return the catalog's id that a copy's name, quantized or not, ends with; None if there is none."""
-    bare = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
-    bare = bare.removeprefix("meta-").removesuffix("-hf")
+    """Return the catalog's id that a copy's name, quantized or not, ends with; None if there is none.
+
+    The name may contain the original's publisher: google-gemma-2-9b for google/gemma-2-9b.
+    """
+    whole = _QUANTIZED.sub("", name.rpartition("/")[2]).lower()
+    bare = whole.removeprefix("meta-").removesuffix("-hf")
     spellings = {f"{before}{bare}{after}" for before in ("", "meta-") for after in ("", "-hf")}
-    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    found = [
+        known
+        for known in entries()
+        if known.rpartition("/")[2].lower() in spellings or known.replace("/", "-").lower() == whole
+    ]
     return found[0] if len(found) == 1 else None
 
 

@@ -7,6 +7,7 @@ keys of accelerate.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from bisect import bisect_right
@@ -22,7 +23,7 @@ from recipec.compiler.port import dialects, recognize
 from recipec.compiler.port.keys import tools, words
 from recipec.compiler.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
 from recipec.compiler.port.settle import put
-from recipec.compiler.port.shell import Shell, Statement, Unreadable, Word, shown, unknown
+from recipec.compiler.port.shell import MARKS, Shell, Statement, Unreadable, Word, shown, unknown
 from recipec.compiler.port.source import Source, join, parts
 from recipec.compiler.wording import listing, plural
 from recipec.spec.diagnostics import Diagnostic, Span
@@ -223,9 +224,15 @@ def _program(statement: Statement) -> Program | None:
             ):
                 return None  # an evaluation, a generation, a quantization
             return Program(called, dialect, tool, kind, tuple(launcher), rest, head, statement)
-    if called.endswith(".py") and (launcher or unknown(called)):
+    if called.endswith(".py") and (launcher or unknown(names[at])):
         return Program(called, "", "", None, tuple(launcher), rest, head, statement)
     return None
+
+
+def _called(program: Program) -> str:
+    """Return a command as a list names it: the program, and the config that it is given."""
+    configs = [shown(word.text) for word in program.arguments if word.text.endswith(CONFIGS)]
+    return " ".join([shown(program.name), *configs[:1]])
 
 
 def _end_of_launcher(words: Sequence[Word], at: int) -> int:
@@ -335,7 +342,10 @@ class _Script:
         self.start = ""
         self.tree = Tree(_SECRET.sub(lambda match: match[1] + "*" * len(match[2]), self.text), file)
         self.starts = [0, *(match.end() for match in re.finditer(r"\r\n|[\n\r\x85\u2028\u2029]", self.text))]
-        self.shell = Shell(self.text.replace("\r\n", " \n"))
+        self.here = f"{Path.cwd()}/"
+        place = "" if str(path) == "-" else os.path.abspath(path)
+        names = dict.fromkeys(("0", "BASH_SOURCE"), place) if place else {}
+        self.shell = Shell(self.text.replace("\r\n", " \n"), {**names})
         self.folder = Path() if str(path) == "-" else path.parent
 
     def span(self, at: int, end: int) -> Span:
@@ -350,13 +360,18 @@ class _Script:
     def refused(self, code: str, message: str, help: str, span: Span) -> Refused:
         return Refused(Diagnostic(code, message, help=help, span=span))
 
+    def local(self, statement: Statement) -> Statement:
+        """Return a statement whose paths below the current folder are relative to it."""
+        words = (replace(word, text=word.text.replace(self.here, "")) for word in statement.words)
+        return replace(statement, words=tuple(words))
+
     def command(self, number: int | None, chosen: str | None) -> Command:
         """Return the script's command.
 
         Raises:
             Refused: there is none, or none that can be ported.
         """
-        program = self._chosen(number)
+        program = self._chosen(number, chosen)
         self.start = program.statement.folder
         dialect = chosen or program.dialect
         if dialect not in dialects.KNOWN:
@@ -377,7 +392,7 @@ class _Script:
         sources += self._named(main, dialect)
         return Command(tuple(sources), dialect, script, devices, frozenset(self.taken))
 
-    def _chosen(self, number: int | None) -> Program:
+    def _chosen(self, number: int | None, chosen: str | None) -> Program:
         if "\0" in self.text:
             at = self.text.index("\0")
             raise self.refused(
@@ -388,7 +403,11 @@ class _Script:
         except Unreadable as error:
             help = "bash -n SCRIPT shows what bash cannot read"
             raise self.refused("E1183", str(error), help, self.span(error.at, error.at + 1)) from None
-        programs = [found for each in self.shell.statements if (found := _program(each))]
+        programs = [found for each in self.shell.statements if (found := _program(self.local(each)))]
+        if chosen is None and any(
+            each.tool for each in programs
+        ):  # the others only have names like a training
+            programs = [each for each in programs if each.tool or each.launcher]
         if not programs:
             message = f"{self.file} has no command that trains"
             help = (
@@ -398,7 +417,7 @@ class _Script:
             raise self.refused("E1182", message, help, Span(self.file, 1, 1, self.tree.lines[0]))
         if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
             lines = [
-                f"--command {index}: {each.name} (line {self.place(each.head).line})"
+                f"--command {index}: {_called(each)} (line {self.place(each.head).line})"
                 for index, each in enumerate(programs[:20], 1)
             ]
             message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is for one"
@@ -438,6 +457,10 @@ class _Script:
         named = [word for word in plain if word.text.endswith(CONFIGS)][:1]
         if not named and dialect in ("torchtune", "maxtext", "axolotl"):
             named = [word for word in plain if not _PAIR.match(word.text)][:1]
+        if not named and dialect == "llamafactory":
+            named = [word for word in plain if word.text.endswith(MARKS[1]) and not _PAIR.match(word.text)][
+                :1
+            ]
         named = [word for flag, values, _ in flags if flag in ("config", "c") for word in values] or named
         config = self._config(named[0], dialect) if named else None
         laid = _Laid.over(config)
@@ -556,7 +579,7 @@ class _Script:
             message = f"the file's name contains `{missing}`, which is known only when the script runs"
             self.found.append(Diagnostic(code, message, help="write the name out", span=span))
             return None
-        if (written := self.shell.written.get(name)) is not None:
+        if (written := self.shell.written.get(name) or self.shell.written.get(self.here + name)) is not None:
             before = "\n" * (self.span(written.at, written.at).line - 1)
             tree = Tree(before + shown(written.text), self.file)
             data = (parse_json if text.endswith(".json") else parse_yaml)(tree)

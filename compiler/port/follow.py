@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import operator
+import posixpath
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any
@@ -18,9 +19,29 @@ from typing import Any
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text, is_content
 from recipec.compiler.port.read import Code, conceal
+from recipec.compiler.port.script_values import (
+    LONGEST,
+    NOTHING,
+    PLAIN,
+    Arg,
+    Function,
+    Known,
+    Made,
+    Row,
+    Unknown,
+    above,
+    columns_of,
+    first_made,
+    has_unknown,
+    joined,
+    relabeled,
+    same,
+    spoil,
+    text_of,
+)
 
-MOST_STEPS, DEEPEST, LONGEST, LARGEST = 200_000, 24, 100_000, 1023
-"""The most expressions that are followed, nested calls, characters of a text, and bits of a number."""
+MOST_STEPS, DEEPEST, LARGEST = 200_000, 24, 1023
+"""The most expressions that are followed, nested calls, and bits of a number."""
 
 TRAINERS = {
     **dict.fromkeys(("SFTTrainer", "UnslothTrainer"), "sft"),
@@ -32,60 +53,6 @@ UNSLOTHS = ("FastLanguageModel", "FastModel")
 CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
 TRUE = ("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available", "is_available")
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A value that the script alone does not determine, and the reason."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Known:
-    """A name of a library, "torch.bfloat16"."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Arg:
-    """An argument: its value, its expression, and its keyword."""
-
-    value: Any
-    node: ast.expr
-    key: ast.AST
-
-
-@dataclass(eq=False)
-class Made:
-    """The result of a known constructor: its kind ("model", "lora", "SFTConfig", ...), and its arguments."""
-
-    kind: str
-    args: dict[str, Arg]
-    node: ast.AST
-    rows: dict[str, Any] = field(default_factory=dict)
-    by_hand: tuple[ByHand, ...] = ()
-    told: dict[str, Arg] = field(default_factory=dict)
-
-    def but(self, **changes: Any) -> Made:
-        """Return a copy with some values changed."""
-        return replace(self, **{"args": dict(self.args), "rows": dict(self.rows), **changes})
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function or a class of the script, and the variables of the surrounding scopes."""
-
-    node: Any
-    around: ChainMap[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """A row of a data set. Only the columns that functions have made are known."""
-
-    made: dict[str, Any]
 
 
 _OPERATORS = {
@@ -101,7 +68,6 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
 _CHANGES = words("append extend insert remove pop update setdefault clear sort reverse")
 """Methods that change a list or a dictionary in place."""
 _LONG = (str, list, tuple, dict)
-_PLAIN = (str, int, float, bool, type(None), list, tuple, dict)
 _BUILTINS: Mapping[str, Callable[..., Any]] = {
     **{"int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max},
     **{"round": round, "abs": abs, "list": list, "tuple": tuple, "sum": sum, "Path": str},
@@ -110,8 +76,22 @@ _METHODS = words(
     "format strip lstrip rstrip split replace upper lower join removeprefix removesuffix startswith endswith "
     "get keys values items copy"
 )
-NOTHING = object()
-"""The result of a block that does not return."""
+_SAME = words("resolve absolute as_posix")
+"""Methods of a path that name the same file."""
+_READERS = {f"from_{reader}": reader for reader in ("json", "csv", "parquet")}
+"""Methods of datasets.Dataset that read files as load_dataset does."""
+_ALIKE = words(
+    "streaming num_proc cache_dir keep_in_memory download_mode download_config verification_mode "
+    "ignore_verifications save_infos features trust_remote_code token use_auth_token storage_options task"
+)
+"""Arguments of load_dataset that select no other rows, and columns by no other names."""
+_DEFAULTS = (None, "utf-8", ",")
+"""Values of its other arguments that change nothing."""
+_PATHS: Mapping[str, Callable[..., str]] = {
+    **{"join": posixpath.join, "dirname": above, "normpath": posixpath.normpath},
+    **dict.fromkeys(("abspath", "realpath", "expanduser"), str),
+}
+"""Functions of os.path. A relative path stays relative: the recipe's paths are, too."""
 
 
 @dataclass
@@ -123,6 +103,7 @@ class Follower:
         others: constructed trainers without a counterpart here.
         unsure: why it is unknown whether, or how often, the current statement runs; "" if it is known.
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
+        frozen: what the script assigns to requires_grad of some weights.
     """
 
     code: Code
@@ -131,6 +112,7 @@ class Follower:
     classes: list[tuple[str, str, Any]] = field(default_factory=list)
     unsure: str = ""
     changed_within: str = ""
+    frozen: list[Arg] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
 
@@ -149,6 +131,13 @@ class Follower:
                 return pending or out
         return (NOTHING, pending) if pending and self.depth else NOTHING
 
+    def uncalled(self, module: ast.Module, env: ChainMap[str, Any]) -> None:
+        """Follow the only function that constructs a trainer, if the script does not call it by itself."""
+        inner = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        found = [node for node in inner if any(map(_constructs, _own(node)))]
+        if len(found) == 1:
+            self.inline(found[0], Function(found[0], env), [], {})
+
     def statement(self, node: ast.stmt, env: ChainMap[str, Any]) -> Any:
         match node:
             case ast.Assign(targets, value):
@@ -166,7 +155,7 @@ class Follower:
                 return self.value(value, env) if value else None
             case ast.If(test, body, orelse):
                 known = self.value(test, env)
-                if isinstance(known, _PLAIN):
+                if isinstance(known, PLAIN):
                     return self.block(body if known else orelse, env)
                 return self.either(node, (body, orelse), env)
             case ast.For(_, _, body) if any(
@@ -222,8 +211,8 @@ class Follower:
         self.unsure = held
         for name in {name for each in after for name in each}:
             values = [each.get(name, NOTHING) for each in after]
-            same = all(value is values[0] or _same(value, values[0]) for value in values)
-            env[name] = values[0] if same else _first_made(values) or unknown
+            alike = all(value is values[0] or same(value, values[0]) for value in values)
+            env[name] = values[0] if alike else first_made(values) or unknown
         if all(out is NOTHING for out in outs):
             return NOTHING
         return (NOTHING, unknown) if any(out is NOTHING for out in outs) else unknown
@@ -239,7 +228,9 @@ class Follower:
                     self.bind(each, values[number] if values else self.unknown(node), env, node)
             case ast.Attribute(owner, name):
                 where = self.value(owner, env)
-                if isinstance(where, Made):
+                if name == "requires_grad":
+                    self.frozen.append(Arg(value, node, target))
+                elif isinstance(where, Made):
                     where.args[name] = Arg(Unknown(self.unsure) if self.unsure else value, node, target)
             case ast.Subscript(owner, index):
                 where, key = self.value(owner, env), self.value(index, env)
@@ -249,8 +240,8 @@ class Follower:
                 elif isinstance(where, dict) and isinstance(key, str | int):
                     where[key] = value
                 elif isinstance(where, list | dict):
-                    _spoil(where, self.unknown(target))
-                elif isinstance(where, Column | Row) or _relabeled(where, value):
+                    spoil(where, self.unknown(target))
+                elif isinstance(where, Column | Row) or relabeled(where, value):
                     self.changed_within = self.unknown(target).why
 
     def items(self, node: ast.expr, env: ChainMap[str, Any]) -> list[Any]:
@@ -279,7 +270,8 @@ class Follower:
             case ast.Constant(value):
                 return value
             case ast.Name(name):
-                return "__main__" if name == "__name__" else env[name] if name in env else Known(name)
+                own = {"__name__": "__main__", "__file__": self.code.tree.file}
+                return env[name] if name in env else own.get(name) or Known(name)
             case ast.List(items):
                 return self.several(items, env)
             case ast.Tuple(items):
@@ -291,7 +283,7 @@ class Follower:
                     made.update(given if key is None else {self.value(key, env): given})
                 return made
             case ast.JoinedStr(parts):
-                return _text([self.value(part, env) for part in parts]) or self.unknown(node)
+                return text_of([self.value(part, env) for part in parts]) or self.unknown(node)
             case ast.FormattedValue(value, conversion, spec):
                 made = self.value(value, env)
                 plain = spec is None and conversion == -1 and isinstance(made, str | int | float)
@@ -300,21 +292,21 @@ class Follower:
                 return self.arithmetic(node, op, self.value(left, env), self.value(right, env))
             case ast.UnaryOp(op, operand):
                 operand_value = self.value(operand, env)
-                if isinstance(op, ast.Not) and isinstance(operand_value, _PLAIN):
+                if isinstance(op, ast.Not) and isinstance(operand_value, PLAIN):
                     return not operand_value
                 if isinstance(operand_value, int | float) and isinstance(op, ast.USub | ast.UAdd):
                     return -operand_value if isinstance(op, ast.USub) else +operand_value
             case ast.BoolOp(op, values):
                 for each in values:
                     found = self.value(each, env)
-                    if not isinstance(found, _PLAIN):
+                    if not isinstance(found, PLAIN):
                         return self.unknown(node)
                     if bool(found) is isinstance(op, ast.Or):
                         break
                 return found
             case ast.IfExp(test, body, orelse):
                 known = self.value(test, env)
-                if isinstance(known, _PLAIN):
+                if isinstance(known, PLAIN):
                     return self.value(body if known else orelse, env)
                 return self.unknown(test, f"the condition `{self.code.shown(test)}`")
             case ast.Subscript(owner, index):
@@ -349,11 +341,13 @@ class Follower:
     def arithmetic(self, node: ast.expr, op: Any, left: Any, right: Any) -> Any:
         if unknown := next((each for each in (left, right) if isinstance(each, Unknown)), None):
             return unknown
-        if isinstance(op, ast.Add) and not (isinstance(left, _PLAIN) and isinstance(right, _PLAIN)):
-            return _text([left, right]) or self.unknown(node)
+        if isinstance(op, ast.Div) and isinstance(left, str) and isinstance(right, str):
+            return posixpath.join(left, right)  # of paths
+        if isinstance(op, ast.Add) and not (isinstance(left, PLAIN) and isinstance(right, PLAIN)):
+            return text_of([left, right]) or self.unknown(node)
         if isinstance(op, ast.Is | ast.IsNot) and right is None and isinstance(left, Made | Function):
             return isinstance(op, ast.IsNot)
-        if not isinstance(left, _PLAIN) or not isinstance(right, _PLAIN):
+        if not isinstance(left, PLAIN) or not isinstance(right, PLAIN):
             return self.unknown(node)
         sizes = [len(one) if isinstance(one, _LONG) else abs(one or 0) for one in (left, right)]
         if isinstance(left, _LONG) or isinstance(right, _LONG):
@@ -387,11 +381,15 @@ class Follower:
         if isinstance(owner, Known):
             last = owner.name.rpartition(".")[2]
             return DTYPES[name] if last == "torch" and name in DTYPES else Known(f"{owner.name}.{name}")
+        if isinstance(owner, str) and name == "parent":
+            return above(owner)
         if isinstance(owner, Made):
             if owner.kind == "tokenizer" and name == "eos_token":
                 return End()
             if name in owner.args:
                 return owner.args[name].value
+            if name == "config" and owner.kind in ("model", "unsloth"):
+                return owner.told.setdefault(name, Arg(Made(name, {}, node), node, node)).value
         return self.unknown(node)
 
     def call(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
@@ -501,14 +499,26 @@ class Follower:
             return one.but(told={**one.told, "standardize_sharegpt": here}) if isinstance(one, Made) else one
         if last == "get_chat_template":
             named |= {"chat_template": at[1]} if len(at) > 1 else {}
-            return Made("tokenizer", {k: v for k, v in named.items() if k == "chat_template"}, node)
+            before = args[0].args if args and isinstance(args[0], Made) else {}
+            return Made(
+                "tokenizer", {**before, **{k: v for k, v in named.items() if k == "chat_template"}}, node
+            )
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
+            part = at[2] if len(at) > 2 else named.get("response_part")
+            if part and re.search(r"<\|channel\|>final|</think>", str(part.value)):
+                args[0].told["response_part"] = part
             return args[0]
         if last == "prepare_model_for_kbit_training" and args:
             return args[0]
         if last == "load_dataset":
             return self.data(node, at, named)
+        if cls.endswith("Dataset") and last in _READERS:
+            files = at[0] if at else named.pop("path_or_paths", None)
+            of_files = {"path": Arg(_READERS[last], node, node.func), "split": Arg("train", node, node)}
+            if not files:
+                return self.unknown(node)
+            return self.data(node, [], {**of_files, "data_files": files, **named})
         if last in ("ArgumentParser", "HfArgumentParser", "TrlParser"):
             kind = "parser" if last == "ArgumentParser" else "cli"
             return Made(kind, {"classes": Arg(args[:1], node, node)}, node)
@@ -531,12 +541,14 @@ class Follower:
             columns = all(isinstance(each, Column) for each in args)
             return [tuple(args)] if columns else [tuple(each) for each in zip(*args, strict=False)]
         if last == "concatenate_datasets" and args and isinstance(args[0], list):
-            return _joined(args[0]) or self.unknown(node)
+            return joined(args[0]) or self.unknown(node)
         if unknown := next((each for each in args if isinstance(each, Unknown)), None):
             return unknown
-        plain = all(isinstance(each, _PLAIN) for each in args) and not named
-        if plain and name.endswith("path.join"):
-            return "/".join(str(each).rstrip("/") for each in args)
+        plain = all(isinstance(each, PLAIN) for each in args) and not named
+        if name.endswith(("getenv", "environ.get")) and len(at) == 2:
+            return args[1]
+        if plain and owner.endswith("path") and last in _PATHS:
+            return _PATHS[last](*args)
         if plain and last in _BUILTINS and (not owner or last == "Path"):
             return _BUILTINS[last](*args)
         return self.unknown(node)
@@ -555,9 +567,12 @@ class Follower:
 
     def data(self, node: ast.Call, at: list[Arg], named: dict[str, Arg]) -> Any:
         """Return a data set, or a dictionary of data sets by split if no split is named."""
-        keys = ("path", "name", "split", "data_files", "data_dir")
+        keys = ("path", "name", "split", "data_files", "data_dir", "revision")
         made = {key: each for key, each in zip(("path", "name", "data_dir", "data_files"), at, strict=False)}
         made |= {key: each for key, each in named.items() if key in keys}
+        others = {key: each for key, each in named.items() if key not in (*keys, *_ALIKE)}
+        if other := next((key for key, each in others.items() if each.value not in _DEFAULTS), None):
+            return self.unknown(others[other].node, f"`{other}` of `{self.code.shown(node.func)}`")
         files = made.get("data_files")
         if files and isinstance(files.value, dict):
             split = made["split"].value if "split" in made else "train"
@@ -576,14 +591,19 @@ class Follower:
 
     def method(self, node: ast.Call, owner: Any, name: str, env: ChainMap[str, Any]) -> Any:
         args, named = self.several(node.args, env), self.keywords(node, env)
+        if name == "requires_grad_":
+            self.frozen.append(Arg(args[0] if args else True, node, node.func))
+            return owner
         if isinstance(owner, Unknown):
             return owner
         if isinstance(owner, Column) and name in ("pop", "update", "append", "extend", "insert", "remove"):
             self.changed_within = self.unknown(node).why
         if isinstance(owner, list | dict) and name in _CHANGES:
             if self.unsure or named or any(isinstance(each, Unknown) for each in args):
-                return _spoil(owner, Unknown(self.unsure) if self.unsure else self.unknown(node))
+                return spoil(owner, Unknown(self.unsure) if self.unsure else self.unknown(node))
             return getattr(owner, name)(*args)
+        if isinstance(owner, str) and name in _SAME and not args:
+            return owner
         if isinstance(owner, str) and name == "format":
             return self.formatted(node, owner, args, named)
         if isinstance(owner, Row) and name == "get" and args:
@@ -606,11 +626,13 @@ class Follower:
             return owner
         if not isinstance(owner, Made):
             return self.unknown(node)
+        if owner.kind == "tokenizer" and name in ("add_tokens", "add_special_tokens"):
+            return self.add_tokens(node, owner, args[0] if args else None)
         if owner.kind == "tokenizer" and name == "apply_chat_template" and (args or "conversation" in named):
             messages = args[0] if args else named["conversation"].value
             prompt = named.get("add_generation_prompt")
             kept = isinstance(messages, Column | list) and not (prompt and prompt.value)
-            return Chat(messages) if kept and not _has_unknown(messages) else self.unknown(node)
+            return Chat(messages) if kept and not has_unknown(messages) else self.unknown(node)
         if owner.kind == "parts":
             parts = {k: self.changed(node, one.value, name, args, named) for k, one in owner.args.items()}
             return owner.but(args={k: Arg(value, node, node) for k, value in parts.items()})
@@ -649,7 +671,25 @@ class Follower:
                 field_name, number = str(number), number + 1
             found = args[int(field_name)] if field_name.isdigit() else named[field_name].value
             values.append(str(found) if isinstance(found, int | float) else found)
-        return _text(values) or self.unknown(node)
+        return text_of(values) or self.unknown(node)
+
+    def add_tokens(self, node: ast.Call, tokenizer: Made, given: Any) -> Unknown:
+        """Note the tokens that are added to a tokenizer, except one for padding, which nothing learns."""
+        if isinstance(given, dict):
+            lists = [given[key] for key in given if key != "pad_token"]
+            given = [one for each in lists for one in (each if isinstance(each, list) else [each])]
+        before = tokenizer.args["add_tokens"].value if "add_tokens" in tokenizer.args else []
+        every = [given] if isinstance(given, str) else given
+        plain = (
+            isinstance(every, list)
+            and isinstance(before, list)
+            and all(isinstance(one, str) for one in every)
+        )
+        value = [*before, *every] if plain else self.unknown(node)
+        if every and self.unsure:
+            value = Unknown(self.unsure)
+        tokenizer.args["add_tokens"] = Arg(value, node, node.func)
+        return self.unknown(node)
 
     def changed(self, node: ast.Call, owner: Made, name: str, args: list[Any], named: dict[str, Arg]) -> Any:
         """Return a data set after a call to one of its methods."""
@@ -672,12 +712,15 @@ class Follower:
                 count = self.value(call.args[0], ChainMap({}))
             if name == "shuffle":
                 here, size = Arg(True, node, node.func), named.get("buffer_size")  # of a stream
-                more = {"shuffle_dataset": here, "buffer_size": size} if size else {"dataset_shuffle": here}
+                order = "dataset_shuffle" if "dataset_streaming" in owner.told else "shuffle"
+                more = {"shuffle_dataset": here, "buffer_size": size} if size else {order: here}
                 return owner.but(told={**owner.told, **more})
             split = owner.args.get("split")
             if not isinstance(count, int) or split is None or "[" in str(split.value):
                 return self.unknown(node)
-            return owner.but(args={**owner.args, "split": Arg(f"{split.value}[:{count}]", node, node)})
+            told = {"dataset_shuffle" if k == "shuffle" else k: arg for k, arg in owner.told.items()}
+            cut = Arg(f"{split.value}[:{count}]", node, node)
+            return owner.but(args={**owner.args, "split": cut}, told=told)
         if name in ("rename_column", "rename_columns"):
             pairs = args[0] if name.endswith("s") else {args[0]: args[1]}
             renamed = {new: owner.rows.get(old, Column(old)) for old, new in pairs.items()}
@@ -697,7 +740,7 @@ class Follower:
         if self.changed_within:
             out = Unknown(self.changed_within)
         batched = "batched" in named and bool(named["batched"].value)
-        found = _columns_of(out, row, batched)
+        found = columns_of(out, row, batched)
         if isinstance(out, Made) and out.kind == "tokens":
             made.told |= {key: each for key, each in out.told.items()}
             found = {"text": out.rows["text"]}
@@ -715,83 +758,19 @@ class Follower:
         return ByHand(getattr(node, "name", ""), lines, span, why)
 
 
-def _spoil(owner: list[Any] | dict[Any, Any], why: Unknown) -> Unknown:
-    """Make a list or a dictionary unknown after a change that could not be followed."""
-    owner.clear()
-    if isinstance(owner, list):
-        owner.append(why)
-    else:
-        owner["..."] = why
-    return why
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below a node, without those of functions and classes in it."""
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield each
+            yield from _own(each)
 
 
-def _relabeled(where: Any, value: Any) -> bool:
-    """Return whether tokens get labels other than their own ids, or are changed in another way."""
-    return isinstance(where, Made) and where.kind == "tokens" and getattr(value, "kind", "") != "ids"
+def _constructs(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in TRAINERS
 
 
 def _loaded(target: ast.expr) -> ast.expr:
     """Turn an assignment's target into an expression."""
     made = ast.parse(ast.unparse(target), mode="eval").body
     return ast.copy_location(made, target)
-
-
-def _same(first: Any, second: Any) -> bool:
-    return type(first) is type(second) and isinstance(first, _PLAIN) and bool(first == second)
-
-
-def _first_made(values: list[Any]) -> Any:
-    """Return the value that one branch makes, such as a tokenizer, if no other branch makes another one."""
-    made = [value for value in values if isinstance(value, Made | Function | Known)]
-    return (
-        made[0]
-        if made and all(value is NOTHING or value in made for value in values) and len(made) == 1
-        else None
-    )
-
-
-def _text(values: list[Any]) -> Any:
-    """Join values into one text: a str if all of it is known, else a Text; None if a part is not text."""
-    made = Text.of(str(v) if isinstance(v, int | float) else v for v in values)
-    if made is None:
-        return None
-    if all(isinstance(piece, str) for piece in made.pieces):
-        whole = "".join(map(str, made.pieces))
-        return whole if len(whole) <= LONGEST else None
-    merged: list[Any] = []
-    for piece in made.pieces:
-        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += piece
-        else:
-            merged.append(piece)
-    return Text(tuple(merged))
-
-
-def _has_unknown(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_unknown, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_unknown, value))
-    return not isinstance(value, str | Text | Column | Chat | End | int | float | bool | None)
-
-
-def _columns_of(out: Any, row: Row, batched: bool) -> dict[str, Any] | None:
-    """Return the columns that a function over rows makes, or None if it does not return a row."""
-    if isinstance(out, Row):
-        out = out.made
-    if not isinstance(out, dict):
-        return None
-    taken = {
-        key: value[0] if batched and isinstance(value, list) and len(value) == 1 else value
-        for key, value in out.items()
-    }
-    return {str(key): value for key, value in taken.items()}
-
-
-def _joined(given: list[Any]) -> Made | None:
-    """Concatenate data sets, or return None if they differ in their form."""
-    if not all(isinstance(each, Made) and each.kind in ("data", "all") for each in given):
-        return None
-    first = given[0]
-    alike = all(each.rows == first.rows and each.by_hand == first.by_hand for each in given)
-    return first.but(told={**first.told, "others": Arg(given[1:], first.node, first.node)}) if alike else None

@@ -21,6 +21,7 @@ from recipec.compiler.port.commands import is_command, read_command
 from recipec.compiler.port.dialects import Module
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from recipec.compiler.port.meaning.models import way_out
 from recipec.compiler.port.mesh import amend
 from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
@@ -390,6 +391,9 @@ def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> l
 
 def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
     span = _key_of(found.path, ledger)
+    if found.code in ("E0801", "E0802"):
+        key = next((each.key for each in ledger.findings if "model.id" in each.recipe), "")
+        found = replace(found, help=way_out(str(ledger.value("model.id")), key) or found.help)
     if found.code == FOLDERS:
         span = ledger.sources.main.place(ledger.folder)
         found = replace(

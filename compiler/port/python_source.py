@@ -19,21 +19,15 @@ from typing import Any
 
 from recipec.compiler.port.follow import (
     CONFIG,
-    NOTHING,
     STOPPING,
     STOPS,
     TRAINERS,
-    Arg,
     Follower,
-    Function,
-    Known,
-    Made,
-    Row,
-    Unknown,
 )
 from recipec.compiler.port.keys import defaults_of, words
 from recipec.compiler.port.meaning.scripts import UNSLOTH, UNSLOTH_LORA, Chat, Column, Rows, Text, is_content
 from recipec.compiler.port.read import Code, Tree, conceal, parse_json
+from recipec.compiler.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.compiler.port.source import Script, Source, join
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic, Span
@@ -72,7 +66,7 @@ NO_TRAINER = "constructs no trainer that recipec reads"
 
 def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
     """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none."""
-    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook")
+    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook", marked=True)
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))
@@ -93,8 +87,10 @@ def _source(tree: Tree, notebook: bool) -> Source:
             code.add(line, number, list(range(len(line))))
     module = _parsed(code)
     _hide(code, module)
-    follower = Follower(code)
-    follower.block(module.body, ChainMap({}))
+    follower, names = Follower(code), ChainMap[str, Any]({})
+    follower.block(module.body, names)
+    if not follower.trainers and not follower.others:
+        follower.uncalled(module, names)
     return _Assembly(code, follower).source()
 
 
@@ -212,6 +208,21 @@ FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM
 """Matches TRL's trainers without a counterpart."""
 
 
+UNCHANGED = words(
+    "use_cache pretraining_tp pad_token_id bos_token_id eos_token_id torch_dtype dtype "
+    "gradient_checkpointing _name_or_path _attn_implementation id2label label2id"
+)
+"""Settings of a model's config that do not affect what is learned, or that TRL's arguments repeat."""
+
+
+def changed_config(model: Made) -> dict[str, Arg]:
+    """Return the settings that the script assigns to a loaded model's config, as one argument."""
+    config = model.told["config"].value if "config" in model.told else model
+    given = {key: arg for key, arg in config.args.items() if config is not model and key not in UNCHANGED}
+    first = next(iter(given.values()), None)
+    return {"model_config": replace(first, value=", ".join(given))} if first else {}
+
+
 def unsloth_lengths(
     trainer: Mapping[str, Arg], model: Mapping[str, Arg], objective: str
 ) -> tuple[dict[str, Arg], dict[str, Arg], int]:
@@ -264,7 +275,7 @@ class _Assembly:
             self.made_by(named)
             tool = "Unsloth" if named.kind == "unsloth" else tool
             lora = named.told.get("lora") or lora
-            of_model = named.args
+            of_model = {**named.args, **changed_config(named)}
         defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
         if tool == "Unsloth":
             arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
@@ -273,6 +284,9 @@ class _Assembly:
         self.put_all("model", of_model)
         if model is not None and not isinstance(named, Made):
             self.put("model_name_or_path", model)
+        trains = [each for each in self.follower.frozen if each.value is not False or lora is None]
+        if trains and "ref_model" not in given:
+            self.put("requires_grad", trains[0])
         if lora is not None and isinstance(lora.value, Made):
             self.put_all("lora", lora.value.args)
         elif lora is not None and lora.value is not None:
@@ -346,9 +360,13 @@ class _Assembly:
         if model.kind.startswith("class "):
             name = model.kind.removeprefix("class ")
             message = f"`{name}` does not load a text-only language model, which is what recipec trains"
-            raise self.refused(
-                "E1175", message, "recipes train models that AutoModelForCausalLM loads", model.node
-            )
+            help = "recipes train models that AutoModelForCausalLM loads"
+            if "Peft" in name:
+                message = f"`{name}` loads adapters, which recipec does not follow in a script"
+                help = (
+                    "give the trainer the base model, and write the adapters as lora.start_from of the recipe"
+                )
+            raise self.refused("E1175", message, help, model.node)
 
     def arguments(self, config: Arg) -> dict[str, Arg]:
         """Return the trainer's arguments, including those of model_init_kwargs.
@@ -485,7 +503,8 @@ class _Assembly:
         )
         if elsewhere and held is not None:
             self.put("eval_dataset", held)
-        listed = len(several) > 1 or elsewhere or "data_files" in data.args or "test_split_size" in data.told
+        below = {"data_files", "data_dir", "revision"}.intersection(data.args)
+        listed = len(several) > 1 or elsewhere or below or "test_split_size" in data.told
         if listed:
             self.data["datasets"] = []
             self.keys["datasets"] = self.spans["datasets"] = self.code.span(data.node)
@@ -493,10 +512,10 @@ class _Assembly:
                 inner = _Assembly(self.code, self.follower)
                 inner.put_all("data", each.args)
                 self.data["datasets"].append(inner.data)
-                below = f"datasets[{number}]."
-                self.keys |= {below + key: span for key, span in inner.keys.items()}
-                self.spans |= {below + key: span for key, span in inner.spans.items()}
-                self.unknown |= {below + key: why for key, why in inner.unknown.items()}
+                prefix = f"datasets[{number}]."
+                self.keys |= {prefix + key: span for key, span in inner.keys.items()}
+                self.spans |= {prefix + key: span for key, span in inner.spans.items()}
+                self.unknown |= {prefix + key: why for key, why in inner.unknown.items()}
         else:
             names = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
             for key, arg in data.args.items():

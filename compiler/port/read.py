@@ -32,11 +32,12 @@ MAX_BYTES = 1 << 20
 
 def read(path: Path) -> tuple[Source | None, list[Diagnostic]]:
     """Read a file as a tree with places. Return None if it cannot be read, and the findings."""
-    text, problem = read_text(path, "a config", MAX_BYTES, "a config's YAML or JSON file")
+    strict = path.suffix.lower() == ".json"  # the tools read YAML with a byte order mark, but not JSON
+    text, problem = read_text(path, "a config", MAX_BYTES, "a config's YAML or JSON file", marked=not strict)
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))
-    parse = parse_json if path.suffix.lower() == ".json" else parse_yaml
+    parse = parse_json if strict else parse_yaml
     try:
         data = parse(tree)
     except Refused as refused:

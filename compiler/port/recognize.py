@@ -79,6 +79,8 @@ ROLES = {
         "name the run's own config before it: recipe port config.yaml {file} -o recipe.yaml",
     ),
 }
+COMMENTS = ("_", "//", "#")
+"""How the names of comments begin in JSON. No tool has a data set of such a name."""
 LEAST_MARKS = 2
 """The least marks of a role or of a tool that a file must have. A single one may occur in any config."""
 MOST_NAMED = 3
@@ -155,8 +157,9 @@ def role_of(file: Source) -> str | None:
     """Return the role of an accompanying file, or None for a tool's own config or an unknown file."""
     if not isinstance(file.data, dict) or not file.data or file.script:
         return None
+    entries = [each for name, each in file.data.items() if not str(name).startswith(COMMENTS)]
     for role in ("dataset_info", "v1_datasets"):
-        if all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in file.data.values()):
+        if entries and all(isinstance(each, dict) and ROLES[role].marks & set(each) for each in entries):
             return role
     counts = {name: len(role.marks & set(file.data)) for name, role in ROLES.items()}
     best = max(counts, key=lambda name: counts[name])

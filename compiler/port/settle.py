@@ -362,8 +362,11 @@ def _shown(value: Any) -> str:
 
 
 def _environment(path: str, reference: str) -> _Unreadable:
+    where = f"takes `{reference}` from the environment, which recipec does not know"
+    if run := re.fullmatch(r"\$\{(\(.*|\d|[@*])\}", reference):
+        where = f"contains `${run[1]}`, which is known only when the script runs"
     return _Unreadable(
         "E1107",
-        f"`{path}` takes `{reference}` from the environment, which recipec does not know",
+        f"`{path}` {where}",
         f"write the value instead: {path.rpartition('.')[2]}: ...",
     )

@@ -2,15 +2,18 @@
 
 Nothing is run. Some values are known only in a run: arguments of the script, `$(...)`, loop variables, the
 environment. The name of such a value stands between two marks in the word; `shown` writes it as `${NAME}`.
+The folder of the script is known, and so is what `dirname`, `realpath` and `cd ... && pwd` make of it.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 MARKS = ("\ue000", "\ue001")
 """Encloses the name of an unknown value. The same character is removed from the script itself."""
@@ -30,7 +33,12 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _PLAIN = re.compile(r"[^\s;&|()<>\\'\"$`]+")
 _REDIRECTION = re.compile(r"\d*(<<<|<<-?|&>>?|[<>]&-?|>>|>\||[<>])")
-_PARAMETER = re.compile(r"(\w+)(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
+_PARAMETER = re.compile(r"(\w+)(\[[@*0]\])?(?::?[-=](.*))?", re.DOTALL)
+_PLACE = re.compile(
+    r"\s*(?:cd (?:-- )?(?P<cd>.+?)\s*(?:>\s*/dev/null\s*(?:2>&1\s*)?)?&&\s*pwd(?: -P)?"
+    r"|(?P<dirname>dirname) (?:-- )?(?P<of>.+?)|(?:realpath|readlink -f) (?P<real>.+?))\s*"
+)
+"""Matches commands that write a folder or the path of a file."""
 _SECRET = re.compile(r"token|secret|passw|api_?key|credential|access_?key", re.IGNORECASE)
 _OPEN = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done"}
 _PREFIXES = {"then", "do", "else", "elif", "if", "while", "until", "{", "!", "time", "$", "function"}
@@ -91,7 +99,10 @@ def shown(text: str) -> str:
 def unknown(text: str) -> str | None:
     """Return the first unknown part of a word as written in the script ("$1", "$(nproc)"), or None."""
     found = _MARKED.search(text)
-    return found and f"${found[1]}".replace(SPACE, " ")
+    if found is None:
+        return None
+    name = found[1].replace(SPACE, " ")
+    return f"${name}" if re.fullmatch(r"\w+|\W|\(.*", name) else f"${{{name}}}"
 
 
 def _marked(name: str) -> str:
@@ -259,7 +270,8 @@ class Shell:
         for name, old in before.items():
             self._hold(name, old)
         if words[0].text == "cd" and len(words) > 1:
-            self.folder = "" if unknown(words[1].text) else f"{self.folder}/{words[1].text}".lstrip("/")
+            place = words[1].text
+            self.folder = "" if unknown(place) else str(PurePosixPath(self.folder, place))
             return
         texts = [word.text for word in words]
         shell = next(
@@ -361,7 +373,7 @@ class Shell:
                 return self._parameter(inner)
             if inner.startswith("(") and inner.endswith(")"):
                 return self._number(inner[1:-1])
-            return _marked(f"({inner})")
+            return self._written_place(inner) or _marked(f"({inner})")
         if following == "'":
             self.at += 1
             return ""
@@ -371,6 +383,19 @@ class Shell:
             return "$"
         self.at = found.end()
         return self._value(found[0])
+
+    def _written_place(self, command: str) -> str | None:
+        """Return what a command writes that names a place from the root; None if it is not known."""
+        found = _PLACE.fullmatch(command)
+        if found is None or self.depth >= DEEPEST:
+            return None
+        text = (found["cd"] or found["of"] or found["real"]).strip()
+        inner = Shell(text, self.variables, depth=self.depth + 1, spent=self.spent)
+        given = "".join(word.text for word in inner._word(splits=False))
+        self.spent = inner.spent
+        if inner.at < len(text) or unknown(given) or not given.startswith("/"):
+            return None
+        return posixpath.dirname(given) if found["dirname"] else posixpath.normpath(given)
 
     def _bracketed(self, start: int, opening: str) -> str:
         """Return the text between a bracket and its closing bracket."""
@@ -400,7 +425,7 @@ class Shell:
         if default is not None and name not in self.variables:
             return self._expanded(default.strip("\"'") if default[:1] == default[-1:] else default)
         value = self._value(name)
-        if isinstance(value, list) and not found[2]:
+        if isinstance(value, list) and found[2] in (None, "[0]"):
             return value[0].text if value else ""
         return value
 

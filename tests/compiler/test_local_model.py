@@ -93,7 +93,13 @@ def test_error_suggests_the_most_similar_model_id(wrong: str, right: str, tmp_pa
 
 @pytest.mark.parametrize(
     "model_id",
-    ["Qwen/Qwen3-Embedding-8B", "someone/gemma-4-31B-tuned", "upstage/SOLAR-10.7B-v1.0", "owner/Lama-3.1-8B"],
+    [
+        "Qwen/Qwen3-Embedding-8B",
+        "someone/gemma-4-31B-tuned",
+        "someone/Qwen-1.5B-tuned",
+        "upstage/SOLAR-10.7B-v1.0",
+        "owner/Lama-3.1-8B",
+    ],
 )
 def test_error_suggests_no_model_of_another_publisher(model_id: str, tmp_path: Path) -> None:
     with pytest.raises(catalog.UnknownModel) as caught:
@@ -107,6 +113,7 @@ def test_error_suggests_no_model_of_another_publisher(model_id: str, tmp_path: P
     [
         ("tencent/Hunyuan-A13B-Instruct", "Hunyuan with experts, and others"),
         ("Qwen/Qwen3-VL-8B-Instruct", "Qwen 2 and 3 with images or sound"),
+        ("Qwen/Qwen-1_8B-Chat", "Qwen 1"),
         ("Phi-3.5-MoE-instruct", "Phi 3 small, with experts or with images"),
         ("meta-llama/Llama-Guard-4-12B", "Llama Guard 4"),
         ("meta-llama/Llama-3.2-11B-Vision", "Llama 3.2 Vision"),
@@ -172,6 +179,8 @@ def test_copies_of_a_model_use_the_catalog_entry_of_the_original(lowered: Lower)
             "meta-llama/Llama-4-Scout-17B-16E",
         ),
         ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("someone/google-gemma-2-9b", "google/gemma-2-9b"),
+        ("someone/our-gemma-2-9b", None),
         ("someone/Llama-2-7b-tuned", None),
     ],
 )

@@ -162,7 +162,7 @@ def prompts() -> dict[str, Any]:
         "summarizetldr": (strategies.SummarizeTLDRPromptTokenizingStrategy, prompters.SummarizeTLDRPrompter),
         "alpaca": (strategies.AlpacaPromptTokenizingStrategy, prompters.AlpacaPrompter),
     }
-    from recipec.compiler.port.dialects.axolotl_data import PROMPTS
+    from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
 
     out: dict[str, Any] = {}
     for name in (*PROMPTS, "user_defined"):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.catalog import find
-from recipec.compiler.port.dialects.axolotl_data import PROMPTS, plain_type, user_defined
+from recipec.compiler.port.dialects.axolotl_data import plain_type, user_defined
+from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
 from recipec.compiler.port.dialects.llamafactory import target_modules
 from recipec.compiler.port.meaning import adapters, conversion, templates
 from recipec.runtime.data.encoding import Encoder, coding

@@ -109,6 +109,62 @@ def test_completion_type_becomes_text_with_loss_on_all(tmp_path: Path) -> None:
     assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
 
 
+def test_sharegpt_is_written_as_axolotl_0_4_did(tmp_path: Path) -> None:
+    made = one(tmp_path, type="sharegpt", conversation="chatml")
+    assert made.value("data.fields") == {"messages": "conversations", "role": "from", "content": "value"}
+    template = made.value("data.chat_template")
+    assert "set system = 'You are a helpful assistant.'" in template
+    assert "{%- generation -%}{{- message.content + '<|im_end|>\\n' -}}{%- endgeneration -%}" in template
+    assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
+    assert "eos_token" in (finding(made, "datasets[0].type").note or "")
+    file = port(
+        tmp_path,
+        datasets=[{"path": "a/b", "type": "sharegpt"}, {"path": "a/c", "type": "sharegpt:chat"}],
+        chat_template="chatml",
+        default_system_message="Be brief.",
+    )
+    assert codes(file) == [] and file.value("data.train") == ["hf://a/b", "hf://a/c"]
+    assert file.value("data.chat_template") == template.replace("You are a helpful assistant.", "Be brief.")
+    assert verdict(file, "default_system_message") is Verdict.EXACT
+    several = [{"path": path, "type": "sharegpt", "conversation": "chatml"} for path in ("a/b", "a/c")]
+    assert verdict(port(tmp_path, datasets=several), "datasets[1].conversation") is Verdict.EXACT
+    words = {"field_human": "customer", "field_model": "agent"}
+    own = one(tmp_path, type="sharegpt", conversation="chatml", **words)
+    talk = [{"from": "customer", "value": "Hi"}, {"from": "agent", "value": "Hello"}]
+    assert convert(own.files["convert.py"], {"conversations": talk}) == {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    }
+    for keys in ({}, {"conversation": "vicuna_v1.1"}):
+        refused = port(tmp_path, datasets=[{"path": "a/b", "type": "sharegpt", **keys}])
+        assert codes(refused) == [("E1141", "datasets[0].type")]
+        assert "conversations" in (refused.diagnostics[0].help or "")
+
+
+@pytest.mark.parametrize("text", ["Q: {instruction} A: {output}", "{instruction} {", "{} {instruction}"])
+def test_formats_that_axolotl_cannot_fill_in_are_refused(tmp_path: Path, text: str) -> None:
+    assert codes(port(tmp_path, datasets=[{"path": "a/b", "type": {"format": text}}])) == [
+        ("E1145", "datasets[0].type")
+    ]
+    braces = {"format": "{{}} {instruction} {input}", "no_input_format": "{instruction}"}
+    assert codes(port(tmp_path, datasets=[{"path": "a/b", "type": braces}])) == []
+
+
+def test_texts_longer_than_a_row_are_not_left_out(tmp_path: Path) -> None:
+    long = {"path": "our/books", "type": "completion"}
+    talk = {"path": "our/talks", "type": "chat_template"}
+    assert one(tmp_path, type="completion").value("data.overlong") == "truncate"
+    assert port(tmp_path, pretraining_dataset=[{"path": "a/b"}], max_steps=9).value("data.overlong") == (
+        "truncate"
+    )
+    made = port(tmp_path, datasets=[long], excess_length_strategy="drop")
+    assert made.value("data.overlong") == "truncate"
+    assert verdict(made, "excess_length_strategy") is Verdict.EXACT
+    made = port(tmp_path, datasets=[long, talk], excess_length_strategy="drop")
+    assert made.value("data.overlong") == "truncate"
+    assert verdict(made, "excess_length_strategy") is Verdict.APPROXIMATED
+    assert port(tmp_path, datasets=[talk]).value("data.overlong") == "drop"
+
+
 @pytest.mark.parametrize(
     ("keys", "loss", "how"),
     [
@@ -225,6 +281,7 @@ def test_datasets_of_same_type_share_settings(tmp_path: Path) -> None:
         ("json", "rows.jsonl", "rows.jsonl"),
         ("json", ["a.jsonl", "b.jsonl"], None),
         ("our/set", "part.jsonl", "hf://datasets/our/set/part.jsonl"),
+        ("our/set", "/data/part.jsonl", "/data/part.jsonl"),
         ("s3://bucket/rows.jsonl", None, None),
         ("https://host/rows.jsonl", None, None),
         ("a b", None, None),
@@ -264,3 +321,24 @@ def test_datasets_with_different_chat_templates_keep_them_per_source(tmp_path: P
     assert codes(unknown) == [("E1147", "datasets[1].chat_template")]
     odd = port(tmp_path, chat_template="chatml", datasets=sets(None, "tokenizer_default"))
     assert codes(odd) == [("E1147", "datasets[1].chat_template")]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("chatml.intel", {"question": "Hi.", "chosen": "Yo.", "rejected": "No."}),
+        ("chatml.argilla", {"instruction": "Hi.", "chosen_response": "Yo.", "rejected_response": "No."}),
+        (
+            "llama3.ultra",
+            {"prompt": "Hi.", "chosen": [{}, {"content": "Yo."}], "rejected": [{}, {"content": "No."}]},
+        ),
+    ],
+)
+def test_types_of_pairs_become_messages(name: str, row: dict[str, Any], tmp_path: Path) -> None:
+    made = port(tmp_path, rl="dpo", datasets=[{"path": "our/pairs", "type": name}])
+    asked = [{"role": "user", "content": "Hi."}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("Yo.", "No."))
+    found = {"prompt": asked, "chosen": chosen, "rejected": rejected}
+    assert convert(made.files["convert.py"], row) == found
+    found["prompt"] = [{"role": "system", "content": "Short."}, *asked]
+    assert convert(made.files["convert.py"], {**row, "system": "Short."}) == found

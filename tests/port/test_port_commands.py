@@ -47,6 +47,7 @@ def value(made: Ported, path: str) -> object:
         ('c="run --a 1"; eval "$c 2"', ["run", "--a", "1", "2"]),
         ("run `date` $(echo ')' \")\")x", ["run", "${(date)}", "${(echo ')' \")\")}x"]),
         ("run \\\n# no comment ends a continued line\n", ["run"]),
+        ("x=('1 2' 3); run ${x[0]} \"${x[0]}\"", ["run", "1", "2", "1 2"]),
     ],
 )
 def test_shell_parser_expands_command_words(script: str, command: list[str]) -> None:
@@ -90,6 +91,44 @@ def test_heredoc_is_read_as_config_of_later_command(here: Path) -> None:
     made = ported(here, "\n".join([*lines, "trl sft --config c.yaml"]))
     assert value(made, "model.id") == "Qwen/Qwen3-8B"
     assert {row.key: row.place for row in made.rows}["dataset_name"] == "train.sh:4"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        'R="$(cd "$(dirname "$0")/.." && pwd)"',
+        'R="$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )/.." >/dev/null 2>&1 && pwd -P )"',
+        'D=$(dirname "$(realpath $BASH_SOURCE)")\nR=$(dirname $D)',
+        'D=$(dirname $(readlink -f "$0")); R=$D/..',
+    ],
+)
+def test_the_folder_of_the_script_is_known(here: Path, folder: str) -> None:
+    for name in ("scripts", "configs"):
+        (here / name).mkdir()
+    (here / "configs" / "sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\ndataset_name: a/b\n")
+    script = Path("scripts", "train.sh")
+    script.write_text(
+        f'{folder}\ncd "$R/configs"\ntrl sft --config "$R/configs/sft.yaml" --output_dir $R/out\n'
+    )
+    for named in (script, here / script):
+        made = port([named], Asked(from_text("v5p-8")))
+        assert made.whole and value(made, "model.id") == "Qwen/Qwen3-8B", made.diagnostics
+        (place,) = (row for row in made.rows if row.key == "output_dir")
+        assert place.value.endswith("out") and str(here) not in place.value
+    own = "model_name_or_path: Qwen/Qwen3-4B\n"
+    script.write_text(f'{folder}\ncat > "$R/own.yaml" <<E\n{own}E\ntrl sft --config $R/own.yaml')
+    made = port([script], Asked(from_text("v5p-8")))
+    assert value(made, "model.id") == "Qwen/Qwen3-4B"
+
+
+@pytest.mark.parametrize("place", ['$(cd "$ROOT" && pwd)', "$(dirname $1)", "$(cd .. && pwd)", "$(pwd)"])
+def test_other_folders_are_not_guessed(here: Path, place: str) -> None:
+    made = ported(here, f"trl sft {MODEL} --dataset_name {place}")
+    (found,) = (d for d in made.diagnostics if d.code == "E1107")
+    assert f"`{place}`, which is known only when the script runs" in found.message
+    made = ported(here, f"trl sft {MODEL} --dataset_name $(basename {60 * 'a'})")
+    (found,) = (d for d in made.diagnostics if d.code == "E1107")
+    assert "is known only when the script runs" in found.message
 
 
 @pytest.mark.parametrize(
@@ -163,6 +202,23 @@ def test_command_option_selects_one_of_several_commands(here: Path) -> None:
     assert [d.code for d in ported(here, text).diagnostics] == ["E1181"]
     assert value(ported(here, text, command=2), "train.seed") == 2
     assert [d.code for d in ported(here, text, command=3).diagnostics] == ["E1181"]
+
+
+def test_scripts_that_only_sound_like_training_are_no_commands_next_to_a_tools(here: Path) -> None:
+    others = "python format_sft.py\npython $ROOT/merge.py\npython tools/train_tokenizer.py\n"
+    made = ported(here, f"{others}trl sft {MODEL} --seed 2\n")
+    assert made.whole and value(made, "train.seed") == 2
+    made = ported(here, others + "llamafactory-cli train a.yaml\nllamafactory-cli train b.yaml")
+    (found,) = made.diagnostics
+    assert found.code == "E1181" and (found.help or "").split("\n")[1:] == [
+        "  --command 1: llamafactory-cli train a.yaml (line 4)",
+        "  --command 2: llamafactory-cli train b.yaml (line 5)",
+    ]
+    assert [d.code for d in ported(here, others).diagnostics] == ["E1181"]
+    (found,) = ported(here, 'llamafactory-cli train "configs/$1"').diagnostics
+    assert found.code == "E1185" and "`$1`" in found.message
+    (found,) = ported(here, 'llamafactory-cli train "${1#./}"').diagnostics
+    assert found.code == "E1185" and "`${1#./}`" in found.message
 
 
 @pytest.mark.parametrize(

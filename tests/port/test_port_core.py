@@ -60,6 +60,24 @@ def test_ported_recipe_passes_checks_and_is_deterministic(ported: Port, tmp_path
     assert made.text == ported().text, "the same each time"
 
 
+@pytest.mark.parametrize(
+    ("folder", "help"),
+    [
+        ("../models/Qwen3-4B/", "--set fake_model=Qwen/Qwen3-4B, if"),
+        ("/root/models/Qwen/Qwen2___5-7B-Instruct", "--set fake_model=Qwen/Qwen2.5-7B-Instruct, if"),
+        ("models/Qwen/Qwen3-1___7B", "--set fake_model=Qwen/Qwen3-1.7B, if"),
+        ("./our-own", "--set fake_model=OWNER/NAME, its id on the hub"),
+        ("our/own", "for a model that is not in it, "),
+    ],
+)
+def test_a_model_in_a_folder_elsewhere_is_named_by_its_id(ported: Port, folder: str, help: str) -> None:
+    made = ported(CONFIG.replace("Qwen/Qwen3-8B", folder))
+    assert not made.whole and made.diagnostics[0].code in ("E0801", "E0802")
+    assert (made.diagnostics[0].help or "").startswith(help)
+    if "if" in help:
+        assert ported(CONFIG.replace("Qwen/Qwen3-8B", help.split("=")[1].removesuffix(", if"))).whole
+
+
 def test_every_key_is_in_the_report_once(ported: Port) -> None:
     text = (
         CONFIG

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.port.dialects.llamafactory import target_modules
 from recipec.compiler.port.keys import keys_of
 from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import adapters
 from recipec.compiler.port.meaning.models import resolve
+from recipec.compiler.port.port import Asked
+from recipec.compiler.port.port import port as port_files
+from recipec.compiler.port.read import read
+from recipec.compiler.port.recognize import role_of
 from recipec.compiler.port.report import counts, rows, summary
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
@@ -90,6 +96,18 @@ def test_dataset_names_are_looked_up_in_dataset_info(tmp_path: Path) -> None:
     assert inline.value("data.train") == [{"path": "hf://a/b", "split": "d", "config": "c"}]
     online = port(tmp_path, None, dataset="our/set", dataset_dir="ONLINE")
     assert online.value("data.train") == ["hf://our/set"]
+
+
+def test_comments_in_dataset_info_are_no_data_sets(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"_comment": ["ours"], **INFO}))
+    (tmp_path / "run.yaml").write_text(json.dumps({**BASE, "do_train": True}))
+    made = port_files([tmp_path / "run.yaml", tmp_path / "dataset_info.json"], Asked(from_name("v5p-8")))
+    assert made.whole and [row.verdict for row in made.rows if row.key.startswith("_comment")] == [
+        Verdict.UNUSED
+    ]
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"_comment": ["ours"]}))
+    source, _ = read(tmp_path / "dataset_info.json")
+    assert source is not None and role_of(source) is None
 
 
 def test_unnamed_datasets_of_dataset_info_are_reported_unused(tmp_path: Path) -> None:

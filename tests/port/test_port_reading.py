@@ -194,8 +194,14 @@ def test_binary_oversized_or_missing_file_is_refused(tmp_path: Path) -> None:
     assert code(tmp_path, b"\x80\x03model\n") == "E0004"
     assert code(tmp_path, "a: 1".encode("utf-16")) == "E0004"
     assert code(tmp_path, b"#" * (10 << 20)) == "E0003"
+    assert code(tmp_path, b"\xef\xbb\xbf{}", "config.json") == "E0018"
     assert read(tmp_path / "missing.yaml")[1][0].code == "E0001"
     assert read(tmp_path)[1][0].code == "E0002"
+
+
+def test_yaml_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    made = source(tmp_path, "\ufeffa: 1\n")
+    assert made.data == {"a": 1} and made.keys["a"].column == 1
 
 
 def test_token_like_value_is_hidden_in_source_line(tmp_path: Path) -> None:

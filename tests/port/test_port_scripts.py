@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,10 @@ def test_report_gives_line_and_column_of_argument_value() -> None:
     made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
     (row,) = [row for row in made.rows if row.key == "seed"]
     assert (row.line, row.column, row.value) == (HEAD.count("\n") + 2, 10, 7)
+
+
+def test_a_script_may_begin_with_a_byte_order_mark() -> None:
+    assert value(ported("\ufeff" + HEAD + SFT), "data.packing") is True
 
 
 def test_notebook_keys_have_positions_in_the_ipynb_file() -> None:
@@ -278,6 +283,14 @@ def test_apply_chat_template_on_column_becomes_chat_format() -> None:
     made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after)
     paths = ("data.format", "data.fields", "data.loss_on", "data.transform")
     assert [value(made, path) for path in paths] == ["chat", {"messages": "talks"}, "assistant", None]
+    assert "response_part" not in [row.key for row in made.rows]
+    for part in (
+        "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n",
+        "<|start|>assistant<|channel|>final<|message|>",
+    ):
+        made = ported(HEAD + UNSLOTH + CHAT + "trainer = " + RUN + after.replace('"b"', f'"{part}"'))
+        (row,) = (row for row in made.rows if row.key == "response_part")
+        assert made.whole and row.verdict.value == "unsupported" and "thoughts" in row.note
 
 
 def test_text_template_function_becomes_transform_file() -> None:
@@ -374,6 +387,103 @@ def test_load_dataset_calls_give_path_split_and_config(load: str, train: str, ex
     assert {path: value(made, path) for path in extra} == extra
 
 
+@pytest.mark.parametrize(
+    ("load", "path"),
+    [
+        ("Dataset.from_json('a.json')", "a.json"),
+        ("datasets.Dataset.from_csv(path_or_paths='a.csv', sep=',')", "a.csv"),
+        ("Dataset.from_parquet(['a.parquet'])", "a.parquet"),
+        ("load_dataset('json', data_files='a.json', encoding='utf-8', num_proc=4)['train']", "a.json"),
+    ],
+)
+def test_readers_of_files_are_load_dataset(load: str, path: str) -> None:
+    assert value(ported(f"{HEAD}rows = {load}\n{SFT}"), "data.train") == [path]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "load_dataset('json', data_files='a.json', field='data')",
+        "load_dataset('csv', data_files='a.csv', sep='\\t')",
+        "Dataset.from_csv('a.csv', delimiter=';')",
+        "Dataset.from_json()",
+    ],
+)
+def test_readers_options_that_change_rows_are_not_dropped(load: str) -> None:
+    made = ported(f"{HEAD}rows = {load}\n{SFT}")
+    assert [each.path for each in made.diagnostics if each.code == "E1174"] == ["dataset_name"]
+
+
+def test_a_revision_of_a_data_set_is_told_of() -> None:
+    made = ported(f"{HEAD}rows = load_dataset('a/b', revision='v1', split='train')\n{SFT}")
+    assert value(made, "data.train") == ["hf://a/b"]
+    (row,) = (row for row in made.rows if row.key == "datasets[0].revision")
+    assert row.verdict.value == "unsupported" and "newest revision" in row.note
+
+
+@pytest.mark.parametrize(
+    ("calls", "key", "verdict"),
+    [
+        (".shuffle(seed=1)", "shuffle", "exact"),
+        (".select(range(50)).shuffle()", "shuffle", "exact"),
+        (".shuffle(seed=1).select(range(50))", "dataset_shuffle", "unsupported"),
+    ],
+)
+def test_a_shuffle_matters_where_it_selects_rows(calls: str, key: str, verdict: str) -> None:
+    made = ported(f"{HEAD}rows = rows{calls}\n{SFT}")
+    assert {row.key: row.verdict.value for row in made.rows if "shuffle" in row.key} == {key: verdict}
+    run = 'from trl import KTOTrainer\nKTOTrainer("Qwen/Qwen3-8B", train_dataset=rows)\n'
+    made = ported(f"{HEAD}rows = rows{calls}\n{run}")  # KTO pairs each row with the one before it
+    assert [row.verdict.value for row in made.rows if row.key == key] == ["unsupported"]
+
+
+LOADED = """\
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-8B")
+"""
+GIVEN = "SFTTrainer(model, SFTConfig(packing=True), train_dataset=rows, processing_class=tokenizer)\n"
+RESIZED = "model.resize_token_embeddings(len(tokenizer))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("tokenizer.add_tokens(['<x>'])\ntokenizer.add_tokens('<y>')\n" + RESIZED, ["<x>", "<y>"]),
+        (
+            "n = tokenizer.add_special_tokens({'additional_special_tokens': ['<x>'], 'pad_token': '<p>'})\n",
+            ["<x>"],
+        ),
+        ("tokenizer.add_tokens(['<x>'])\ntokenizer = get_chat_template(tokenizer)\n", ["<x>"]),
+        ("if not tokenizer.pad:\n  tokenizer.add_special_tokens({'pad_token': '<p>'})\n" + RESIZED, None),
+    ],
+)
+def test_tokens_that_are_added_to_the_tokenizer_are_the_models(text: str, tokens: list[str] | None) -> None:
+    made = ported(HEAD + LOADED + text + GIVEN)
+    assert made.whole and value(made, "model.add_tokens") == (dict.fromkeys(tokens) if tokens else None)
+
+
+def test_unknown_new_tokens_are_an_error() -> None:
+    for text in ("tokenizer.add_tokens(read())", "if input():\n  tokenizer.add_tokens(['<x>'])"):
+        assert codes(ported(f"{HEAD}{LOADED}{text}\n{GIVEN}"))[:1] == ["E1174"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("for p in model.parameters(): p.requires_grad = False", "requires_grad"),
+        ("model.lm_head.requires_grad_(False)", "requires_grad"),
+        ("model.requires_grad_(False)\nmodel = get_peft_model(model, LoraConfig())", None),
+        ("model = get_peft_model(model, LoraConfig())\nmodel.lm_head.requires_grad_()", "requires_grad"),
+        ("model.config.use_cache = False\nmodel.config.pad_token_id = tokenizer.pad_token_id", None),
+        ("model.config.use_cache = False\nmodel.config.attention_dropout = 0.1", "model_config"),
+    ],
+)
+def test_what_a_script_does_to_the_model_is_told(text: str, told: str | None) -> None:
+    made = ported(HEAD + LOADED + text + "\n" + GIVEN)
+    assert made.whole
+    assert [row.key for row in made.rows if row.verdict.value == "unsupported"] == [told] * bool(told)
+
+
 SECRETS = ("hf_" + "a1B2" * 6, "my-own-secret-word")
 
 
@@ -435,3 +545,64 @@ def test_early_stopping_callback_sets_patience_and_min_delta(given: str, after: 
     found = {name: made.ledger.value(f"train.early_stopping.{name}", None) for name in names}
     assert {name: one for name, one in found.items() if one is not None} == expected
     assert value(made, "checkpoint.keep_best") is True
+
+
+@pytest.mark.parametrize(
+    ("text", "seed"),
+    [
+        ("n = int(os.getenv('SEED', '7'))", 7),
+        ("n = int(os.environ.get('SEED', 3) or 1)", 3),
+        ("def env(name, usual):\n    return int(os.getenv(name, usual))\nn = env('SEED', 5)", 5),
+    ],
+)
+def test_the_default_of_the_environment_is_taken(text: str, seed: int) -> None:
+    made = ported(f"{HEAD}import os\n{text}\n{SFT.replace('packing=True', 'seed=n')}")
+    assert value(made, "train.seed") == seed
+
+
+@pytest.mark.parametrize("text", ["os.getenv('SEED')", "os.environ['SEED']", "os.environ.get('SEED')"])
+def test_the_environment_without_a_default_is_named(text: str) -> None:
+    made = ported(f"{HEAD}import os\nn = {text}\n{SFT.replace('packing=True', 'seed=n')}")
+    assert [(each.code, each.path) for each in made.diagnostics if each.code == "E1174"] == [
+        ("E1174", "seed")
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.path.join(os.path.dirname(__file__), 'a.jsonl')",
+        "os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'scripts', 'a.jsonl')",
+        "str(Path(__file__).resolve().parent / 'a.jsonl')",
+        "Path(__file__).parent.parent / 'scripts' / 'a.jsonl'",
+    ],
+)
+def test_files_are_found_next_to_the_script(path: str) -> None:
+    Path("scripts").mkdir()
+    imports = "import os\nfrom pathlib import Path\n"
+    rows = f"rows = load_dataset('json', data_files={path}, split='train')\n"
+    (place,) = value(ported(f"{HEAD}{imports}{rows}{SFT}", "scripts/train.py"), "data.train")
+    assert os.path.normpath(place) == "scripts/a.jsonl"
+
+
+def test_the_only_function_that_trains_is_read_although_nothing_calls_it() -> None:
+    trains = "    model = 'Qwen/Qwen3-8B'\n    " + SFT.replace('"Qwen/Qwen3-8B"', "model")
+    made = ported(f"{HEAD}def train(rate, data=rows):\n{trains}")
+    assert made.whole and value(made, "data.packing") is True
+    unknown = trains.replace("packing=True", "learning_rate=rate")
+    made = ported(f"{HEAD}class Run:\n  def train(self, rate):\n{unknown.replace('    ', '      ')}")
+    (found,) = (each for each in made.diagnostics if each.code == "E1174")
+    assert found.path == "learning_rate" and "`rate`, which train is given" in found.message
+    assert ported(f"{HEAD}def train(rate):\n{unknown}", sets=("learning_rate=2e-4",)).whole
+    assert codes(ported(f"{HEAD}def one():\n{trains}def two():\n{trains}")) == ["E1175"]
+    called = f"{HEAD}def one():\n{trains}def two():\n{trains.replace('True', 'False')}two()\n"
+    assert value(ported(called), "data.packing") is False
+
+
+def test_adapters_that_a_script_loads_are_named_as_such() -> None:
+    text = "from peft import PeftModel\nbase = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"
+    text += (
+        "model = PeftModel.from_pretrained(base, 'first')\nSFTTrainer(model, SFTConfig(), train_dataset=rows)"
+    )
+    (found,) = ported(HEAD + text).diagnostics
+    assert found.code == "E1175" and "adapters" in found.message and "start_from" in (found.help or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -88,7 +89,7 @@ def port(ledger: Ledger) -> None:
     for name in ("overrides_of_model_config", "model_config"):
         experts.say_overrides(keys, name, model)
     _plugins(keys)
-    _tokens(keys)
+    _tokens(keys, model)
     training.directory(keys, "output_dir")
     project = keys.text("wandb_project")
     on = project and keys.value("wandb_mode") != "disabled"
@@ -208,13 +209,23 @@ def _plugins(keys: Keys) -> None:
     keys.same("plugins", note="the same arithmetic in fused kernels, or only logging")
 
 
-def _tokens(keys: Keys) -> None:
+OF_LLAMA_2 = re.compile(
+    r"(mistralai|mistral-community|codellama|TinyLlama)/|meta-llama/Llama-2-|HuggingFaceH4/zephyr-7b-beta$"
+)
+"""Matches models of the catalog whose special tokens are those of Llama 2."""
+TOKENS_OF_LLAMA_2 = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def _tokens(keys: Keys, model: Model | None) -> None:
     """Record special tokens: padding is masked; other tokens would change the text."""
     say_tokens(keys, "tokens")
-    below = keys.below("special_tokens")
-    for name in keys.mapping("special_tokens"):
+    below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
+    own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
+    for name, token in keys.mapping("special_tokens").items():
         if name == "pad_token":
             below.same(name, note="padding is neither trained on nor attended to")
+        elif token == own.get(name, ()):
+            below.same(name, note="the model's own")
         elif name in ("bos_token", "eos_token", "unk_token"):
             below.unless(
                 name, (), f"the tokenizer keeps its own {name}; to change it, edit a copy of the tokenizer"
@@ -252,7 +263,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
     else:
         adapters.say_init(keys, "peft_init_lora_weights", start)
     settings = keys.mapping("peft").get("loftq_config")
-    if settings:  # Axolotl asks PEFT for LoftQ if its bits are given
+    if settings and settings.get("loftq_bits"):  # Axolotl asks PEFT for LoftQ if its bits are given
         adapters.say_loftq(keys, "peft", settings)
     keys.same("peft")
     _quantized(keys, adapter, model)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS, STYLES
 from recipec.compiler.port.keys import Keys, table, words
 from recipec.compiler.port.meaning import conversion, datasets, rows, templates
 from recipec.compiler.port.meaning.losses import UNPAIRED
@@ -70,7 +72,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
-    _lengths(keys)
+    _lengths(keys, kinds)
     _packing(keys, objective)
     if kinds:
         _loss(keys, train, kinds)
@@ -111,6 +113,13 @@ class Entry:
     source: Any
     kind: Kind | None
 
+    @property
+    def named(self) -> str:
+        """The key that names the template of its turns."""
+        if self.kind is None or not self.kind.fastchat:
+            return "chat_template"
+        return "conversation" if self.keys.given("conversation") else "type"
+
 
 def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     """Return the data sets of one list."""
@@ -125,7 +134,8 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     found = []
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
-        kind = _texts(below) if key == PRETRAINING else _kind(below, objective)
+        chatml = (below.text("conversation") or keys.text("chat_template")) == "chatml"
+        kind = _texts(below) if key == PRETRAINING else _kind(below, objective, chatml)
         found.append(Entry(below, path, _place(below), kind))
     return found
 
@@ -186,12 +196,17 @@ _OF_TYPES = words(
 )
 
 
-def _lengths(keys: Keys) -> None:
+def _lengths(keys: Keys, kinds: Sequence[Kind]) -> None:
+    """Record the length of rows. No text is too long, because Axolotl divides texts into rows."""
     length = keys.integer("sequence_len")
     keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
-    strategy = keys.choice("excess_length_strategy", ("drop", "truncate", "raise")) or "drop"
-    sets = {"data.overlong": "error" if strategy == "raise" else strategy}
-    keys.default("excess_length_strategy", "drop", sets)
+    key, texts = "excess_length_strategy", [kind.note == PIECES for kind in kinds]
+    strategy = keys.choice(key, ("drop", "truncate", "raise")) or "drop"
+    over = "truncate" if any(texts) else "error" if strategy == "raise" else strategy
+    mixed = any(texts) and not all(texts) and strategy != "truncate"
+    if mixed and keys.given(key):
+        keys.say(key, {"data.overlong": over}, TRUNCATED)
+    keys.default(key, "drop", {"data.overlong": over}, TRUNCATED if mixed else CUT if any(texts) else "")
 
 
 def _packing(keys: Keys, objective: str) -> None:
@@ -273,26 +288,33 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     chats = [each for each in train if each.kind is not None and each.kind.format in ("chat", "preference")]
-    told = [each for each in chats if each.keys.given("chat_template")]
-    own = {id(each): _named_template(each.keys, model) for each in told}
+    told = [each for each in chats if each.named != "chat_template" or each.keys.given("chat_template")]
+    system = (
+        keys.text("default_system_message") if any(each.named != "chat_template" for each in told) else None
+    )
+    own = {id(each): _template_of(each, model, system) for each in told}
     alike = len(told) == len(chats) and len({str(found.sets) for found in own.values()}) == 1
-    at = told[0].keys if alike and told else keys
+    at, name = (told[0].keys, told[0].named) if alike and told else (keys, "chat_template")
     found = own[id(told[0])] if alike and told else _named_template(keys, model)
     jinja = at.text("chat_template_jinja")
     if not found.known:
         _refused_template(at, found)
-    elif at.given("chat_template"):
-        at.say("chat_template", found.sets, found.note)
+    elif at.given(name):
+        at.say(name, found.sets, found.note)
     elif not jinja:
         keys.default("chat_template", "tokenizer_default", {}, "Axolotl's default: the tokenizer's own")
     at.same("chat_template_jinja", found.sets if at.given("chat_template_jinja") else None)
     if alike:
-        for below in (keys, *(each.keys for each in told)):
-            below.passive(names, "the same as the other data sets")
+        keys.passive(names, "the same as the other data sets")
+        for each in told:
+            each.keys.passive((*names, each.named), "the same as the other data sets")
     else:
         others = {key: each for key, each in own.items() if not each.known or each.sets != found.sets}
         _own_templates(keys, train, others)
-    if model is not None and not jinja and "chat" in formats:
+    if system is not None:
+        keys.same("default_system_message", found.sets, "the system message of a conversation without one")
+    marked = any(each.named == "chat_template" for each in chats)
+    if model is not None and not jinja and "chat" in formats and marked:
         _ends(keys, model, found.ends)
     keys.same("eot_tokens", note="the end of a turn, which the loss covers")
 
@@ -300,6 +322,14 @@ def _template(keys: Keys, train: Sequence[Entry], model: Model | None) -> None:
 def _named_template(keys: Keys, model: Model | None) -> templates.Template:
     name, jinja = keys.text("chat_template"), keys.text("chat_template_jinja")
     return templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
+
+
+def _template_of(each: Entry, model: Model | None, system: str | None) -> templates.Template:
+    """Return the template of a data set. FastChat writes the system message into each conversation."""
+    if each.kind is None or not each.kind.fastchat:
+        return _named_template(each.keys, model)
+    changes = {**FASTCHAT, **({"default_system": system} if system else {})}
+    return templates.of("axolotl", each.kind.fastchat, model, changes)
 
 
 def _refused_template(keys: Keys, found: templates.Template) -> None:
@@ -326,7 +356,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
             each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
     for each in train:
         if (found := own.get(id(each))) is not None:
-            each.keys.say("chat_template", {"data.train": made}, found.note)
+            each.keys.say(each.named, {"data.train": made}, found.note)
         each.keys.passive(("chat_template", "chat_template_jinja"), "part of its template")
 
 
@@ -367,12 +397,13 @@ def _evaluation(keys: Keys) -> None:
         keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
 
 
-def _kind(keys: Keys, objective: str) -> Kind | None:
+def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
     """Return the kind of a data set's rows, None after an error.
 
     Args:
         keys: the keys of the data set.
         objective: a value of `rl`, or "sft".
+        chatml: whether its turns have the marks of ChatML.
     """
     given = keys.value("type")
     if objective == "kto":
@@ -381,6 +412,7 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
         return _preference(keys, given)
     if isinstance(given, dict):
         _told(keys, "type", given)
+        _fillable(keys, given)
         return user_defined(given)
     if given is None:
         message = "a data set has no `type`, which gives the format of its rows"
@@ -389,6 +421,8 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     name = str(given)
     if name == "chat_template":
         return _chat(keys)
+    if name in SHAREGPT and chatml:
+        return _sharegpt(keys)
     if name == "completion":
         field = keys.text("field")
         keys.same("field")
@@ -401,6 +435,21 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
     if found is None:
         _unknown(keys, name)
     return found
+
+
+def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
+    """Refuse formats of the file's own type that name other values than those that Axolotl fills in."""
+    for name in ("format", "no_input_format"):
+        text = str(given.get(name) or "")
+        try:
+            others = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        except ValueError:
+            others = {"{"}
+        if wrong := sorted(others - {"instruction", "input"}):
+            message = (
+                f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {wrong[0]!r}"
+            )
+            keys.refuse("type", "E1145", message, f"end {name} where the answer begins; write braces twice")
 
 
 def _texts(keys: Keys) -> Kind:
@@ -416,6 +465,9 @@ def _unknown(keys: Keys, name: str) -> None:
     message = f"recipec does not support the data set type `{name}`: {why}"
     message = message if why else f"unknown data set type `{name}`"
     help = "type: chat_template, with field_messages and message_property_mappings for columns of other names"
+    if name in SHAREGPT:
+        names = "field_messages: conversations, and message_property_mappings: {role: from, content: value}"
+        help = f"conversation: chatml, if the turns have its marks; or type: chat_template, with {names}"
     keys.refuse("type", "E1141", message, help)
 
 
@@ -448,6 +500,22 @@ def _chat(keys: Keys) -> Kind:
         return Kind("chat", fields)
     tags = conversion.Tagged(conversation, role, content, words)
     return Kind("chat", transform=conversion.tagged(tags))
+
+
+def _sharegpt(keys: Keys) -> Kind:
+    """Return the kind for conversations of ShareGPT, as Axolotl 0.4 read them."""
+    words = {}
+    for name, usual, role in (("field_human", "human", "user"), ("field_model", "gpt", "assistant")):
+        words[keys.text(name) or usual] = role
+        keys.same(name, note="the same role under another name")
+    keys.same("strict", note="recipec reads the usual names of roles")
+    keys.unless("roles", (), "recipec reads the usual names of roles")
+    columns = ("conversations", "from", "value")
+    if all(ALIASES.get(word, word) == role for word, role in words.items()):
+        fields = dict(zip(("messages", "role", "content"), columns, strict=True))
+        return Kind("chat", fields, note=TURNS, fastchat="chatml")
+    made = conversion.tagged(conversion.Tagged(*columns, {**words, "system": "system"}))
+    return Kind("chat", transform=made, note=TURNS, fastchat="chatml")
 
 
 def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
@@ -503,10 +571,25 @@ def _preference(keys: Keys, given: Any) -> Kind | None:
     if isinstance(given, dict):
         _told(keys, "type", given)
         return _own_preference(given)
+    template, _, rows = name.partition(".")
+    if template in WRITTEN and rows == "argilla_chat":
+        return Kind("preference", note=f"{WRITTEN_BY.format(template)} and reads the first two messages")
+    if template in WRITTEN and rows in DPO_COLUMNS:
+        made = conversion.ranked(*DPO_COLUMNS[rows], system="system", turns=rows == "ultra")
+        return Kind("preference", transform=made, note=WRITTEN_BY.format(template))
     _unknown(keys, name or "none")
     return None
 
 
+WRITTEN = ("llama3", "chatml")
+WRITTEN_BY = "recipec writes turns with the recipe's chat template; Axolotl uses the markers of {}"
+DPO_COLUMNS = {
+    "argilla": ("instruction", "chosen_response", "rejected_response"),
+    "icr": ("input", "chosen", "rejected"),
+    "intel": ("question", "chosen", "rejected"),
+    **dict.fromkeys(("prompt_pairs", "ultra"), ("prompt", "chosen", "rejected")),
+}
+"""The columns of the question and the answers in Axolotl's types for dpo."""
 KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "prompt", "ultra": "prompt"}
 """The columns of the questions in Axolotl's types for kto."""
 
@@ -524,18 +607,17 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
     template, _, rows = str(given or "").partition(".")
     if given is None:
         return Kind(UNPAIRED)
-    if template not in ("llama3", "chatml") or rows not in (*KTO_COLUMNS, "argilla_chat"):
+    if template not in WRITTEN or rows not in (*KTO_COLUMNS, "argilla_chat"):
         message = f"unknown data set type `{given}` of kto"
         keys.refuse(
             "type", "E1141", message, "type: chatml.argilla, or none for prompt, completion and label"
         )
         return None
-    note = f"recipec writes turns with the recipe's chat template; Axolotl uses the markers of {template}"
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))
     else:
         made = conversion.labeled(KTO_COLUMNS[rows], "completion", "label")
-    return Kind(UNPAIRED, transform=made, note=note)
+    return Kind(UNPAIRED, transform=made, note=WRITTEN_BY.format(template))
 
 
 def _own_preference(given: Mapping[str, Any]) -> Kind:
@@ -563,102 +645,46 @@ class Kind:
         fields: the value of `data.fields`.
         transform: the text of the file of `data.transform`, "" for none.
         note: how the tokens differ.
+        fastchat: the name of FastChat's template that writes the turns, "" for none.
     """
 
     format: str
     fields: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
     note: str = ""
+    fastchat: str = ""
 
 
+SHAREGPT = ("sharegpt", "sharegpt.load", "sharegpt:chat")
+FASTCHAT = {
+    "assistant": "{}<|im_end|>\n",
+    "after": "",
+    "default_system": "You are a helpful assistant.",
+    "adds_bos": True,
+}
+"""How the turns of FastChat's chatml differ from those of Axolotl's own template."""
+TURNS = (
+    "as Axolotl 0.4 read it, which newer versions refuse: that version also trained on the line break before "
+    "an answer, and wrote an eos_token after an answer if <|im_end|> was not that token"
+)
 PLAIN = (
     "recipec tokenizes the same text as a whole; it leaves out and counts a row whose "
     "completion merges with the prompt's last token"
 )
 PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
+CUT = "Axolotl leaves out no text, because it divides long ones into rows"
+TRUNCATED = "recipec also truncates other rows that are too long, because Axolotl leaves out no text"
 SEGMENTS = (
     "recipec leaves out rows whose trained segments are not all at the end, and ends each "
     "row with the eos token"
 )
 
-_TASK = "Below is an instruction that describes a task"
-_ALPACA = (
-    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately "
-    "completes the request.",
-    f"{_TASK}. Write a response that appropriately completes the request.",
-)
-_USER_TASK = "Below is an instruction from a USER that describes a task"
-_CONCISE = (
-    f"{_USER_TASK}, paired with an input that provides further context. The ASSISTANT writes a response "
-    "that concisely and appropriately completes the request.\n\n",
-    f"{_USER_TASK}. The ASSISTANT writes a response that appropriately and concisely completes the "
-    "request.\n\n",
-)
-_NO_SYSTEM = ("", "")
-
-STYLES = {
-    "instruct": (
-        "{system}\n\n",
-        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
-        "### Instruction:\n{instruction}\n\n### Response:\n",
-    ),
-    "chat": (
-        "SYSTEM: {system}\n",
-        "USER: {instruction}\n{input}\nASSISTANT:",
-        "USER: {instruction}\nASSISTANT:",
-    ),
-    "chatml": (
-        "<|im_start|>system\n{system}<|im_end|>\n",
-        "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
-        "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
-    ),
-    "phi": (
-        "<|system|>\n{system}<|end|>\n",
-        "<|user|>\n{instruction}<|end|>{input}<|assistant|>",
-        "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
-    ),
-}
-"""Axolotl's prompt styles: the system message, a turn with an input, and a turn without one."""
-
-
-def _styled(style: str, systems: tuple[str, str], **columns: Any) -> conversion.Prompt:
-    system, turn, bare = STYLES[style]
-    before = [system.format(system=text) if text else "" for text in systems]
-    return conversion.Prompt(_braced(before[0]) + turn, _braced(before[1]) + bare, **columns)
-
-
-def _braced(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-_QA = {"instruction": "question", "input": None, "output": "answer"}
-_TLDR = "USER: Summarize the following article as a TL;DR.\n{instruction}"
-
-PROMPTS: Mapping[str, conversion.Prompt] = {
-    "alpaca": _styled("instruct", _ALPACA),
-    **{f"alpaca:{style}": _styled(style, _ALPACA) for style in STYLES},
-    "gpteacher": _styled("instruct", _ALPACA, output="response"),
-    "oasst": _styled("instruct", _ALPACA, instruction="INSTRUCTION", input=None, output="RESPONSE"),
-    "summarizetldr": conversion.Prompt(
-        f"{_TLDR}\n{{input}}\nASSISTANT:", f"{_TLDR}\nASSISTANT:", "article", None, "summary"
-    ),
-    "alpaca_chat": _styled("chat", _ALPACA),
-    "alpaca_chat.load_concise": _styled("chat", _CONCISE),
-    "alpaca_chat.load_qa": _styled("chat", _CONCISE, **_QA),
-    "alpaca_chat.load_camel_ai": _styled(
-        "chat", _CONCISE, instruction="message_1", input=None, output="message_2"
-    ),
-    "alpaca_chat.load_no_prompt": _styled("chat", _NO_SYSTEM),
-    "alpaca_instruct": _styled("instruct", _ALPACA),
-    "alpaca_instruct.load_no_prompt": _styled("instruct", _NO_SYSTEM),
-    "alpaca_w_system": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
-    "alpaca_w_system.load_chat": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
-    "alpaca_w_system.load_instruct": replace(_styled("instruct", _NO_SYSTEM), system="{system}\n\n"),
-}
-"""Types that write a row as plain text."""
-
 UNPORTED = {
-    "sharegpt": "Axolotl refuses it",
+    "sharegpt": "Axolotl refuses it, and recipec reads it only with the template chatml",
+    **dict.fromkeys(
+        words("context_qa creative_acr llama2_chat messages metharme orcamini pygmalion"),
+        "recipec has no format for its rows",
+    ),
     "explainchoice": "recipec has no format for its lists of choices",
     "concisechoice": "recipec has no format for its lists of choices",
     "reflection": "recipec has no format for its reflections",

@@ -32,6 +32,14 @@ integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 number lora_dropout -> lora.dropout
 """)
+OLDER = {"learning_rate": 3e-4, "weight_decay": 0.02, "beta1": 0.9, "beta2": 0.95}
+"""Keys of `train` for AdamW in litgpt 0.3, which had no `optimizer`, with the defaults of finetune lora."""
+OF_OLDER = table("""
+number learning_rate -> train.optimizer.learning_rate
+number weight_decay -> train.optimizer.weight_decay
+number beta1 -> train.optimizer.b1
+number beta2 -> train.optimizer.b2
+""")
 OF_DATA = table("""
 lost ignore_index=-100: recipec has no number for tokens without loss
 exact num_workers download_dir file_url file_name repo_id: it affects how the data is read, not its content
@@ -78,7 +86,7 @@ def port(ledger: Ledger) -> None:
     _batch(train, devices)
     _length(train)
     _schedule(train)
-    _optimizer(keys)
+    _optimizer(keys, train)
     _precision(keys, method == "lora")
     _data(keys, train, named)
     _rest(keys, train)
@@ -212,10 +220,16 @@ def _schedule(train: Keys) -> None:
         train.same(key, note="null: finetune does not read it")
 
 
-def _optimizer(keys: Keys) -> None:
-    """Record the optimizer: a name, or a class with its arguments."""
+def _optimizer(keys: Keys, train: Keys) -> None:
+    """Record the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
     found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
-    if isinstance(found, dict):
+    if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
+        keys.ledger.set("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
+        full = {"learning_rate": 3e-3} if keys.ledger.value("lora", "") is None else {}
+        train.defaults = {**OLDER, **full, **train.defaults}
+        train.follow(OF_OLDER)
+        keys.ledger.set("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
+    elif isinstance(found, dict):
         name = str(found.get("class_path") or "torch.optim.AdamW")
         training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:

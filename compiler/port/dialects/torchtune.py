@@ -543,6 +543,12 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
         entry.defaults["source"] = SOURCES[builder]
     source = _source(entry, path)
     settings = {"transform": "", **_SETTINGS[kind](keys, entry, builder)}
+    for older in ("template", "chat_format"):
+        entry.learned(
+            older, (None,), "torchtune up to 0.2 wrote each row by it, and newer versions refuse it"
+        )
+    if kind != "text" and entry.given("max_seq_len"):
+        datasets.length(entry, "max_seq_len", CUT)
     if kind == "text":
         settings["data.loss_on"] = "all"
         entry.same("train_on_input", note="the loss covers all of a text")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from recipec.compiler.port.common import COMMON, say_common, say_methods
+from recipec.compiler.port.common import COMMON, say_common, say_methods, say_tokens
 from recipec.compiler.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -63,6 +63,7 @@ lost lora_task_type=CAUSAL_LM: recipec trains language models
 OF_SOURCES = table("""
 exact path name split data_files: part of data.train
 lost data_dir=null: a folder of a repository: name its files as data_files
+lost revision=null/main: recipec uses the newest revision
 exact columns: recipec ignores columns that it does not use
 """)
 
@@ -100,6 +101,11 @@ def port(ledger: Ledger) -> None:
     keys.follow(KEYS)
     say_methods(keys, training.OFF)
     if script:
+        if keys.source.has("add_tokens"):
+            say_tokens(keys, "add_tokens")
+            keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
+        if ledger.value("data.shuffle_seed", 0) is None:
+            keys.unless("shuffle", (), "another order: the run reads the rows in their order in the files")
         keys.follow(adapters.FEATURES)
         keys.follow(scripts.KEYS)
         keys.follow(COMMON, training.OFF)

@@ -431,18 +431,29 @@ def plain(message):
 '''
 
 
-def ranked(prompt: str, chosen: str, rejected: str) -> str:
-    """Convert a question and two answers, all text, to messages. The arguments are their columns."""
+def ranked(prompt: str, chosen: str, rejected: str, *, system: str = "", turns: bool = False) -> str:
+    """Convert a question and two answers to messages.
+
+    Args:
+        prompt, chosen, rejected, system: the columns; "" for no system message.
+        turns: whether an answer is the second message of a conversation, instead of text.
+    """
     named = ", ".join(f"`{docstring(column)}`" for column in (prompt, chosen, rejected))
+    answer = '[1]["content"]' if turns else ""
+    before = f"""\
+    if row.get({literal(system)}):
+        messages.insert(0, {{"role": "system", "content": row[{literal(system)}]}})
+"""
     return f'''"""Rows of a question and two answers as messages."""
 
 
 def {FUNCTION}(row):
     """A row of {named}; the second is preferred to the third."""
-    return {{
-        "prompt": [{{"role": "user", "content": row[{literal(prompt)}]}}],
-        "chosen": [{{"role": "assistant", "content": row[{literal(chosen)}]}}],
-        "rejected": [{{"role": "assistant", "content": row[{literal(rejected)}]}}],
+    messages = [{{"role": "user", "content": row[{literal(prompt)}]}}]
+{before if system else ""}    return {{
+        "prompt": messages,
+        "chosen": [{{"role": "assistant", "content": row[{literal(chosen)}]{answer}}}],
+        "rejected": [{{"role": "assistant", "content": row[{literal(rejected)}]{answer}}}],
     }}
 '''
 

@@ -42,9 +42,9 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
     if files:
         if len(files) > 1:
             return Place(None, "recipec makes each of the data_files a source of its own")
-        if path in ("json", "csv", "parquet", "arrow") or is_local(path):
-            return place(files[0])
         inside = files[0]
+        if path in ("json", "csv", "parquet", "arrow") or is_local(path) or inside.startswith("/"):
+            return place(inside)
         if re.fullmatch(REPOSITORY, path) and is_file(inside) and not re.search(r"[*?\[{]|\.\.|^/|:", inside):
             return Place(f"hf://datasets/{path}/{inside}")
         return Place(None, f"files of a repository ({inside}): download them and name them as a source")

@@ -78,7 +78,7 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     An unknown model's id still goes into the recipe. The recipe's checks report it.
     """
     name, given = keys.text(key), keys.text(revision)
-    if name is None:
+    if not name:
         keys.refuse(key, "E1144", "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
     named = resolve(name, keys.source.path.parent)
@@ -86,6 +86,19 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     kept = given not in (None, "main") and not named.note
     keys.same(revision, {"model.revision": given} if kept else None)
     return named
+
+
+def way_out(name: str, key: str) -> str | None:
+    """Return the help for a checkpoint's folder that is not at hand, None for an id of the hub.
+
+    Args:
+        key: the tool's key that names the folder.
+    """
+    if not is_directory(name) and name.count("/") < 2:
+        return None
+    copied = original_of(name.rstrip("/").replace("___", "."))  # ModelScope's cache has no dots
+    model = f"{copied}, if the folder is a copy of it" if copied else "OWNER/NAME, its id on the hub"
+    return f"--set {key}={model}; or name a folder with its config.json"
 
 
 def say_flash(keys: Keys) -> None:

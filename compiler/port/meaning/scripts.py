@@ -160,7 +160,11 @@ speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_uti
     float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
 exact standardize_sharegpt: recipec reads both ways of writing conversations
+exact shuffle: recipec shuffles the rows again in each epoch
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
+lost response_part: recipec trains on whole answers, with their thoughts
+lost requires_grad: recipec trains all weights, or adapters alone
+lost model_config: recipec uses the config of the checkpoint
 exact pretraining_tp: how products are split, not their result
 """)
 """The meaning of a script's keys that TRL's command line does not have."""
