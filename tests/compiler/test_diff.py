@@ -56,7 +56,7 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
          ["learned with sft -> dpo, beta 0.1, loss_type ipo"]),
         (["serve={}"], ["served on v6e-8"]),
         (["train.optimizer={name: sgd, momentum: 0.9}"],
-         ["the optimizer's name adamw -> sgd", "the optimizer's momentum 0 -> 0.9"]),
+         ["the optimizer's name adamw -> sgd", "the optimizer's momentum 0.0 -> 0.9"]),
         (["data.fields={messages: turns}"], ["fields of the samples: {} -> {messages: turns}"]),
         (["xla.profile=none"], ["compiled with other flags of libtpu"]),
         (["sharding.rules=[{match: '.*down_proj.kernel', spec: [fsdp, tp]}]"],
