@@ -596,8 +596,8 @@ def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, 
     to_rows = None if weight is None else _dot(gradient, weight.swapaxes(1, 2), sizes, like.dtype)
     to_weight = None
     if rows is not None:
-        rows, towards = _operands(rows, gradient)
-        to_weight = outer(rows, towards, sizes, on_tpu=_on_tpu()).astype(gradient.dtype)
+        rows, of_out = _operands(rows, gradient)
+        to_weight = outer(rows, of_out, sizes, on_tpu=_on_tpu()).astype(gradient.dtype)
     return to_rows, to_weight, None
 
 
