@@ -201,3 +201,37 @@ def test_trip_count_of_a_fused_condition_and_step() -> None:
 def test_loop_with_an_unreadable_condition_has_no_trip_count(condition: str) -> None:
     read = loop(condition, UP, ZERO)
     assert read.trip_counts == {}
+
+
+def test_elements_of_tuples_that_newer_texts_only_refer_to_are_instructions() -> None:
+    text = """HloModule jit, is_scheduled=true
+
+%body (p.1: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
+  %p.1 = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %one = s32[]{:T(128)} constant(1)
+  %next = s32[]{:T(128)} add(%p.1#0, %one)
+  ROOT %t.1 = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) tuple(%next, %p.1#1)
+}
+
+%condition (p.2: (s32[], bf16[8,128])) -> pred[] {
+  %end = s32[]{:T(128)} constant(8)
+  %p.2 = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  ROOT %lt = pred[]{:T(512)} compare(%p.2#0, %end), direction=LT
+}
+
+ENTRY %main (a: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
+  %a = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  ROOT %loop = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) while(%a), condition=%condition, body=%body
+}
+
+"""
+    read = parse(text)
+    assert read.trip_counts == {"body": 8}
+    element = read.by_name["body"]["p.1#1"]
+    assert (element.opcode, element.operands, element.attributes) == (
+        "get-tuple-element",
+        ("p.1",),
+        "index=1",
+    )
+    assert element.arrays == (Array("bf16", (8, 128), 2048),)
+    assert [i.name for i in read.computations["body"]] == ["p.1", "one", "p.1#0", "next", "p.1#1", "t.1"]

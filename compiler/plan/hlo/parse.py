@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -104,7 +104,7 @@ def parse(text: str) -> Module:
         match = HEADER.match(header)
         assert match is not None
         name = match[2]
-        computations[name] = tuple(_instruction(line) for line in lines)
+        computations[name] = tuple(_with_elements([_instruction(line) for line in lines]))
         if match[1]:
             entry = name
     if not entry:
@@ -158,6 +158,46 @@ def _instruction(line: str) -> Instruction:
         root=head[1] is not None,
         shape=rest[: opcode.start()],
     )
+
+
+def _with_elements(body: Sequence[Instruction]) -> Iterator[Instruction]:
+    """Yield instructions, and each element of a tuple that is only referred to: newer texts write `%x#1`."""
+    named = {instruction.name: instruction for instruction in body}
+    made: set[str] = set()
+    for instruction in body:
+        for operand in instruction.operands:
+            name, _, index = operand.partition("#")
+            if index and operand not in made:
+                made.add(operand)
+                yield _element(named[name], int(index), operand)
+        yield instruction
+
+
+def _element(source: Instruction, index: int, name: str) -> Instruction:
+    shape = _parts(source.shape)[index]
+    return Instruction(
+        name=name,
+        opcode="get-tuple-element",
+        arrays=_arrays(shape),
+        operands=(source.name,),
+        calls=(),
+        attributes=f"index={index}",
+        op_name=source.op_name,
+        shape=shape,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(shape: str) -> list[str]:
+    """Return the shapes of a tuple's elements."""
+    parts, depth = [""], 0
+    for character in shape.strip().removeprefix("(").removesuffix(")"):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _parenthesis(text: str, start: int) -> tuple[str, str]:
