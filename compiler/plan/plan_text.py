@@ -20,7 +20,7 @@ from recipec.compiler.plan.units import (
 )
 from recipec.compiler.wording import plural
 
-EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 4, 4, 4, 4
+EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 3, 4, 4, 2
 """How many rows of each table are shown."""
 ROUNDED = 1e-6
 """Share of a step below which the difference from the sum of its parts is rounding."""

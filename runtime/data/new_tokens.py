@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..weights.contradictions import AGAIN
+from ..weights.contradictions import json_object
 
 if TYPE_CHECKING:
     from ..model.adapters import LoraSettings
@@ -53,7 +53,7 @@ def with_tokens(
             "convert the tokenizer: transformers writes the file with save_pretrained",
         )
     names = (TOKENIZER, CONFIG, ADDED, SPECIAL)
-    made = {name: _parsed(files[name], f"{where}/{name}") for name in names if name in files}
+    made = {name: json_object(files[name], f"{where}/{name}") for name in names if name in files}
     added = made[TOKENIZER].setdefault("added_tokens", [])
     ids = token_ids(made[TOKENIZER])
     for token, place in sorted(tokens.items()):  # in the order of a record, whose keys are sorted
@@ -133,7 +133,7 @@ def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | N
                 "write the tokens' numbers in lora.train_tokens",
             )
         files = with_tokens(files, added, rows, base.name) if added else files
-        ids = token_ids(_parsed(files[TOKENIZER], f"{base.name}/{TOKENIZER}"))
+        ids = token_ids(json_object(files[TOKENIZER], f"{base.name}/{TOKENIZER}"))
     found: list[int] = []
     for token in lora.train_tokens:
         number = ids.get(token, -1) if isinstance(token, str) else token
@@ -151,17 +151,6 @@ def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | N
             raise UserError(f"lora.train_tokens names token {number} twice", "name each token once")
         found.append(number)
     return replace(lora, train_tokens=tuple(found))
-
-
-def _parsed(content: bytes, path: str) -> dict[str, Any]:
-    """Return the JSON object of a file; raise UserError if it holds none."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: not a JSON object", AGAIN)
-    return found
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

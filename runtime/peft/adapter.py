@@ -20,6 +20,7 @@ from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
 from ..weights.checkpoint_files import Files, files_of
+from ..weights.contradictions import json_object
 from ..weights.headers import Tensor, read_header
 
 if TYPE_CHECKING:
@@ -131,12 +132,7 @@ def _parse_config(content: bytes, path: str) -> PeftConfig:
     Raises:
         UserError: when it is not valid, or the adapter has unsupported content.
     """
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{path}: not a JSON object", AGAIN)
+    fields = json_object(content, path, AGAIN)
     _check_kind(fields, path)
     _check_init(fields.get("init_lora_weights", True), path)
     return PeftConfig(

@@ -22,6 +22,7 @@ from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
 from .checkpoint_files import Files, files_of
 from .contradictions import AGAIN as _AGAIN
+from .contradictions import json_object
 from .headers import KIND, Header, Tensor, check_kind, read_header
 from .safetensors_files import DTYPES
 
@@ -383,10 +384,4 @@ def _read_json(store: Files, name: str) -> dict[str, Any]:
         raise UserError(f"{store.path(name)}: has {store.sizes[name]:,} bytes, at most {MAX_JSON:,}", _AGAIN)
     content = store.read(name)
     check_kind(store.path(name), content)
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{store.path(name)}: not JSON ({error})", _AGAIN) from error
-    if not isinstance(value, dict):
-        raise UserError(f"{store.path(name)}: not a JSON object", _AGAIN)
-    return value
+    return json_object(content, store.path(name))

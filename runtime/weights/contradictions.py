@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..errors import UserError
 from ..model.families.base import LAYERS
 
 AGAIN = "copy or download the checkpoint again"
+
+
+def json_object(content: bytes, path: str, help: str = AGAIN) -> dict[str, Any]:
+    """Return the JSON object of a file; raise UserError if it holds none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error})", help) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a JSON object", help)
+    return found
+
 
 HEADS = (("num_attention_heads", "head_dim"), ("num_attention_heads", "global_head_dim"))
 KV_HEADS = (

@@ -63,10 +63,8 @@ Custom kernels (estimates from their shapes, by kernels that were measured)
   splash_mha_fwd_segmented_residuals  60 x   7.4 TFLOP  26.1 GB  32.2 ms
 
 Largest temporaries, at the peak of memory (GiB)
-  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / gate_proj
-  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / up_proj
-  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / mul
-  2.34  50 x  bf16[1,3072,32,256]  layers.*.attn / attn_vec_einsum
+  7.38  60 x  bf16[1,3072,21504]  layers.*.mlp / gate_proj
+  7.38  60 x  bf16[1,3072,21504]  layers.*.mlp / up_proj
 
 The whole run              estimate          within
   steps of 1 micro-batch          774
@@ -92,9 +90,9 @@ ALL = [
 
 
 @pytest.mark.parametrize("plan", ALL, ids=range(len(ALL)))
-def test_plan_text_fits_70_lines_of_100_columns(plan: plans.Plan) -> None:
+def test_plan_text_fits_66_lines_of_100_columns(plan: plans.Plan) -> None:
     lines = text(plan).splitlines()
-    assert len(lines) <= 70 and max(map(len, lines)) <= 100
+    assert len(lines) <= 66 and max(map(len, lines)) <= 100
     assert lines == [line.rstrip() for line in lines]
 
 
