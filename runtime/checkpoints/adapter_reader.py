@@ -19,15 +19,7 @@ import numpy as np
 from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..model.adapters import (
-    EMBEDDING,
-    TOKEN_ROWS,
-    Adapter,
-    LoraSettings,
-    Matrices,
-    build_adapters,
-    lora_settings,
-)
+from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
@@ -111,13 +103,9 @@ class TrainedAdapters:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
         if self.parameters:
-            from .full import ReplacedTensor, replaced
+            from .full import replaced
 
-            out |= replaced([one for one in self.parameters if one.path != TOKEN_ROWS], self.read, base)
-            if TOKEN_ROWS in self.whole:
-                (source,) = parameters[EMBEDDING].sources
-                rows = ReplacedTensor(source.shape, lambda: self.read(TOKEN_ROWS), self.numbers)
-                out[source.full_name(base.prefix)] = rows
+            out |= replaced(self.parameters, self.read, base, self.numbers)
         return out
 
     @property

@@ -52,11 +52,10 @@ def verify_merge(
     Raises:
         UserError: when the merge differs from what was trained.
     """
-    hashed = check_files(folder, record)
-    size = readable_size(hashed.size, " ")
-    print(f"files: {hashed.files}, {size}, are those that were written (SHA-256)")
+    size, files = check_files(folder, record), len(record["files"])
+    print(f"files: {files}, {readable_size(size, ' ')}, are those that were written (SHA-256)")
     sampled = check_tensors(base, trained, folder, dtype)
-    tell({"files": hashed.files, "bytes": hashed.size, "tensors": asdict(sampled)})
+    tell({"files": files, "bytes": size, "tensors": asdict(sampled)})
     print(f"tensors: {described(sampled)}")
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
@@ -73,7 +72,7 @@ def verify_merge(
     if reason is not None:
         tell({"logits_left_out": reason})
         print(f"note: logits are not compared: {reason}")
-        print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
+        print(f"verified: {files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
         return 0
     merged = HFCheckpoint.open(folder)
     merged.verify()

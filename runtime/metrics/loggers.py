@@ -180,16 +180,6 @@ def eval_key(name: str) -> str:
     return "eval_loss" if name == "loss" else f"{EVAL}{name}"
 
 
-def eval_line(step: int, losses: Mapping[str, float]) -> str:
-    """Return the line that a run prints for an evaluation.
-
-    Args:
-        losses: the mean as `loss`, and the losses of its sources.
-    """
-    sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
-    return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
-
-
 def done_line(
     step: int,
     speed: float | None,
