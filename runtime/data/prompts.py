@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..model.partition_rules import TOKENS
-from ..settings import DataSettings, RunSettings, SampleSettings, Source
+from ..options import SampleSettings
+from ..settings import DataSettings, RunSettings, Source
 from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal

@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
-from ..settings import FakeQuantization, ModelSettings
+from ..settings import ModelSettings
 from . import sharding
 from .adapters import TOKEN_ROWS
 from .families import Architecture, Family
 from .families.base import Spec
 from .recomputed import OF_TUNIX
+
+if TYPE_CHECKING:
+    from ..options import FakeQuantization
 
 UNTIED_HEAD = "BTD,DV->BTV"
 """The einsum of an output head with its own weight; it identifies Tunix's module for the head."""
