@@ -213,6 +213,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.checkpoints.full": _trains_whole,
     "runtime.merging.whole_sampling": _trains_whole,
     "runtime.model.whole": _trains_whole,
+    "runtime.model.whole_arrays": _trains_whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,

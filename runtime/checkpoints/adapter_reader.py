@@ -23,7 +23,7 @@ from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lo
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
-from .record import EARLIER, LOCK, OTHER_RUN, read_record, unreadable
+from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
 
 if TYPE_CHECKING:
     from .full import ReplacedTensor, TrainedWeights
@@ -228,8 +228,8 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     for key in sorted(trained.keys() & found.keys()):
         if trained[key] != found[key]:
             raise UserError(
-                f"{base.name}: its {key} is {_short(found[key])}; the run trained a model with "
-                f"{_short(trained[key])}",
+                f"{base.name}: its {key} is {short(found[key])}; the run trained a model with "
+                f"{short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )
     if section is None:
@@ -466,8 +466,3 @@ def restore_tree(
         raise unreadable(path, error) from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 60 else f"{text[:57]}..."

@@ -178,7 +178,12 @@ def manager(
     # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
     bucket = read_by_orbax(directory)
     if bucket and jax.process_index() == 0:
-        remove_unfinished(directory)
+        for step in unfinished(directory):
+            with reached(directory, "written"):
+                (path_of(directory) / str(step)).rmtree()
+            print(
+                f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr
+            )
     try:
         with reached(directory, "written"):
             return ocp.CheckpointManager(
@@ -193,18 +198,6 @@ def manager(
             f"{directory}: cannot be written: {cause(error)}",
             "choose another checkpoint.directory, or --output",
         ) from error
-
-
-def remove_unfinished(directory: str) -> None:
-    """Remove what killed saves left in a bucket, and say so.
-
-    Raises:
-        UserError: when it cannot be removed.
-    """
-    for step in unfinished(directory):
-        with reached(directory, "written"):
-            (path_of(directory) / str(step)).rmtree()
-        print(f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr)
 
 
 def begin_save(directory: str, save: Callable[[], object]) -> None:

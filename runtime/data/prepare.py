@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
-from .batches import Batch, BatchSchedule, BatchShape, Schedule, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, Schedule, only
 from .encoding import Coding, coding
 from .epochs import Epochs
 from .report import DataReport, SplitReport
@@ -74,10 +74,13 @@ class PreparedData:
             rows: the rows of each micro-batch that this process's devices hold (`sharding.Rows`); all
                 when None.
         """
+        import grain
+
         stop = self.total_steps if steps is None else steps
-        return iterate(
-            lambda index: self.micro_batch(index, rows), start * self.accumulation, stop * self.accumulation
-        )
+        indices = grain.MapDataset.range(start * self.accumulation, stop * self.accumulation)
+        made = indices.map(lambda index: self.micro_batch(index, rows))
+        # One thread builds batches ahead.
+        return made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
         """Build micro-batch number `index` of the run, from 0, or some of its rows."""

@@ -22,8 +22,8 @@ from .tokenizer import chat_template
 from .values import Malformed, text_of
 
 if TYPE_CHECKING:
-    from ..hosts import SingleProcess
     from ..hosts.group import ProcessGroup
+    from ..hosts.single import SingleProcess
     from ..weights.checkpoint import HFCheckpoint
 
 MULTIPLE = 256

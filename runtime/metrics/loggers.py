@@ -41,9 +41,10 @@ class JsonLines:
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         entry: dict[str, Any] = {"step": step}
         for name, value in values.items():
-            entry[name if mode == "train" else eval_key(name)] = (
-                int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
-            )
+            whole = name in ("tokens", "peak_memory_bytes")
+            if mode != "train":
+                name = "eval_loss" if name == "loss" else f"{EVAL}{name}"
+            entry[name] = int(value) if whole else _json_number(float(value))
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()  # so that others can follow the file; flush() makes it durable
 
@@ -173,11 +174,6 @@ def writing(path: Path) -> Iterator[None]:
 
 EVAL = "eval/"
 """The prefix of a source's name in metrics.jsonl and in TensorBoard."""
-
-
-def eval_key(name: str) -> str:
-    """Return the name in metrics.jsonl of an evaluation's loss, or of a source's loss."""
-    return "eval_loss" if name == "loss" else f"{EVAL}{name}"
 
 
 def done_line(

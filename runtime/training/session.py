@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
-from ..hosts import SINGLE, SingleProcess
+from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .arguments import Arguments
