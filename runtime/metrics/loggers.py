@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import write_whole
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -218,9 +219,7 @@ def truncate(path: Path, step: int | None) -> None:
     if not path.exists():
         return
     kept = [line for line, entry in read_entries(path) if step is not None and entry["step"] <= step]
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path.parent, path.name, "".join(f"{line}\n" for line in kept).encode())
 
 
 def last(path: Path, name: str) -> float | None:
