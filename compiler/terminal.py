@@ -12,10 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NOTHING = "nothing was written"
 INTERRUPTED = 130
+Item = TypeVar("Item")
 
 log = logging.getLogger("recipe")
 """The logger for --verbose: what the command is doing."""
@@ -260,3 +261,13 @@ def _unlog() -> None:
     for handler in [one for one in root.handlers if isinstance(one, _Stderr)]:
         root.removeHandler(handler)
         root.setLevel(logging.WARNING)
+
+
+def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items; each counts as done when the next one is requested."""
+    from recipec.runtime.progress import Progress
+
+    with Progress(label, len(items)) as progress:
+        for item in items:
+            yield item
+            progress.advance(1)

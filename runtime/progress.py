@@ -6,11 +6,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TextIO, TypeVar
-
-Item = TypeVar("Item")
+from typing import TextIO
 
 QUIET_SECONDS = 2.0
 """A job that ends within this time prints nothing."""
@@ -98,14 +95,6 @@ class Progress:
             return f"{share:4.0%}"
         pace = f", {self.done / (now - self.started) / 1e9:.2f} GB/s" if self.unit == "B" else ""
         return f"{share:4.0%}{pace}, {duration((now - self.started) * (1 - share) / share)} left"
-
-
-def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items; each counts as done when the next one is requested."""
-    with Progress(label, len(items)) as progress:
-        for item in items:
-            yield item
-            progress.advance(1)
 
 
 def duration(seconds: float) -> str:

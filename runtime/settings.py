@@ -2,7 +2,7 @@
 
 Generated scripts write these as constants, with the fields in this order. So they hold only plain values, and
 importing them needs neither jax nor numpy. A default is the recipe language's own, if it has one.
-`LoraSettings` is in runtime.model.adapters.
+`LoraSettings` is in runtime.model.adapters, and options.py has values that few recipes set.
 """
 
 from __future__ import annotations
@@ -16,25 +16,7 @@ from .model.partition_rules import data_parallel
 if TYPE_CHECKING:
     from .model.adapters import LoraSettings
     from .model.partition_rules import Rule
-
-
-@dataclass(frozen=True)
-class FakeQuantization:
-    """Quantization-aware training, which rounds the operands of products (runtime.model.fake_quantize).
-
-    Attributes:
-        weights: "int4", "int4_asymmetric" or "mxfp4".
-        activations: "int8", "mxfp4", or None for none.
-        group_size: inputs of an output whose weights share a scale.
-        head: whether the output head is rounded too.
-        start_step: optimizer steps before the first one that rounds.
-    """
-
-    weights: str
-    activations: str | None
-    group_size: int
-    head: bool = False
-    start_step: int = 0
+    from .options import EarlyStopping, FakeQuantization, LocalCheckpointSettings, SampleSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,32 +170,6 @@ class DataSettings:
         return {own.format for own in self.kinds}
 
 
-@dataclass(frozen=True)
-class EarlyStopping:
-    """When a run ends before its last step.
-
-    Attributes:
-        patience: consecutive evaluations without progress before the run ends.
-        min_delta: progress means a loss lower than the previous minimum by more than this.
-    """
-
-    patience: int
-    min_delta: float = 0.0
-
-
-@dataclass(frozen=True)
-class SampleSettings:
-    """Prompts that are answered at each evaluation.
-
-    Attributes:
-        prompts: a file of prompts; its path is like those of data.
-        max_tokens: maximum tokens of an answer.
-    """
-
-    prompts: str
-    max_tokens: int = 64
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
@@ -279,19 +235,6 @@ class TrainSettings:
     def accumulation_steps(self, data_parallel: int) -> int:
         """Return the micro-batches of an optimizer step on `data_parallel` devices."""
         return self.global_batch_size // (self.micro_batch_size * data_parallel)
-
-
-@dataclass(frozen=True)
-class LocalCheckpointSettings:
-    """Checkpoints on each host's own disk, in addition to the shared ones.
-
-    Attributes:
-        directory: an absolute path on every host.
-        every_steps: optimizer steps between them.
-    """
-
-    directory: str
-    every_steps: int
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant("lora-dropout-rows", "test_lora -k seed_row",
            "index.astype(jnp.uint32) * jnp.uint32(rows)", "index.astype(jnp.uint32)"),
     Mutant("lora-dropout-in-evaluation", "test_lora -k not_evaluation",
-           "        finally:\n            self._salts = None", "        finally:\n            pass"),
+           "        finally:\n            self.salts = None", "        finally:\n            pass"),
     Mutant("lora-held-at-zero", "test_lora -k gradient_mask",
            "mask[part.block, part.slot] = 1.0", "mask[:, part.slot] = 1.0"),
     Mutant("fused-keys-and-values", "test_merge_rule -k fused",

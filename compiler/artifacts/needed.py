@@ -89,6 +89,13 @@ def _evaluates(program: Program) -> bool:
     return bool(program.recipe.data.eval) or program.recipe.data.eval_fraction is not None
 
 
+def _draws_by_weight(program: Program) -> bool:
+    """Return whether epochs draw from sources by weight; evaluation draws from each source alone."""
+    data = program.recipe.data
+    weights = any(source.weight != 1 for source in data.train)
+    return weights or data.temperature is not None or _evaluates(program)
+
+
 def _streams(program: Program) -> bool:
     return program.recipe.data.stream_window is not None
 
@@ -172,6 +179,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
+    "runtime.data.weighted": _draws_by_weight,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
     "runtime.data.stream": _streams,
@@ -199,10 +207,13 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
+    "runtime.hosts.watched": _on_hosts,
     "runtime.metrics.nowhere": _on_hosts,
     "runtime.hosts.local": _on_hosts,
     "runtime.checkpoints.full": _trains_whole,
+    "runtime.merging.whole_sampling": _trains_whole,
     "runtime.model.whole": _trains_whole,
+    "runtime.model.whole_arrays": _trains_whole,
     **dict.fromkeys(
         (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
         lambda program: program.lora,

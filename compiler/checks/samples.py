@@ -16,12 +16,11 @@ from recipec.compiler.lowering.families import FAMILIES
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import AnyRow, ParsedSample
+from recipec.runtime.data.advice import LEFTOVER
+from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.parsers import parser_of
-from recipec.runtime.data.preferences import parse_preference
-from recipec.runtime.data.prompted import is_labeled, label_of
+from recipec.runtime.data.prompted import LIKED, is_labeled, label_of
 from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
@@ -294,11 +293,7 @@ def _is_labeled(row: dict[str, Any], fields: dict[str, str]) -> bool:
 def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> list[str]:
     """Return the fields of a row that are not read, or that the template does not even mention."""
     try:
-        parsed: AnyRow = (
-            parse_preference("", row, fields)
-            if format == "preference"
-            else parser_of(format)("", row, fields)
-        )
+        parsed = parser_of(format)("", row, fields)
     except Malformed:
         return []
     held = [*parsed.unused]

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, warmup_steps
+from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.wording import line, listing, plural
 from recipec.runtime.model.adapters import matches
 from recipec.runtime.model.partition_rules import DATA
 from recipec.runtime.model.whole import selected
-from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic

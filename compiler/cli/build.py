@@ -117,7 +117,7 @@ def build(
         raise typer.Exit(FAILED)
     from recipec.compiler.artifacts import artifact
     from recipec.compiler.emitters.emit import emit
-    from recipec.runtime.progress import each
+    from recipec.compiler.terminal import each
 
     artifacts = {}
     for name, program in each("making the artifacts", list(programs.items())):
@@ -168,7 +168,7 @@ def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> N
 
 def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple[Loaded, Lowered]]:
     """Recipes, loaded and lowered one after the other."""
-    from recipec.runtime.progress import each
+    from recipec.compiler.terminal import each
 
     return [read(path, sets) for path in each("checking", recipes)]
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.data_files import template_file, template_files
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
+from recipec.compiler.lowering.settings import SETTINGS
+from recipec.runtime import options
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
-from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -204,9 +206,14 @@ def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> 
     return Call("Source", {"*0": path, **rest}) if rest else path
 
 
-def classes(values: Mapping[str, Value]) -> list[str]:
-    """Return the classes of runtime.settings that constants call, sorted."""
-    return sorted({name for value in values.values() for name in _called(value)} - {"LoraSettings"})
+def classes(values: Mapping[str, Value]) -> dict[str, list[str]]:
+    """Return the classes that constants call, sorted, by their module in runtime/."""
+    names = sorted({name for value in values.values() for name in _called(value)} - {"LoraSettings"})
+    made = {
+        "options": [name for name in names if hasattr(options, name)],
+        "settings": [name for name in names if not hasattr(options, name)],
+    }
+    return {module: own for module, own in made.items() if own}
 
 
 def _called(value: Value) -> Iterator[str]:

@@ -18,6 +18,7 @@ from recipec.compiler.lowering.added import LOCK
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import trained_size
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
+from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
 from recipec.compiler.serving.memory import weight_size
 from recipec.compiler.wording import (
@@ -34,7 +35,7 @@ from recipec.compiler.wording import (
 from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
-from recipec.runtime.training.objectives import OBJECTIVES, SETTINGS
+from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split

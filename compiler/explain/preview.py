@@ -117,13 +117,13 @@ def preview(
     """
     require_packages("previewing", PACKAGES)
     from recipec.runtime.data.encoding import Encoder, coding
-    from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.evaluation import rows_by_source
     from recipec.runtime.data.prepare import source_weights
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.tokenizing import tokenize
     from recipec.runtime.data.usable import check_split, count_rows
+    from recipec.runtime.data.weighted import WeightedEpochs
     from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
@@ -152,7 +152,7 @@ def preview(
     draws = steps = 0
     if len(samples):
         weights = source_weights(samples, data) if split == "train" else []
-        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        epochs = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
@@ -274,10 +274,10 @@ class _Rows:
                 yield row
 
 
-def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader[Any]]:
-    from recipec.runtime.data.sources import open_split
+def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader]:
+    from recipec.runtime.data.sources import open_rows
 
-    readers = open_split(split, data, folder)
+    readers = open_rows(split.sources, data, folder, split.chosen())
     if data.stream_window is not None and split.sources == data.train:
         from recipec.runtime.data.shards import beginning
 

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.sources import is_inline
+from recipec.runtime.options import EarlyStopping, FakeQuantization, LocalCheckpointSettings, SampleSettings
 from recipec.runtime.settings import (
     OF_A_SOURCE,
     CheckpointSettings,
     DataSettings,
-    EarlyStopping,
-    FakeQuantization,
-    LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
     RunSettings,
-    SampleSettings,
     Source,
     TrainSettings,
 )
@@ -32,6 +29,14 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
     from recipec.spec.language import Data, DataSource, Recipe
+
+
+SETTINGS = tuple(
+    dict.fromkeys(
+        key for one in OBJECTIVES.values() for keys in (one.settings, *one.losses.values()) for key in keys
+    )
+)
+"""All keys of `train` that only some objectives read."""
 
 
 def run_settings(program: Program) -> RunSettings:

@@ -15,8 +15,7 @@ from recipec.compiler.lowering.first_rows import first_rows
 from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
-from recipec.runtime.data.advice import LIKED
-from recipec.runtime.data.prompted import is_labeled
+from recipec.runtime.data.prompted import LIKED, is_labeled
 
 PLACEHOLDER = "data/train.jsonl"
 """The path that a recipe names if no data was given, relative to the recipe."""

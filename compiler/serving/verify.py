@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.serving.flags import by_flag
 from recipec.compiler.serving.verify_reference import Reference, ReferenceTokenizer, ServedTypes
-from recipec.compiler.terminal import note
+from recipec.compiler.terminal import each, note
 from recipec.compiler.wording import table
 from recipec.runtime.errors import UserError
-from recipec.runtime.progress import each
 from recipec.runtime.serving.client import STATUS, Client, ServerError, pick
 
 if TYPE_CHECKING:

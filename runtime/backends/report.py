@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..data.evaluation import eval_line
 from ..errors import UserError
-from ..metrics.loggers import Metrics, done_line, eval_line, last
+from ..metrics.loggers import Metrics, done_line, last
 from ..progress import duration
 
 if TYPE_CHECKING:

@@ -19,19 +19,11 @@ import numpy as np
 from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..model.adapters import (
-    EMBEDDING,
-    TOKEN_ROWS,
-    Adapter,
-    LoraSettings,
-    Matrices,
-    build_adapters,
-    lora_settings,
-)
+from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
-from .record import EARLIER, LOCK, OTHER_RUN, read_record, unreadable
+from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
 
 if TYPE_CHECKING:
     from .full import ReplacedTensor, TrainedWeights
@@ -111,13 +103,9 @@ class TrainedAdapters:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
         if self.parameters:
-            from .full import ReplacedTensor, replaced
+            from .full import replaced
 
-            out |= replaced([one for one in self.parameters if one.path != TOKEN_ROWS], self.read, base)
-            if TOKEN_ROWS in self.whole:
-                (source,) = parameters[EMBEDDING].sources
-                rows = ReplacedTensor(source.shape, lambda: self.read(TOKEN_ROWS), self.numbers)
-                out[source.full_name(base.prefix)] = rows
+            out |= replaced(self.parameters, self.read, base, self.numbers)
         return out
 
     @property
@@ -240,8 +228,8 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     for key in sorted(trained.keys() & found.keys()):
         if trained[key] != found[key]:
             raise UserError(
-                f"{base.name}: its {key} is {_short(found[key])}; the run trained a model with "
-                f"{_short(trained[key])}",
+                f"{base.name}: its {key} is {short(found[key])}; the run trained a model with "
+                f"{short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )
     if section is None:
@@ -478,8 +466,3 @@ def restore_tree(
         raise unreadable(path, error) from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 60 else f"{text[:57]}..."

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Spoiled, UserError
+from ..model.adapters import EMBEDDING, TOKEN_ROWS
 from ..model.families.base import Parameter, Source, parameter_path
 from ..model.whole import train_only
 from ..weights.checkpoint import HFCheckpoint
@@ -33,6 +34,21 @@ class ReplacedTensor:
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
     rows: tuple[int, ...] | None = None
+
+    def changer(self, dtype: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
+        """Return a function that computes rows of the tensor, as `runtime.merging.arithmetic.changer`."""
+        trained, numbers = self.read(), self.rows
+
+        def changed(base: Callable[[slice], np.ndarray], rows: slice) -> np.ndarray:
+            if numbers is None:
+                return np.ascontiguousarray(trained[rows].astype(dtype, copy=False))
+            out = base(rows).astype(dtype)
+            for number, values in zip(numbers, trained, strict=True):
+                if rows.start <= number < rows.stop:
+                    out[number - rows.start] = values.astype(dtype, copy=False)
+            return out
+
+        return changed
 
 
 @dataclass(frozen=True)
@@ -72,24 +88,42 @@ class TrainedWeights:
 
 
 def replaced(
-    parameters: Sequence[Parameter], read: Callable[[str], np.ndarray], base: HFCheckpoint
+    parameters: Sequence[Parameter],
+    read: Callable[[str], np.ndarray],
+    base: HFCheckpoint,
+    numbers: tuple[int, ...] = (),
 ) -> dict[str, ReplacedTensor]:
     """Return the trained value of each tensor that the parameters are made of, by its full name.
 
     Args:
         read: returns a parameter's Tunix array by its path.
+        numbers: the embedding's rows that TOKEN_ROWS among the parameters replaces; if empty, those rows are
+            a tensor of their own, as in PEFT.
     """
 
     def tensor(parameter: Parameter, index: int) -> np.ndarray:
         return hugging_face(read(parameter.path)[parameter.place(index)], parameter.sources[index])
 
-    return {
+    out = {
         source.full_name(base.prefix): ReplacedTensor(
             source.shape, functools.partial(tensor, parameter, index)
         )
         for parameter in parameters
         for index, source in enumerate(parameter.sources)
+        if not numbers or parameter.path != TOKEN_ROWS
     }
+    if numbers:
+        source = embedding_of(base)
+        rows = functools.partial(read, TOKEN_ROWS)
+        out[source.full_name(base.prefix)] = ReplacedTensor(source.shape, rows, numbers)
+    return out
+
+
+def embedding_of(base: HFCheckpoint) -> Source:
+    """Return the tensor of the token embedding."""
+    found = (one for one in base.family.parameters(base.architecture) if one.path == EMBEDDING)
+    (source,) = next(found).sources
+    return source
 
 
 def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:

@@ -28,7 +28,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import UserError
-from ..settings import LocalCheckpointSettings
+from ..options import LocalCheckpointSettings
 from ..training.elastic import Kept
 from .adapter_reader import ITEM, step_folders
 from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine

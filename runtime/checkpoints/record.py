@@ -200,7 +200,7 @@ def _differences(recorded: Any, current: Any, path: str) -> Iterator[str]:
         for key in sorted(recorded.keys() | current.keys()):
             yield from _differences(recorded.get(key), current.get(key), f"{path}.{key}")
     elif recorded != current:
-        yield f"{path} was {_short(recorded)}, now {_short(current)}"
+        yield f"{path} was {short(recorded)}, now {short(current)}"
 
 
 def _within(line: str, section: str) -> bool:
@@ -208,6 +208,7 @@ def _within(line: str, section: str) -> bool:
     return path == section or path.startswith(f"{section}.")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a value as JSON, cut if it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

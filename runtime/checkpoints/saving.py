@@ -54,7 +54,8 @@ class Checkpoints(CheckpointManager):
         self.directory = directory
         self.on_failure: Callable[[UserError], None] | None = None
         self.kept = Preserved(keep)
-        self._checkpoint_manager = manager(directory, self.kept, self._failed)
+        failed = self._failed if jax.process_count() > 1 else None
+        self._checkpoint_manager = manager(directory, self.kept, failed)
 
     def write(
         self,
@@ -177,7 +178,12 @@ def manager(
     # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
     bucket = read_by_orbax(directory)
     if bucket and jax.process_index() == 0:
-        remove_unfinished(directory)
+        for step in unfinished(directory):
+            with reached(directory, "written"):
+                (path_of(directory) / str(step)).rmtree()
+            print(
+                f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr
+            )
     try:
         with reached(directory, "written"):
             return ocp.CheckpointManager(
@@ -192,18 +198,6 @@ def manager(
             f"{directory}: cannot be written: {cause(error)}",
             "choose another checkpoint.directory, or --output",
         ) from error
-
-
-def remove_unfinished(directory: str) -> None:
-    """Remove what killed saves left in a bucket, and say so.
-
-    Raises:
-        UserError: when it cannot be removed.
-    """
-    for step in unfinished(directory):
-        with reached(directory, "written"):
-            (path_of(directory) / str(step)).rmtree()
-        print(f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr)
 
 
 def begin_save(directory: str, save: Callable[[], object]) -> None:
@@ -270,24 +264,6 @@ def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
     return nnx.State.from_flat_path(leaves)
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """One of Orbax's writes; it reports its failure as soon as its result is read."""
-
-    write: Any
-    failed: Callable[[Exception], None]
-
-    def result(self, timeout: float | None = None) -> Any:
-        try:
-            return self.write.result(timeout)
-        except Exception as error:
-            self.failed(error)
-            raise
-
-    def cancel(self) -> Any:
-        return self.write.cancel()
-
-
 def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:
     """Make a handler that writes checksums when the files of its tree are complete.
 
@@ -298,13 +274,11 @@ def summed(failed: Callable[[Exception], None] | None = None, **options: Any) ->
         options: of Orbax's handler.
     """
     handler = ocp.PyTreeCheckpointHandler(**options)
-    finalize, save = handler.finalize, handler.async_save
+    finalize = handler.finalize
+    if failed is not None:
+        from ..hosts.watched import watch
 
-    async def watched_save(*arguments: Any, **named: Any) -> Any:
-        writes = await save(*arguments, **named)
-        return [_Watched(write, failed) for write in writes or ()] if failed else writes
-
-    handler.async_save = watched_save
+        watch(handler, failed)
 
     def finalize_and_sum(directory: epath.Path) -> None:
         finalize(directory)

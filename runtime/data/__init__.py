@@ -14,7 +14,7 @@ encoding   text -> tokens, and which of them are targets (texts: of rows without
 tokenizing encoding of all rows, in several processes (worker) if there are many rows
 samples    tokens and targets of all samples, as flat arrays
 cache      those arrays on disk, under a key computed from their inputs
-epochs     the samples that an epoch draws by the sources' weights (tempering), packed into rows
+epochs     the samples of an epoch, packed into rows (weighted, tempering: drawn by the sources' weights)
 batches    rows -> micro-batches, in an order that depends only on the seed and the epoch (evaluation: those
              of the evaluation data; stream, shards: of data that is read during the run)
 prepare    runs all of these steps and writes the report (report, usable, unpaired)

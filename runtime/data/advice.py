@@ -42,14 +42,6 @@ WRITTEN = "give data.chat_template a template that writes it, or move it into th
 LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_invalid_ratio: 1"
 """Advice if rows have content that their rendering does not use, and nothing is left without it."""
 
-LIKED = (
-    "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
-    'are, data.transform: "liked.py:liked", where liked.py is\n'
-    "def liked(row):\n"
-    '    return row if str(row.pop("label")).lower() == "true" else None'
-)
-"""Advice if rows say whether an answer is desirable, but the recipe does not use it."""
-
 FOLDED = {
     "instruction": """\
 def fold(row):
@@ -109,6 +101,8 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
     """
     missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
     if format == "prompt_completion" and not missing and "label" in columns:
+        from .prompted import LIKED
+
         return LIKED
     if not columns or not missing:
         return f"a row is {SHAPES[format]}"

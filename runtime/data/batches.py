@@ -268,14 +268,6 @@ def only(batch: Batch, rows: Sequence[int]) -> Batch:
     return {name: value[list(rows)] if value.ndim else value for name, value in batch.items()}
 
 
-def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
-    """Return micro-batches start ... stop - 1 as a grain dataset that one thread builds ahead."""
-    import grain
-
-    indices = grain.MapDataset.range(start, stop)
-    return indices.map(micro_batch).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
-
-
 def chunked(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     for start in range(0, len(rows), size):
         yield [rows[i] for i in range(start, min(start + size, len(rows)))]

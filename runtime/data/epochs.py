@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import lru_cache
@@ -33,93 +32,35 @@ class PackedRows(Sequence[tuple[int, ...]]):
 
 
 class Epochs:
-    """The rows of each epoch; every epoch has the same number of rows.
-
-    An epoch draws weight x samples of each source: the weight's whole part gives full copies, its fraction
-    gives a random part that each epoch chooses anew.
+    """The rows of each epoch: all samples, in an own order; every epoch has the same number of rows.
 
     Args:
         samples: at least one; whole groups are drawn.
         length: tokens of a row.
         packing: whether several samples share a row.
-        seed: decides, with the epoch, which equally long samples share a row, and which are drawn from a
-            source with a fractional weight; None keeps the order.
-        weights: the weight of each source; all 1 if empty.
+        seed: decides, with the epoch, which equally long samples share a row; None keeps the order.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        length: int,
-        packing: bool,
-        seed: int | None,
-        weights: Sequence[float] = (),
-    ) -> None:
+    def __init__(self, samples: Samples, length: int, packing: bool, seed: int | None) -> None:
         # Only the first sample of each group: groups are not packed.
-        self._lengths, sources = samples.lengths[:: samples.group], samples.sources[:: samples.group]
+        self._lengths = samples.lengths[:: samples.group]
         self._length = length
         self._packing = packing
         self._seed = seed
-        if all(weight == 1 for weight in weights):
-            self._copies = [np.arange(len(self._lengths))]
-            self._parts: list[tuple[np.ndarray, int]] = []
-        else:
-            own = [np.flatnonzero(sources == source) for source in range(len(weights))]
-            self._copies = [
-                np.tile(members, math.floor(weight)) for members, weight in zip(own, weights, strict=True)
-            ]
-            self._parts = [
-                (members, round((weight - math.floor(weight)) * len(members)))
-                for members, weight in zip(own, weights, strict=True)
-            ]
-        self._changes = any(count for _, count in self._parts)
         self._cached = lru_cache(maxsize=2)(self._of)
 
     def of(self, epoch: int) -> PackedRows:
-        """Return the rows of an epoch; with packing some may be empty in epochs after the first."""
-        return self._cached(epoch if self._packing or self._changes else 0)
-
-    @property
-    def draws(self) -> int:
-        """Return the samples that an epoch draws."""
-        return sum(len(members) for members in self._copies) + sum(count for _, count in self._parts)
+        """Return the rows of an epoch."""
+        return self._cached(epoch if self._packing else 0)
 
     def _of(self, epoch: int) -> PackedRows:
-        whole = np.concatenate(self._copies)
-        part = self._drawn(epoch)
-        if not self._packing:
-            return PackedRows(
-                np.sort(np.concatenate([whole, part]), kind="stable"), np.arange(self.draws + 1)
-            )
-        rows = self._packed(whole, part, epoch)
-        if not self._changes:
-            return rows
-        wanted = self._rows()
-        while len(rows) > wanted and len(part):
-            # Other samples have other lengths: those that do not fit are left for another epoch.
-            surplus = len(rows) - wanted
-            part = part[: -max(1, surplus * self.draws // len(rows))]
-            rows = self._packed(whole, part, epoch)
-        missing = np.full(wanted - len(rows), rows.offsets[-1])
-        return PackedRows(rows.samples, np.concatenate([rows.offsets, missing]))
+        every = np.arange(len(self._lengths))
+        return self._packed(every, epoch) if self._packing else PackedRows(every, np.arange(len(every) + 1))
 
-    def _rows(self) -> int:
-        """Return the number of rows of every epoch if epochs draw different samples."""
-        whole = np.concatenate(self._copies)
-        empty = np.zeros(0, np.int64)
-        return max(len(self._packed(whole, part, 0)) for part in (empty, self._drawn(0)))
-
-    def _packed(self, whole: np.ndarray, part: np.ndarray, epoch: int) -> PackedRows:
-        order = np.concatenate([whole, part])
+    def _packed(self, order: np.ndarray, epoch: int) -> PackedRows:
         if self._seed is not None:
             order = np.random.default_rng([self._seed, epoch]).permutation(order)
         return pack(self._lengths, self._length, order)
-
-    def _drawn(self, epoch: int) -> np.ndarray:
-        """Return an epoch's samples from sources with a fractional weight, in random order."""
-        random = np.random.default_rng([self._seed or 0, epoch, 1])
-        drawn = [random.choice(members, count, replace=False) for members, count in self._parts if count]
-        return random.permutation(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int] | np.ndarray) -> PackedRows:

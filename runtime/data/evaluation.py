@@ -9,8 +9,9 @@ import numpy as np
 
 from ..settings import DataSettings, Source
 from .batches import Batch, BatchShape, Row, chunked, fill
-from .epochs import Epochs, PackedRows
+from .epochs import PackedRows
 from .samples import Samples
+from .weighted import WeightedEpochs
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,16 @@ def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str,
     return {"loss": float(each.mean()), **own}
 
 
+def eval_line(step: int, losses: Mapping[str, float]) -> str:
+    """Return the line that a run prints for an evaluation.
+
+    Args:
+        losses: the mean as `loss`, and the losses of its sources.
+    """
+    sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
+    return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
+
+
 def source_names(sources: Sequence[str | Source]) -> list[str]:
     """Return a unique name of each source, never `loss`: the shortest of its path's last part without
     extension, its whole path, or that with a number."""
@@ -57,7 +68,7 @@ def rows_by_source(
     out = {}
     for number, name in enumerate(source_names(sources)):
         weights = [float(source == number) for source in range(len(sources))]
-        own = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        own = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         if own.draws:
             out[name] = own.of(0)
     return out

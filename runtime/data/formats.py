@@ -1,4 +1,4 @@
-"""The samples that rows are parsed into, and the formats chat and text.
+"""The samples that rows are parsed into, and the format chat.
 
 chat               messages (or ShareGPT's conversations); optional tools
 instruction        instruction, output; optional input, system, history
@@ -82,12 +82,6 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
     return ParsedSample(
         origin, messages=messages, tools=tools_of(row, fields), unused=unused_of(row, fields, *read)
     )
-
-
-def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """Parse plain text; see `parse_chat`."""
-    name = fields.get("text", "text")
-    return ParsedSample(origin, completion=text_of(required(row, name), repr(name)))
 
 
 def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:

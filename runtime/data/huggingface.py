@@ -224,7 +224,7 @@ def _data_files(place: DataPath) -> dict[str, list[DataPath]]:
                     paths.update(resolve_pattern(pattern, base))
                 except FileNotFoundError:
                     continue
-            files = [place.below(place.system._strip_protocol(path)) for path in sorted(paths)]
+            files = [_below(place, place.system._strip_protocol(path)) for path in sorted(paths)]
             files = [file for file in files if kind_of(file.name) is not None]
             if files:
                 splits[str(split)] = files
@@ -300,3 +300,9 @@ def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
         "set split to a split's name or to a part of one, as in train[:10%]; set config to a "
         "configuration's name",
     )
+
+
+def _below(place: DataPath, path: str) -> DataPath:
+    """Return a file in a folder, by its path on the file system."""
+    rest = path.removeprefix(place.path.rstrip("/")).lstrip("/")
+    return DataPath(f"{place.name.rstrip('/')}/{rest}", place.system, path)

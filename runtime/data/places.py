@@ -61,11 +61,6 @@ class DataPath:
         if self.local:
             check_ends(self.path, self.name)
 
-    def below(self, path: str) -> DataPath:
-        """Return a file in this folder, by its path on the file system."""
-        rest = path.removeprefix(self.path.rstrip("/")).lstrip("/")
-        return DataPath(f"{self.name.rstrip('/')}/{rest}", self.system, path)
-
     def open(self) -> Any:
         """Open the file's bytes as they are stored."""
         return self.system.open(self.path, "rb")

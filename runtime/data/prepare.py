@@ -15,12 +15,12 @@ import numpy as np
 from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
-from .batches import Batch, BatchSchedule, BatchShape, Schedule, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, Schedule, only
 from .encoding import Coding, coding
 from .epochs import Epochs
 from .report import DataReport, SplitReport
 from .samples import Samples
-from .sources import Split, open_split, splits
+from .sources import Split, open_rows, splits
 from .tokenizer import chat_templates
 from .tokenizing import tokenize
 from .usable import check_split, count_rows
@@ -74,10 +74,13 @@ class PreparedData:
             rows: the rows of each micro-batch that this process's devices hold (`sharding.Rows`); all
                 when None.
         """
+        import grain
+
         stop = self.total_steps if steps is None else steps
-        return iterate(
-            lambda index: self.micro_batch(index, rows), start * self.accumulation, stop * self.accumulation
-        )
+        indices = grain.MapDataset.range(start * self.accumulation, stop * self.accumulation)
+        made = indices.map(lambda index: self.micro_batch(index, rows))
+        # One thread builds batches ahead.
+        return made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
         """Build micro-batch number `index` of the run, from 0, or some of its rows."""
@@ -184,12 +187,18 @@ def prepare(
             liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
             note = "; ".join(balance(liked, len(samples) - liked, both) or ())
         weights = source_weights(samples, data)
-        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        if not epochs.draws:
-            raise UserError(
-                f"an epoch draws none of the {len(samples)} samples of data.train",
-                "weights are shares of a source's samples: raise data.train[].weight",
-            )
+        drawn = (samples, data.max_length, data.packing, data.shuffle_seed)
+        if all(weight == 1 for weight in weights):
+            epochs = Epochs(*drawn)
+        else:
+            from .weighted import WeightedEpochs
+
+            epochs = WeightedEpochs(*drawn, weights)
+            if not epochs.draws:
+                raise UserError(
+                    f"an epoch draws none of the {len(samples)} samples of data.train",
+                    "weights are shares of a source's samples: raise data.train[].weight",
+                )
         count_rows(train_report, [epochs.of(0)], samples)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(
@@ -262,7 +271,7 @@ def read_split(
         else:
             caching.say(f"the tokenized data is not kept: {reason}")
     if found is None:
-        readers = open_split(split, data, data_dir)
+        readers = open_rows(split.sources, data, data_dir, split.chosen())
         found = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
         if folder is not None and len(found[0]):
             caching.save(folder, *found)

@@ -10,6 +10,14 @@ from .formats import ParsedSample, filled_text, required, tools_of, unused_of
 from .messages import Messages, demand_assistant, parse_messages
 from .values import Malformed, kind, text_of
 
+LIKED = (
+    "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
+    'are, data.transform: "liked.py:liked", where liked.py is\n'
+    "def liked(row):\n"
+    '    return row if str(row.pop("label")).lower() == "true" else None'
+)
+"""Advice if rows say whether an answer is desirable, but the recipe does not use it."""
+
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     if is_labeled(row):

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..model.partition_rules import TOKENS
-from ..settings import DataSettings, RunSettings, SampleSettings, Source
+from ..options import SampleSettings
+from ..settings import DataSettings, RunSettings, Source
 from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
@@ -21,8 +22,8 @@ from .tokenizer import chat_template
 from .values import Malformed, text_of
 
 if TYPE_CHECKING:
-    from ..hosts import SingleProcess
     from ..hosts.group import ProcessGroup
+    from ..hosts.single import SingleProcess
     from ..weights.checkpoint import HFCheckpoint
 
 MULTIPLE = 256

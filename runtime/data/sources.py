@@ -5,12 +5,12 @@ Training and evaluation have separate sources, or two parts of the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import located, read_file
-from .formats import ParsedSample
 from .parsers import parser_of
 from .report import Problems, SplitReport
 from .text_files import Record
@@ -27,7 +26,6 @@ from .values import Malformed
 if TYPE_CHECKING:
     from .division import Division
     from .formats import AnyRow
-    from .preferences import PreferenceRow
     from .transform import Transform
 
 
@@ -74,22 +72,7 @@ def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
     )
 
 
-def open_split(split: Split, data: DataSettings, data_dir: Path) -> Sequence[Reader[Any]]:
-    """Return a reader of each source of a split, which yields only the split's rows.
-
-    Raises:
-        UserError: as for `open_rows`; or divided rows cannot be counted.
-    """
-    opened = _open_preferences if data.format == "preference" else open_rows
-    return opened(split.sources, data, data_dir, split.chosen())
-
-
-R = TypeVar("R", bound="AnyRow")
-
-Parse = Callable[[str, Mapping[str, Any], Mapping[str, str]], R]
-
-
-class Reader(Generic[R]):
+class Reader:
     """Stream the rows of one source. Each iteration reads the source and counts from zero.
 
     Attributes:
@@ -107,7 +90,6 @@ class Reader(Generic[R]):
         source: Source,
         data: DataSettings,
         data_dir: Path,
-        parse: Parse[R],
         transform: Transform | None,
         chosen: np.ndarray | None = None,
     ) -> None:
@@ -118,11 +100,11 @@ class Reader(Generic[R]):
         self.records: Callable[[], Iterable[Record]] = partial(records, source, data_dir)
         self.whole = True
         self._data = data
-        self._parse: Parse[R] = parse
+        self._parse = parser_of(data.format)
         self._transform = transform
         self._chosen = chosen
 
-    def __iter__(self) -> Iterator[R]:
+    def __iter__(self) -> Iterator[AnyRow]:
         """Yield the well-formed rows, in order.
 
         Raises:
@@ -203,8 +185,8 @@ Chosen = Sequence[np.ndarray] | None
 
 def open_rows(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
-) -> list[Reader[ParsedSample]]:
-    """Return a reader for each source, in order, for any format except preference. No source is read yet.
+) -> list[Reader]:
+    """Return a reader for each source, in order. No source is read yet.
 
     Args:
         data_dir: the base of sources' relative paths (and of data.transform's, unless the script states an
@@ -213,25 +195,6 @@ def open_rows(
     Raises:
         UserError: the transform cannot be loaded.
     """
-    return _open(sources, data, data_dir, parser_of, chosen)
-
-
-def _open_preferences(
-    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
-) -> list[Reader[PreferenceRow]]:
-    """Do the same as `open_rows` for the format preference."""
-    from .preferences import parse_preference
-
-    return _open(sources, data, data_dir, lambda format: parse_preference, chosen)
-
-
-def _open(
-    sources: Sequence[str | Source],
-    data: DataSettings,
-    data_dir: Path,
-    parser: Callable[[str], Parse[R]],
-    chosen: Chosen,
-) -> list[Reader[R]]:
     transforms: dict[str, Transform] = {}
     readers = []
     for number, given in enumerate(sources):
@@ -242,7 +205,7 @@ def _open(
             transforms[own.transform] = Transform.load(own.transform, data_dir)
         transform = transforms[own.transform] if own.transform is not None else None
         part = None if chosen is None else chosen[number]
-        readers.append(Reader(source, own, data_dir, parser(own.format), transform, part))
+        readers.append(Reader(source, own, data_dir, transform, part))
     return readers
 
 

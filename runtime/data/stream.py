@@ -33,7 +33,7 @@ from .epochs import PackedRows, pack
 from .report import SplitReport
 from .samples import Samples, join
 from .shards import Cursor, shards_of
-from .sources import Split, open_split
+from .sources import open_rows
 from .text_files import Record
 from .tokenizing import Tokenizer
 from .usable import check_split, count_rows
@@ -107,7 +107,7 @@ class Windows:
         about = [self._size, how.loss_on, how.tokenizer, how.templates]
         about += [[shard.about for shard in one] for one in shards]
         self.made_of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-        self._readers = open_split(Split("data.train", data.train), data, data_dir)
+        self._readers = open_rows(data.train, data, data_dir)
         self._cursors = [
             partial(Cursor, source, own, number, data.shuffle_seed)
             for number, (source, own) in enumerate(zip(sources, shards, strict=True))

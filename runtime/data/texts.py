@@ -1,14 +1,21 @@
-"""Encode plain text, of rows that no chat template renders."""
+"""Parse and encode plain text, of rows that no chat template renders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError
-from .formats import ParsedSample
+from .formats import ParsedSample, required
 from .masking import Rendered
 from .report import SplitReport
+from .values import text_of
+
+
+def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse plain text; see `formats.parse_chat`."""
+    name = fields.get("text", "text")
+    return ParsedSample(origin, completion=text_of(required(row, name), repr(name)))
 
 
 def encode_texts(

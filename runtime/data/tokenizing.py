@@ -47,7 +47,7 @@ Encoded = tuple[Samples, SplitReport]
 
 
 def tokenize(
-    sources: Sequence[Reader[Any]], coding: Coding, data: DataSettings, workers: int | None, label: str
+    sources: Sequence[Reader], coding: Coding, data: DataSettings, workers: int | None, label: str
 ) -> Encoded:
     """Tokenize the rows of some sources; return the samples in order, and counts of all rows.
 
@@ -73,7 +73,7 @@ class Tokenizer:
         self._pool: _Pool | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    def __call__(self, sources: Sequence[Reader[Any]], label: str | None) -> Encoded:
+    def __call__(self, sources: Sequence[Reader], label: str | None) -> Encoded:
         """Return the samples and counts of some sources, with a progress line if there is a label for it."""
         chunks = _chunks(sources)
         first = list(islice(chunks, ALONE // CHUNK + 1))

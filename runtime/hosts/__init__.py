@@ -4,7 +4,3 @@ JAX's distributed service has heartbeats, barriers and a key-value store. This p
 process find the others, to stop all processes after the same step, and to end all if one disappears. A run of
 one process needs only single.py.
 """
-
-from .single import SINGLE, SingleProcess, alone
-
-__all__ = ["SINGLE", "SingleProcess", "alone"]

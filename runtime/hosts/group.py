@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import hashlib
 import ipaddress
 import json
 import os
@@ -150,6 +151,28 @@ class ProcessGroup:
         if self.agree(name, lambda: value) != value:
             raise UserError(f"{self.name(self.number)} {what}", help)
         self.barrier(f"same {name}")
+
+    def same_inputs(self, lock: Path, data: str, steps: int | None) -> None:
+        """Check that this process has the artifact, the data and the arguments of process 0.
+
+        Args:
+            lock: the artifact's recipe.lock.json, which may be missing.
+            data: a digest of what was read.
+            steps: --steps.
+
+        Raises:
+            UserError: when they differ.
+        """
+        artifact = hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None
+        self.same(
+            "artifact",
+            artifact,
+            "runs another artifact than process 0",
+            "put the same artifact on every host",
+        )
+        everywhere = "put the same files on every host, or at an address that all of them read"
+        self.same("data", data, "reads other data than process 0", everywhere)
+        self.same("steps", steps, "was given other --steps", "start all processes with the same arguments")
 
     def barrier(self, name: str) -> None:
         """Wait until every process has called this; each name can be used for one barrier of a run.

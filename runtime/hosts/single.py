@@ -36,6 +36,9 @@ class SingleProcess:
     def same(self, name: str, value: Any, what: str, help: str) -> None:
         """Do nothing: there is no other process."""
 
+    def same_inputs(self, lock: Path, data: str, steps: int | None) -> None:
+        """Do nothing."""
+
     def barrier(self, name: str) -> None:
         """Do nothing."""
 

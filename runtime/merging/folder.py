@@ -40,11 +40,9 @@ class OutputFolder(Protocol):
 
     Attributes:
         name: its name in messages.
-        local: whether other programs can open its files by their paths.
     """
 
     name: str
-    local: bool
 
     def names(self) -> list[str]:
         """Return the names of all files in it, also in subfolders, sorted; [] if it does not exist."""
@@ -67,12 +65,15 @@ class OutputFolder(Protocol):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file whole; it replaces a file of the same name."""
+        with self.explained("written"), self.create(name) as file:
+            file.write(data)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
 
     def free(self) -> int | None:
         """Return the number of bytes that can still be written; None if unknown."""
+        return None
 
     def locked(self) -> AbstractContextManager[None]:
         """Create the folder, and keep other merges out of it if the file system has locks.
@@ -81,18 +82,24 @@ class OutputFolder(Protocol):
             UserError: when another process holds it, or it cannot be created.
         """
 
+    def explained(self, done: str) -> AbstractContextManager[None]:
+        """Turn errors of the file system within the block into UserErrors, except, while reading, a missing
+        file's.
 
-class LocalFolder:
+        Args:
+            done: what fails then, "read" or "written".
+        """
+
+
+class LocalFolder(OutputFolder):
     """A folder on this machine."""
-
-    local = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
 
     def names(self) -> list[str]:
-        with self._explained("read"):
+        with self.explained("read"):
             return sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
 
     def size(self, name: str) -> int | None:
@@ -104,11 +111,11 @@ class LocalFolder:
             raise refused(self.name, "read", error) from error
 
     def read(self, name: str) -> bytes:
-        with self._explained("read"):
+        with self.explained("read"):
             return (self.path / name).read_bytes()
 
     def sha256(self, name: str) -> str:
-        with self._explained("read"), (self.path / name).open("rb") as file:
+        with self.explained("read"), (self.path / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     @contextmanager
@@ -117,15 +124,15 @@ class LocalFolder:
         partial = target.with_name(f".{target.name}{PARTIAL}")
         # A signal may arrive as soon as the file exists.
         try:
-            with self._explained("written"):
+            with self.explained("written"):
                 make_folder(target.parent)
                 file = partial.open("wb")
             with file:
                 yield file
-                with self._explained("written"):
+                with self.explained("written"):
                     file.flush()
                     os.fsync(file.fileno())
-            with self._explained("written"):
+            with self.explained("written"):
                 partial.replace(target)
                 sync(target.parent)
         except BaseException:
@@ -133,12 +140,8 @@ class LocalFolder:
                 partial.unlink(missing_ok=True)
             raise
 
-    def write(self, name: str, data: bytes) -> None:
-        with self._explained("written"), self.create(name) as file:
-            file.write(data)
-
     def remove(self, name: str) -> None:
-        with self._explained("written"):
+        with self.explained("written"):
             (self.path / name).unlink(missing_ok=True)
 
     def free(self) -> int | None:
@@ -152,7 +155,7 @@ class LocalFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        with self._explained("written"):
+        with self.explained("written"):
             make_folder(self.path)
             descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -171,7 +174,7 @@ class LocalFolder:
             os.close(descriptor)
 
     @contextmanager
-    def _explained(self, done: str) -> Iterator[None]:
+    def explained(self, done: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -180,10 +183,8 @@ class LocalFolder:
             raise refused(self.name, done, error) from error
 
 
-class RemoteFolder:
+class RemoteFolder(OutputFolder):
     """A folder on a file system of fsspec, which does its own retries."""
-
-    local = False
 
     def __init__(self, address: str, system: Any, root: str) -> None:
         self.name = address.rstrip("/")
@@ -193,7 +194,7 @@ class RemoteFolder:
 
     def names(self) -> list[str]:
         self._system.invalidate_cache()
-        with self._explained("read"):
+        with self.explained("read"):
             try:
                 found = self._system.find(self._root)
             except FileNotFoundError:
@@ -204,7 +205,7 @@ class RemoteFolder:
 
     def size(self, name: str) -> int | None:
         self._system.invalidate_cache()
-        with self._explained("read"):
+        with self.explained("read"):
             try:
                 entry = self._system.info(self._path(name))
             except FileNotFoundError:
@@ -212,7 +213,7 @@ class RemoteFolder:
         return int(entry["size"]) if entry["type"] == "file" else None
 
     def read(self, name: str) -> bytes:
-        with self._explained("read"):
+        with self.explained("read"):
             return bytes(self._system.cat_file(self._path(name)))
 
     def sha256(self, name: str) -> str:
@@ -220,7 +221,7 @@ class RemoteFolder:
         if size is None:
             raise FileNotFoundError(f"{self.name}/{name}")
         digest = hashlib.sha256()
-        with self._explained("read"):
+        with self.explained("read"):
             for start in range(0, size, PIECE * AT_ONCE):
                 end = min(size, start + PIECE * AT_ONCE)
                 digest.update(read_range(self._system, self._path(name), start, end))
@@ -231,13 +232,13 @@ class RemoteFolder:
         target = self._path(name)
         folder, _, last = target.rpartition("/")
         path = target if self._objects else f"{folder}/.{last}{PARTIAL}"
-        with self._explained("written"):
+        with self.explained("written"):
             if not self._objects:
                 self._system.makedirs(folder, exist_ok=True)
             file = self._system.open(path, "wb", block_size=PART)
         try:
             yield cast(IO[bytes], _Upload(file))
-            with self._explained("written"):
+            with self.explained("written"):
                 file.close()
                 if path != target:
                     self._system.mv(path, target)
@@ -246,19 +247,14 @@ class RemoteFolder:
             raise
 
     def write(self, name: str, data: bytes) -> None:
-        if self._objects:
-            with self._explained("written"):
-                self._system.pipe_file(self._path(name), data)
-        else:
-            with self._explained("written"), self.create(name) as file:
-                file.write(data)
+        if not self._objects:
+            return super().write(name, data)
+        with self.explained("written"):
+            self._system.pipe_file(self._path(name), data)
 
     def remove(self, name: str) -> None:
-        with self._explained("written"), contextlib.suppress(FileNotFoundError):
+        with self.explained("written"), contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
-
-    def free(self) -> int | None:
-        return None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -287,7 +283,7 @@ class RemoteFolder:
                 self._system.rm_file(path)
 
     @contextmanager
-    def _explained(self, done: str) -> Iterator[None]:
+    def explained(self, done: str) -> Iterator[None]:
         try:
             yield
         except UserError:

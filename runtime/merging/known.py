@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import UNREADABLE, Spoiled, UserError
 from ..interrupts import held
 from ..weights.contradictions import AGAIN
+from .behind import Behind
 
 SUMS = "SHA256SUMS"
 RECORD = "merge.json"
@@ -186,15 +185,6 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: not text", AGAIN) from error
 
 
-@dataclass(frozen=True)
-class _Block:
-    """Bytes of a file or its end, and a callback."""
-
-    file: str
-    data: memoryview | None = None
-    done: Callable[[], object] | None = None
-
-
 class BaseSums:
     """Compare a base's files with their known hashes on a separate thread, while they are read.
 
@@ -208,11 +198,10 @@ class BaseSums:
     def __init__(self, known: Mapping[str, str], name: str) -> None:
         self._known = dict(known)
         self._name = name
-        self._blocks: queue.Queue[_Block | None] = queue.Queue(AHEAD)
-        self._thread: threading.Thread | None = None
+        self._behind = Behind(self._take, AHEAD)
         self._off = threading.Event()
-        self._error: BaseException | None = None
         self._fed: dict[str, int] = {}
+        self._digests: dict[str, hashlib._Hash] = {}
         self._computed: dict[str, str] = {}
 
     def feed(self, file: str, data: memoryview | bytes, done: Callable[[], object] | None = None) -> None:
@@ -230,7 +219,7 @@ class BaseSums:
             return
         view = memoryview(data).cast("B")
         self._fed[file] = self._fed.get(file, 0) + len(view)
-        self._put(_Block(file, view, done))
+        self._behind.put((file, view, done))
 
     def finish_file(self, file: str, size: int | None = None) -> None:
         """Record that all of a file was fed; the thread compares the hash later.
@@ -246,7 +235,7 @@ class BaseSums:
         fed = self._fed.pop(file, 0)
         if size is not None and fed != size:
             raise AssertionError(f"{file}: {fed} of {size} bytes were fed")
-        self._put(_Block(file))
+        self._behind.put((file, None, None))
 
     def close(self) -> dict[str, str]:
         """Wait for the thread; return the sha256 of the finished files.
@@ -254,74 +243,34 @@ class BaseSums:
         Raises:
             UserError: as `feed`.
         """
-        self._end()
-        self._raise()
+        self._behind.close()
+        self._behind.check()
         return dict(self._computed)
 
     def abandon(self) -> None:
         """Stop without a result, when the merge fails for another reason."""
         with held():
             self._off.set()
-        self._end()
+        self._behind.close()
 
-    def _end(self) -> None:
-        """Wait for the thread."""
-        with held():
-            if self._thread is not None:
-                self._blocks.put(None)
-                self._thread.join()
-                self._thread = None
-
-    def _put(self, block: _Block) -> None:
-        self._raise()
-        with held():
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="base-sums", daemon=True)
-                self._thread.start()
-            self._blocks.put(block)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
-        """Work until None arrives. After an error, drop further blocks, so that no caller waits forever."""
-        digests: dict[str, hashlib._Hash] = {}
-        while (block := self._blocks.get()) is not None:
-            if self._error is not None or self._off.is_set():
-                continue
-            try:
-                self._take(digests, block)
-                if block.done is not None:
-                    block.done()
-            except BaseException as error:  # raised in the calling thread
-                self._error = error
-
-    def _take(self, digests: dict[str, hashlib._Hash], block: _Block) -> None:
-        digest = digests.setdefault(block.file, hashlib.sha256())
-        if block.data is not None:
-            for piece in _pieces(block.data):
+    def _take(self, item: tuple[str, memoryview | None, Callable[[], object] | None]) -> None:
+        """Hash bytes of a file, or compare its hash at its end."""
+        file, data, done = item
+        digest = self._digests.setdefault(file, hashlib.sha256())
+        if data is not None:
+            for start in range(0, len(data), PIECE):
                 if self._off.is_set():
                     return
-                digest.update(piece)
-            return
-        del digests[block.file]
-        found, expected = digest.hexdigest(), self._known[block.file]
-        if found != expected:
-            raise mismatch(f"{self._name}/{block.file}", expected, found)
-        self._computed[block.file] = found
-
-
-def mismatch(path: str, expected: str, found: str) -> Spoiled:
-    """Return the error for a base file whose content does not match its hash."""
-    known = expected if isinstance(expected, KnownHash) else KnownHash(expected)
-    return Spoiled(
-        f"{path}: is not the file that its hash names: {known.source} says {known[:12]}..., "
-        f"its content has {found[:12]}...",
-        known.help,
-    )
-
-
-def _pieces(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), PIECE):
-        yield data[start : start + PIECE]
+                digest.update(data[start : start + PIECE])
+            if done is not None:
+                done()
+        elif not self._off.is_set():
+            known, found = self._known[file], digest.hexdigest()
+            if found != known:
+                known = known if isinstance(known, KnownHash) else KnownHash(known)
+                raise Spoiled(
+                    f"{self._name}/{file}: is not the file that its hash names: {known.source} says "
+                    f"{known[:12]}..., its content has {found[:12]}...",
+                    known.help,
+                )
+            self._computed[file] = found

@@ -131,7 +131,7 @@ def compare(
     lora = None
     if isinstance(trained, TrainedAdapters):
         lora = replace(trained.settings, dtype="float32", quantize=None)
-    rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
+    rules = [(rule["match"], tuple(rule["spec"])) for rule in trained.record["recipe"]["sharding"]["rules"]]
     rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
 
     def of(checkpoint: HFCheckpoint, adapters: bool = False) -> np.ndarray:
@@ -176,7 +176,7 @@ def start_mesh(record: Mapping[str, Any]) -> Mesh:
     would wait for the other hosts."""
     from ..model.mesh import start
 
-    section = _section(record, "mesh")
+    section = record["recipe"]["mesh"]
     axes = dict(section["axes"])
     hosts = record.get("hosts", 1)
     if hosts > 1:
@@ -268,10 +268,6 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
         variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
     if variables:
         raise AssertionError(f"adapters without a value: {sorted(variables)}")
-
-
-def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return record["recipe"][name]
 
 
 def _difference(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:

@@ -235,10 +235,10 @@ def described(job: MergeJob) -> str:
     changed = f"{plan.merged:,} tensors changed by training, {plan.copied:,} as the base has them"
     if plan.quantized:
         changed += f", {plan.quantized:,} in {job.settings.quantization}"
-    free = folder.free()
+    free, stored = folder.free(), sum(header.size for header in base.headers.values())
     seconds = estimated_seconds(plan, base, job.quantization)
     lines = {
-        "base": f"{base.name}: {readable_size(base.total_bytes)}, {_files(len(base.headers))}, "
+        "base": f"{base.name}: {readable_size(stored)}, {_files(len(base.headers))}, "
         f"{len(base.tensors):,} tensors",
         "trained": f"step {trained.step}{lora}",
         "output": f"{folder.name}: {readable_size(plan.size)}, {_files(len(plan.shards))}; {changed}",

@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,8 @@ Rows = np.ndarray
 """Indices along a tensor's first axis, ascending: int64[rows]."""
 
 
-@dataclass(frozen=True)
-class Hashed:
-    """Files whose content matches the record: their number and their bytes."""
-
-    files: int
-    size: int
-
-
-def check_files(folder: Path, record: Mapping[str, Any]) -> Hashed:
-    """Hash every file that merge.json lists.
+def check_files(folder: Path, record: Mapping[str, Any]) -> int:
+    """Hash every file that merge.json lists, and return the bytes of all.
 
     Args:
         record: the content of merge.json.
@@ -81,7 +72,7 @@ def check_files(folder: Path, record: Mapping[str, Any]) -> Hashed:
                     f"merge.json says {expected[:12]}...",
                     AGAIN,
                 )
-    return Hashed(len(files), size)
+    return size
 
 
 def _sha256(path: Path, advance: Callable[[int], None]) -> str:

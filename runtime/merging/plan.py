@@ -139,13 +139,14 @@ def plan_merge(
     """
     check_changes(base, changes)
     recast: Counter[str] = Counter()
+    codes = {kind.name: code for code, kind in DTYPES.items()}
 
     def piece(name: str) -> Piece:
         tensor, change = base.tensors[name], changes.get(name)
         if quantization is not None and quantization.applies(base, name):
             outputs = (_output(*entry) for entry in quantization.outputs(name, tensor.shape))
             return Piece(name, change, True, tuple(outputs))
-        code = code_of(dtype) if change is not None and dtype else tensor.dtype
+        code = codes[dtype] if change is not None and dtype else tensor.dtype
         if code != tensor.dtype:
             recast[tensor.dtype] += 1
         size = tensor.size if code == tensor.dtype else None
@@ -201,11 +202,6 @@ def shard_bytes(size: str) -> int:
 def shard_name(number: int, count: int) -> str:
     """Return a file's name by transformers' scheme; `number` begins at 1."""
     return SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-
-
-def code_of(dtype: str) -> str:
-    """Return safetensors' name of an element type: "BF16" for "bfloat16"."""
-    return next(code for code, kind in DTYPES.items() if kind.name == dtype)
 
 
 def _output(name: str, code: str, shape: tuple[int, ...], size: int | None = None) -> OutputTensor:

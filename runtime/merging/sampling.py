@@ -18,8 +18,8 @@ import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..model.adapters import EMBEDDING, TOKEN_ROWS, Adapter
-from ..model.families.base import Parameter, Source
+from ..model.adapters import Adapter
+from ..model.families.base import Source
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
 from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
@@ -251,17 +251,15 @@ class Expected:
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """Return the expected value of each changed tensor, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
-    for parameter in trained.parameters:
-        if parameter.path == TOKEN_ROWS:
-            continue
-        for index, source in enumerate(parameter.sources):
-            out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
+    if trained.parameters:
+        from .whole_sampling import whole_values
+
+        numbers = trained.numbers if isinstance(trained, TrainedAdapters) else ()
+        for name, value, also in whole_values(base, trained.parameters, trained.read, numbers):
+            out[name] = Expected(value, also=also)
     if not isinstance(trained, TrainedAdapters):
         return out
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
-    if trained.numbers:
-        (source,) = parameters[EMBEDDING].sources
-        out[source.full_name(base.prefix)] = _with_rows(trained)
     for adapter in trained.adapters:
         if adapter.target.experts:
             from .expert_sampling import ExpertProduct
@@ -333,28 +331,3 @@ class Product:
             out, bound = out * by, bound * by
             bound += np.abs(out) * (4 * math.sqrt(out.shape[1]) * SINGLE_ROUNDING)
         return out, bound
-
-
-def _with_rows(trained: TrainedAdapters) -> Expected:
-    """Return the expected value of the embedding, of which training replaced some rows."""
-    values = trained.read(TOKEN_ROWS).astype(np.float64)
-
-    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
-        out = weight.copy()
-        for number, row in zip(trained.numbers, values, strict=True):
-            out[rows == number] = row
-        return out, 0.0
-
-    return Expected(value, also=trained.numbers)
-
-
-def _replaced(trained: TrainedAdapters | TrainedWeights, parameter: Parameter, index: int) -> Expected:
-    source = parameter.sources[index]
-
-    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
-        array = trained.read(parameter.path)
-        array = array[parameter.place(index)]
-        width = math.prod(source.shape[1:])
-        return array[places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
-
-    return Expected(value)

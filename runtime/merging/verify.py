@@ -20,7 +20,7 @@ from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .logits import SPACING, LogitDifferences, compare, logits_bytes, start_mesh
 from .merged_files import UNUSABLE, check_files
-from .sampling import Sampled, check_tensors
+from .sampling import check_tensors
 
 if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
@@ -52,12 +52,16 @@ def verify_merge(
     Raises:
         UserError: when the merge differs from what was trained.
     """
-    hashed = check_files(folder, record)
-    size = readable_size(hashed.size, " ")
-    print(f"files: {hashed.files}, {size}, are those that were written (SHA-256)")
+    size, files = check_files(folder, record), len(record["files"])
+    print(f"files: {files}, {readable_size(size, ' ')}, are those that were written (SHA-256)")
     sampled = check_tensors(base, trained, folder, dtype)
-    tell({"files": hashed.files, "bytes": hashed.size, "tensors": asdict(sampled)})
-    print(f"tensors: {described(sampled)}")
+    tell({"files": files, "bytes": size, "tensors": asdict(sampled)})
+    print(
+        f"tensors: {sampled.trained:,} of {sampled.trained_of:,} trained ones are right in "
+        f"{sampled.elements:,} elements: largest difference from float64 {sampled.largest:.1e}, all within "
+        f"one rounding, {sampled.off:,} not the nearest number; {sampled.kept:,} of {sampled.kept_of:,} "
+        "others are the base's"
+    )
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
     reason = None
@@ -73,7 +77,7 @@ def verify_merge(
     if reason is not None:
         tell({"logits_left_out": reason})
         print(f"note: logits are not compared: {reason}")
-        print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
+        print(f"verified: {files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
         return 0
     merged = HFCheckpoint.open(folder)
     merged.verify()
@@ -81,16 +85,6 @@ def verify_merge(
     tolerances = {"rule_tolerance": found.rule_tolerance, "files_tolerance": found.files_tolerance}
     tell({"logits": asdict(found) | tolerances})
     return _report(folder, trained, found)
-
-
-def described(sampled: Sampled) -> str:
-    """Describe which tensors were compared, as part of a line."""
-    return (
-        f"{sampled.trained:,} of {sampled.trained_of:,} trained ones are right in {sampled.elements:,} "
-        f"elements: largest difference from float64 {sampled.largest:.1e}, all within one rounding, "
-        f"{sampled.off:,} not the nearest number; {sampled.kept:,} of {sampled.kept_of:,} others are the "
-        "base's"
-    )
 
 
 def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: LogitDifferences) -> int:

@@ -10,8 +10,6 @@ import hashlib
 import itertools
 import math
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from ..weights.checkpoint import HFCheckpoint
 from ..weights.contradictions import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
+from .behind import Behind
 from .journal import Journal
 from .known import BaseSums
 from .plan import MergePlan, Piece, Shard
@@ -189,8 +188,8 @@ class Sink:
         self.sha256 = ""
         self._file = file
         self._digest = hashlib.sha256()
-        self._hashed = _Behind(self._digest.update, depth=2)
-        self._flushed = _Behind(_flusher(file), depth=1)
+        self._hashed = Behind(self._digest.update, depth=2)
+        self._flushed = Behind(_flusher(file), depth=1)
         self._begun = 0
 
     def __enter__(self) -> Sink:
@@ -215,42 +214,6 @@ class Sink:
         if self.size - self._begun >= FLUSH_BYTES:
             self._flushed.put((self._begun, self.size))
             self._begun = self.size
-
-
-class _Behind:
-    """Apply a function to each item of a queue, on a thread, at most `depth` items behind."""
-
-    def __init__(self, work: Callable[[Any], object], depth: int) -> None:
-        self._items: queue.Queue[Any] = queue.Queue(depth)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        with held():
-            self._thread.start()
-
-    def put(self, item: Any) -> None:
-        """Add an item; raise the error of the work on an earlier one."""
-        with held():
-            self._items.put(item)
-        self.check()
-
-    def check(self) -> None:
-        """Raise the error of the work on an earlier item."""
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """Wait for the last item."""
-        with held():
-            self._items.put(None)
-            self._thread.join()
-
-    def _run(self, work: Callable[[Any], object]) -> None:
-        while (item := self._items.get()) is not None:
-            if self._error is None:
-                try:
-                    work(item)
-                except Exception as error:  # raised in the calling thread
-                    self._error = error
 
 
 def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:

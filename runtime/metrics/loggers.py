@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import write_whole
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ class JsonLines:
     def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         entry: dict[str, Any] = {"step": step}
         for name, value in values.items():
-            entry[name if mode == "train" else eval_key(name)] = (
-                int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
-            )
+            whole = name in ("tokens", "peak_memory_bytes")
+            if mode != "train":
+                name = "eval_loss" if name == "loss" else f"{EVAL}{name}"
+            entry[name] = int(value) if whole else _json_number(float(value))
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()  # so that others can follow the file; flush() makes it durable
 
@@ -175,21 +177,6 @@ EVAL = "eval/"
 """The prefix of a source's name in metrics.jsonl and in TensorBoard."""
 
 
-def eval_key(name: str) -> str:
-    """Return the name in metrics.jsonl of an evaluation's loss, or of a source's loss."""
-    return "eval_loss" if name == "loss" else f"{EVAL}{name}"
-
-
-def eval_line(step: int, losses: Mapping[str, float]) -> str:
-    """Return the line that a run prints for an evaluation.
-
-    Args:
-        losses: the mean as `loss`, and the losses of its sources.
-    """
-    sources = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name != "loss")
-    return f"step {step}: eval_loss {losses['loss']:.4f}" + (f" ({sources})" if sources else "")
-
-
 def done_line(
     step: int,
     speed: float | None,
@@ -232,9 +219,7 @@ def truncate(path: Path, step: int | None) -> None:
     if not path.exists():
         return
     kept = [line for line, entry in read_entries(path) if step is not None and entry["step"] <= step]
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path.parent, path.name, "".join(f"{line}\n" for line in kept).encode())
 
 
 def last(path: Path, name: str) -> float | None:

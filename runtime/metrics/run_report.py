@@ -15,7 +15,6 @@ import numpy as np
 
 from ..errors import UserError, say
 from ..progress import duration
-from .loggers import eval_line
 
 if TYPE_CHECKING:
     from .expert_shares import ExpertShares
@@ -120,6 +119,7 @@ class Report:
 
     Attributes:
         loss: the loss of the last step that was read.
+        metrics: where the numbers are written.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Report:
     ) -> None:
         self.loss: float | None = None
         self._start, self._until, self._every = start, until, every
-        self._schedule, self._metrics, self._shares = schedule, metrics, shares
+        self._schedule, self.metrics, self._shares = schedule, metrics, shares
         self._pending: list[Numbers] = []
         self._checked = 0
         self._seconds = self._tokens = self._first_seconds = self._first_tokens = 0.0
@@ -196,7 +196,7 @@ class Report:
             step = one.step
             rate = float(self._schedule(step - 1))
             shares = {} if self._shares is None else self._shares.of_step(step, one.metrics)
-            self._metrics.log(
+            self.metrics.log(
                 "train",
                 step,
                 {
@@ -218,20 +218,6 @@ class Report:
             if self._shares is not None and (step % self._every == 0 or step == self._until):
                 for line in self._shares.warnings(step):
                     self.say(line)
-
-    def evaluated(self, step: int, losses: Mapping[str, float]) -> float:
-        """Write and print an evaluation, and return its loss.
-
-        Args:
-            losses: from `runtime.data.evaluation.eval_losses`.
-        """
-        self._metrics.log("eval", step, losses)
-        self.say(eval_line(step, losses))
-        return losses["loss"]
-
-    def sampled(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Write the answers to prompts."""
-        self._metrics.samples(step, answers)
 
     def say(self, line: str) -> None:
         """Print a line, above the progress bar if there is one."""

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..addresses import write_whole
 from ..errors import UserError
 from ..interrupts import Interrupted, name_of
 
@@ -66,13 +67,9 @@ def recorded(
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        path = folder / FILE
-        temporary = path.with_name(f".{FILE}.partial")
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            temporary.replace(path)
-            publish(path)
+            write_whole(folder, FILE, (json.dumps(record, indent=2) + "\n").encode())
+            publish(folder / FILE)
 
     told = False
 

@@ -166,7 +166,8 @@ class Adapter:
     def arrays(self) -> tuple[tuple[str, tuple[int, ...], Spec], ...]:
         """Return path, shape and sharding of A, of B and, with DoRA, of the magnitudes."""
         pair = (self.a_path, self.a_shape, self.a_spec), (self.b_path, self.b_shape, self.b_spec)
-        return (*pair, (self.m_path, self.b_shape[1:], self.b_spec[1:])) if self.dora else pair
+        magnitudes = f"{self.target.weight}_lora_m", self.b_shape[1:], self.b_spec[1:]
+        return (*pair, magnitudes) if self.dora else pair
 
     @property
     def a_path(self) -> str:
@@ -175,10 +176,6 @@ class Adapter:
     @property
     def b_path(self) -> str:
         return f"{self.target.weight}_lora_b"
-
-    @property
-    def m_path(self) -> str:
-        return f"{self.target.weight}_lora_m"
 
     @property
     def module(self) -> str:
@@ -292,13 +289,13 @@ def matches(target: str, module: str) -> bool:
     """
     if f".{module}".endswith(f".{target}"):
         return True
-    pattern = None if target.isidentifier() else _pattern(target)  # whole names have dots
+    pattern = None if target.isidentifier() else compiled(target)  # whole names have dots
     return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
 
 
 @functools.cache
-def _pattern(target: str) -> re.Pattern[str] | None:
-    """Compile a target as a regular expression; None if it is not a valid one."""
+def compiled(target: str) -> re.Pattern[str] | None:
+    """Compile a target or a key of a pattern as a regular expression; None if it is not a valid one."""
     try:
         return re.compile(target)
     except NOT_A_PATTERN:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from ..settings import FakeQuantization
+from ..options import FakeQuantization
 from .adapters import Adapter
 from .families.base import LoraTarget
 from .matrices import letters

@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
-from ..settings import FakeQuantization, ModelSettings
+from ..settings import ModelSettings
 from . import sharding
 from .adapters import TOKEN_ROWS
 from .families import Architecture, Family
 from .families.base import Spec
 from .recomputed import OF_TUNIX
+
+if TYPE_CHECKING:
+    from ..options import FakeQuantization
 
 UNTIED_HEAD = "BTD,DV->BTV"
 """The einsum of an output head with its own weight; it identifies Tunix's module for the head."""
@@ -136,20 +139,15 @@ class Forward:
             model: Tunix's, merged with its arrays.
             tokens, positions, segment_ids: int32[B, T].
         """
-        if not self.dealt:
-            return self._logits(model, tokens, positions, segment_ids)
-        from .context import collect, deal
+        length = tokens.shape[1]
+        if self.dealt:
+            from .context import collect, deal
 
-        logits = self._logits(model, *map(deal, (tokens, positions, segment_ids)))
-        return collect(logits, tokens.shape[1])
-
-    def _logits(
-        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
-    ) -> jax.Array:
+            tokens, positions, segment_ids = map(deal, (tokens, positions, segment_ids))
         with self.replaced(segment_ids), _rows(model):
             # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
             logits: jax.Array = model(tokens, positions, None, self._mask(segment_ids))[0]
-            return logits
+        return collect(logits, length) if self.dealt else logits
 
     def hidden(
         self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array

@@ -30,11 +30,11 @@ from .adapters import (
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
+from .frozen import freeze
 from .initial import initial_pair
 from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
 from .partition_rules import Rule, resolved
-from .recomputed import tunix_name
-from .whole_arrays import attach_whole, freeze
+from .recomputed import OF_TUNIX
 
 if TYPE_CHECKING:
     from .quantize import Layout
@@ -128,6 +128,8 @@ def abstract_model(
     if lora is None:
         freeze(model, parameters)
     elif lora.trains_whole:
+        from .whole_arrays import attach_whole
+
         whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
@@ -275,7 +277,7 @@ def rematerialize(model: nnx.Module, policy: str) -> None:
             current = getattr(holder, "remat_config", None)
             if current is None:
                 continue
-            wanted = type(current)[tunix_name(policy)]
+            wanted = type(current)[policy.upper() if policy in OF_TUNIX else "NONE"]
             if holder is module:
                 module.remat_config = wanted
             else:

@@ -76,14 +76,16 @@ class AdapterProvider(ProductProvider):
     cast back to the product's. So float32 adapters leave the activations of a bfloat16 model in bfloat16.
 
     Attributes:
+        linear: the adapters of linear layers, by the path of the layer's module.
         experts: the adapters of experts, by the path of the module that holds these; experts.py adds them.
+        salts: of the rows while dropout is on, else None.
         used: paths of the adapted weights that took part since `used` was last cleared.
     """
 
     def __init__(self, adapters: Sequence[Adapter], dropout: float, product: Product) -> None:
         super().__init__(product)
         self._all = tuple(adapters)
-        self._adapters = {
+        self.linear = {
             tuple(adapter.module.split(".")): adapter for adapter in adapters if not adapter.target.experts
         }
         self.experts: dict[tuple[str, ...], list[Adapter]] = {}
@@ -91,7 +93,7 @@ class AdapterProvider(ProductProvider):
             if adapter.target.experts:
                 self.experts.setdefault(tuple(adapter.module.split(".")), []).append(adapter)
         self._dropout = dropout
-        self._salts: jax.Array | None = None
+        self.salts: jax.Array | None = None
         self.used: set[str] = set()
 
     @contextmanager
@@ -103,27 +105,11 @@ class AdapterProvider(ProductProvider):
             index: int32[], the number of the micro-batch in the run.
             rows: of every micro-batch.
         """
-        self._salts = row_salts(seed, index, rows) if self._dropout else None
+        self.salts = row_salts(seed, index, rows) if self._dropout else None
         try:
             yield
         finally:
-            self._salts = None
-
-    @contextmanager
-    def before_training(self, kept: bool) -> Iterator[None]:
-        """Compute the model that training started from: no dropout, and no deltas unless `kept`.
-
-        Args:
-            kept: whether that model had deltas; they are the deltas of the model that is computed.
-        """
-        before = self._adapters, self.experts, self._salts
-        self._salts = None
-        if not kept:
-            self._adapters, self.experts = {}, {}
-        try:
-            yield
-        finally:
-            self._adapters, self.experts, self._salts = before
+            self.salts = None
 
     def check_used(self) -> None:
         """Raise UserError unless every adapter took part in the traced computation."""
@@ -138,7 +124,7 @@ class AdapterProvider(ProductProvider):
     def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
         module = qwix_current_module()
         product = self._product(compute, equation, x, weight, module)
-        adapter = self._adapters.get(tuple(map(str, getattr(module, "qwix_path", ()))))
+        adapter = self.linear.get(tuple(map(str, getattr(module, "qwix_path", ()))))
         if adapter is None:
             return product
         return self._adapted(product, (x, weight), module, adapter, letters(equation))
@@ -168,13 +154,13 @@ class AdapterProvider(ProductProvider):
         x, a, b = together(x, a, b)
         x = x.astype(a.dtype)
         down = f"{x_axes},{contracted}r->{hidden}r"
-        if self._salts is None:
+        if self.salts is None:
             inner = jnp.einsum(down, x, a)
         else:
             # As in PEFT, each projection has its own dropout.
             inner = jnp.concatenate(
                 [
-                    jnp.einsum(down, dropped(x, self._salts, part.name, self._dropout), a[..., part.block])
+                    jnp.einsum(down, dropped(x, self.salts, part.name, self._dropout), a[..., part.block])
                     for part in adapter.blocks
                 ],
                 axis=-1,

@@ -11,8 +11,3 @@ OF_TUNIX = ("none", "block", "decoder")
 PROJECTION = "projection"
 """Name of each projection's output, the sum of its weight's product and its adapter's delta, and of the
 adapter's product with A."""
-
-
-def tunix_name(policy: str) -> str:
-    """Return the name in Tunix's RematConfig under which a policy runs."""
-    return policy.upper() if policy in OF_TUNIX else "NONE"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..model.adapters import LoraSettings, Value, means
+from ..model.adapters import LoraSettings, Value, compiled, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
@@ -156,7 +156,7 @@ def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], defaul
     def read(name: str) -> Value:
         return next((value for key, value in given.items() if means(key, name)), default)
 
-    if all(read(name) == value for name, value in wanted.items()) and all(map(_compiles, given)):
+    if all(read(name) == value for name, value in wanted.items()) and all(map(compiled, given)):
         return dict(given)
     return {_pattern(name): value for name, value in wanted.items() if value != default}
 
@@ -223,14 +223,6 @@ def select_modules(
     if _matched(regex, modules) != chosen:
         raise AssertionError(f"{regex} does not match the trained modules alone")
     return regex, None
-
-
-def _compiles(regex: str) -> bool:
-    try:
-        re.compile(regex)
-    except re.error:
-        return False
-    return True
 
 
 def _matched(regex: str, modules: set[str]) -> set[str]:

@@ -28,8 +28,8 @@ from .report import LOCK, Report, digest_of, gib, on_disk, table
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from ..hosts import SingleProcess
     from ..hosts.group import ProcessGroup
+    from ..hosts.single import SingleProcess
     from .numbers import Outcome
 
 FILE = "probe.json"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, guarded
-from ..hosts import SINGLE, SingleProcess, alone
+from ..hosts.single import SINGLE, SingleProcess, alone
 from ..interrupts import Interrupted, Interrupts, name_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..data.batches import TrainingData
-from ..data.evaluation import eval_losses
+from ..data.evaluation import eval_line, eval_losses
 from ..metrics.run_report import Report
 from ..settings import TrainSettings
 from .stopping import Evaluations
@@ -59,10 +59,11 @@ class Evaluating:
         """Return the mean loss over the evaluation data's targets."""
         losses = [self._loss_of(batch) for batch in self._data.evaluation]
         means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
-        loss = self._report.evaluated(step, means)
+        self._report.metrics.log("eval", step, means)
+        self._report.say(eval_line(step, means))
         if self._data.prompts is not None:
-            self._report.sampled(step, self._answers(self._data.prompts))
-        return loss
+            self._report.metrics.samples(step, self._answers(self._data.prompts))
+        return means["loss"]
 
     def count(self, step: int, loss: float) -> bool:
         """Count an evaluation, and return whether its loss is the lowest so far."""

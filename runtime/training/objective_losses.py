@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 
 from ..metrics.run_report import Named
 from ..model.loading import Built
+from ..model.lora import AdapterProvider
 from ..settings import TrainSettings
 from .loss import Ask, Asked, Batch, Computed, TokenLoss, batch_loss, likelihood
 from .objectives import OBJECTIVES
@@ -23,7 +25,7 @@ def loss_of_built(
     provider = built.provider
 
     def reference(ask: Ask) -> Any:
-        as_before = nullcontext() if provider is None else provider.before_training(before is not None)
+        as_before = nullcontext() if provider is None else before_training(provider, before is not None)
         with as_before, _uncollected(built):
             return ask(built.forward, model if before is None else before)
 
@@ -33,6 +35,23 @@ def loss_of_built(
             return ask(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
 
     return objective_loss(settings, built.forward, model, (reference, still), inputs)
+
+
+@contextmanager
+def before_training(provider: AdapterProvider, kept: bool) -> Iterator[None]:
+    """Compute the model that training started from: no dropout, and no deltas unless `kept`.
+
+    Args:
+        kept: whether that model had deltas; they are the deltas of the model that is computed.
+    """
+    before = provider.linear, provider.experts, provider.salts
+    provider.salts = None
+    if not kept:
+        provider.linear, provider.experts = {}, {}
+    try:
+        yield
+    finally:
+        provider.linear, provider.experts, provider.salts = before
 
 
 def objective_loss(

@@ -118,13 +118,6 @@ OBJECTIVES = {
     ),
 }
 
-SETTINGS = tuple(
-    dict.fromkeys(
-        key for one in OBJECTIVES.values() for keys in (one.settings, *one.losses.values()) for key in keys
-    )
-)
-"""All keys of `train` that only some objectives read."""
-
 QUIET = {"label_smoothing": 0.0, "z_loss": 0.0, "desirable_weight": 1.0, "undesirable_weight": 1.0}
 """Values of these keys that `settings_of` leaves out; it leaves out an objective's first loss too."""
 

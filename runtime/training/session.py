@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
-from ..hosts import SINGLE, SingleProcess
+from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .arguments import Arguments
@@ -284,23 +283,10 @@ def begin(
         )
     elif found.step is not None:
         resuming.check_data(directory, found, prepared.state(found.step))
-    hosts.same(
-        "artifact",
-        hashlib.sha256((artifact / LOCK).read_bytes()).hexdigest() if (artifact / LOCK).exists() else None,
-        "runs another artifact than process 0",
-        "put the same artifact on every host",
-    )
-    hosts.same(
-        "data",
-        f"{prepared.fingerprint} {prepared.samples.digest}",  # of a stream, what was read of it until now
-        "reads other data than process 0",
-        "put the same files on every host, or at an address that all of them read",
-    )
+    data = f"{prepared.fingerprint} {prepared.samples.digest}"  # of a stream, what was read of it until now
+    hosts.same_inputs(artifact / LOCK, data, arguments.steps)
     if hosts.first:
         resuming.set_aside(directory, found)
-    hosts.same(
-        "steps", arguments.steps, "was given other --steps", "start all processes with the same arguments"
-    )
     hosts.barrier("begin")
     return Session(
         artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import EarlyStopping
+from ..options import EarlyStopping
 
 
 @dataclass(frozen=True)

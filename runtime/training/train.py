@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..hosts import SingleProcess
+from ..hosts.single import SingleProcess
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings, Matrices
 from ..model.partition_rules import Rule

@@ -23,7 +23,7 @@ from ..checkpoints.resuming import describe
 from ..checkpoints.saving import Checkpoints, kept
 from ..data.batches import TrainingData
 from ..errors import UserError
-from ..hosts import SINGLE, SingleProcess
+from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
 from ..model.loading import Built
@@ -148,17 +148,13 @@ class Trainer(PeftTrainer):
             # A step donates the arrays themselves, and a checkpoint's arrays replace them.
             self._reference = jax.tree.map(jnp.copy, nnx.state(built.model, trained_type(built)))
         self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
-        step = self.saved_step if checkpointing.step is None else checkpointing.step
+        saved = self.checkpoint_manager.latest_step()
+        step = saved if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
             manager.restore(step, self.model, self.optimizer, self._lora_enabled)
             set_step(self.optimizer, step, accumulation)
             self._train_steps, self._iter_steps = step, step * accumulation
-
-    @property
-    def saved_step(self) -> int | None:
-        """Return the newest step that was saved, or is being saved."""
-        return self.checkpoint_manager.latest_step()
 
     def fit(
         self,
@@ -221,8 +217,10 @@ class Trainer(PeftTrainer):
                     metrics.flush()
                 if save:
                     self._save(step, self._metadata(data, evaluating))
-                elif keep:
-                    self._save_locally(step, self._metadata(data, evaluating))
+                elif keep and self._local is not None:
+                    self._put_back()
+                    state = self._metadata(data, evaluating)
+                    self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
                 if save or keep or evaluate:
                     report.restart()
             if self._train_steps < until and not early:  # asked to stop
@@ -286,14 +284,8 @@ class Trainer(PeftTrainer):
         return self._train_steps > self._rounds_from or not self._rounds_from
 
     def _step_of(self, built: Built) -> Step:
-        loss = functools.partial(self._loss, built)
+        loss = functools.partial(micro_batch_loss, built, self._settings)
         return Step(built, self.optimizer, self._settings, self._mesh, loss, self._reference)
-
-    def _loss(
-        self, built: Built, model: nnx.Module, inputs: Batch, before: nnx.Module | None
-    ) -> tuple[jax.Array, Named]:
-        """Compute the loss of a micro-batch; called while the step is traced."""
-        return micro_batch_loss(built, self._settings, model, inputs, before)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
         """Run one optimizer step."""
@@ -374,16 +366,10 @@ class Trainer(PeftTrainer):
 
     def _save(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Start saving a step."""
-        if self.saved_step == step:
+        if self.checkpoint_manager.latest_step() == step:  # it is saved, or being saved
             return
         self._put_back()
         self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
-
-    def _save_locally(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Start saving a step on this machine's own disk."""
-        assert self._local is not None
-        self._put_back()
-        self._local.write(step, self.model, self.optimizer, self._lora_enabled, metadata)
 
     def _put_back(self) -> None:
         """Give the model and the optimizer their newest arrays; the older ones were donated."""

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ..model.families.base import Architecture, Family, Source, text_config
-from .contradictions import config_keys, layer_of
+from .contradictions import LAYER, config_keys
 from .headers import FLOATING
 
 CONFIG = "config.json"
@@ -99,13 +99,13 @@ def faults(
     layers = architecture.num_layers
     last = layers + family.further_layers(text_config(config)) - 1
     for name, tensor in tensors.items():
-        layer = layer_of(name.removeprefix(prefix)) if name.startswith(prefix) else None
-        if layer is not None and layer > last:
+        layer = LAYER.match(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if layer is not None and int(layer[1]) > last:
             yield Fault(
                 Kind.LAYER,
                 name,
                 tensor.file,
-                f"{name} is of layer {layer}, and {CONFIG} has num_hidden_layers {layers}, "
+                f"{name} is of layer {layer[1]}, and {CONFIG} has num_hidden_layers {layers}, "
                 f"which ends at layer {layers - 1}",
                 ONE_CHECKPOINT,
             )

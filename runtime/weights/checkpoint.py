@@ -142,11 +142,6 @@ class HFCheckpoint:
         """Return the names of the safetensors files."""
         return tuple(self.headers)
 
-    @property
-    def total_bytes(self) -> int:
-        """Return the size of all safetensors files."""
-        return sum(header.size for header in self.headers.values())
-
     def read(self, name: str) -> np.ndarray:
         """Read a tensor by its full name: a read-only array that is mapped from its file.
 

@@ -106,13 +106,3 @@ def _named(
             alternatives.append(" x ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True)))
     if alternatives:
         yield " or ".join(alternatives)
-
-
-def layer_of(name: str) -> int | None:
-    """Return the number of the decoder layer of a tensor, or None.
-
-    Args:
-        name: without the checkpoint's prefix.
-    """
-    match = LAYER.match(name)
-    return int(match.group(1)) if match else None

@@ -187,7 +187,7 @@ def test_progress_each_shows_the_percentage_of_items(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
-    assert list(progress.each("asking", ["a", "b"])) == ["a", "b"]
+    assert list(terminal.each("asking", ["a", "b"])) == ["a", "b"]
     assert "asking:  50%" in capsys.readouterr().err
 
 

@@ -31,7 +31,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 18_880
+MOST = 18_400
 """The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 
@@ -97,7 +97,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         (["lora.layers=0-3"], ["model.layer_ranges"]),
         (["train.loss_normalization=micro_batches"], ["checkpoints.row_bound"]),
         (["train.loss_type=dft"], ["training.objective_losses"]),
-        (["data.eval=[b.jsonl]"], ["training.evaluating"]),
+        (["data.eval=[b.jsonl]"], ["training.evaluating", "data.weighted"]),
+        (["data.train=[{path: a.jsonl, weight: 0.5}, b.jsonl]"], ["data.weighted"]),
+        (["lora.train_also=[norm]"], ["merging.whole_sampling", "model.whole_arrays"]),
+        (["data.eval=[b.jsonl]", "train.early_stopping={patience: 2}"], ["options"]),
         (["data.train=[gs://bucket/a.jsonl]"], ["data.remote_content"]),
         (["train.log.mlflow_experiment=mine"], ["metrics.services", "metrics.mlflow_log"]),
         (["lora.kind=dora", "lora.dropout=0"], ["model.dora"]),
@@ -129,7 +132,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         (["data.temperature=2"], ["data.tempering"]),
         (
             ["mesh.accelerator=v5p-16", "mesh.axes={fsdp: 8}", "checkpoint.directory=gs://b/run"],
-            ["hosts.group", "metrics.nowhere"],
+            ["hosts.group", "hosts.watched", "metrics.nowhere"],
         ),
         (["model.id=Qwen/Qwen3-8B"], ["model.families.qwen3"]),
     ],

@@ -13,6 +13,7 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.settings import run_settings
+from recipec.runtime import options
 from recipec.runtime import settings as runtime
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.spec.language import Section
@@ -39,7 +40,7 @@ SETS: list[tuple[str, ...]] = [
 
 def stated(text: str, folder: Path) -> dict[str, Any]:
     """Return the constants of a script, without its imports and definitions."""
-    names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(runtime)
+    names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(options) | vars(runtime)
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "ARTIFACT":
             exec(compile(ast.Module([node], []), "train.py", "exec"), names)

@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.hosts import SingleProcess
 from recipec.runtime.hosts.group import ProcessGroup
+from recipec.runtime.hosts.single import SingleProcess
 from recipec.runtime.interrupts import Interrupts
 from recipec.runtime.training.ending import attended
 

@@ -6,7 +6,7 @@ STOPPING = f"""
 import dataclasses
 
 from runtime.metrics import run_report
-from runtime.settings import EarlyStopping
+from runtime.options import EarlyStopping
 
 TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))
 CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)

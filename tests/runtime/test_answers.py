@@ -12,7 +12,8 @@ import pytest
 
 from recipec.runtime.data.prompts import Prompts, prompts
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings, SampleSettings, Source
+from recipec.runtime.options import SampleSettings
+from recipec.runtime.settings import DataSettings, Source
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.artifacts import train, write_artifact
@@ -111,7 +112,7 @@ def test_a_run_writes_its_samples_at_each_evaluation(place: Path, lives: Lives) 
     more = """
 import dataclasses
 
-from runtime.settings import SampleSettings
+from runtime.options import SampleSettings
 
 TRAIN = dataclasses.replace(TRAIN, samples=SampleSettings("prompts.jsonl", 5))
 """

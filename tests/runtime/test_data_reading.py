@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.sources import Reader, open_rows
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source
@@ -36,7 +35,7 @@ from tests.runtime.data_files import (
 )
 
 
-def reader(source: str | Source, folder: Path, **settings: Any) -> Reader[ParsedSample]:
+def reader(source: str | Source, folder: Path, **settings: Any) -> Reader:
     return open_rows(
         [source], DataSettings(**{"train": (), "max_length": 64, "packing": False, **settings}), folder
     )[0]

@@ -14,7 +14,8 @@ from recipec.runtime.data.prompts import prompts
 from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
-from recipec.runtime.settings import DataSettings, SampleSettings
+from recipec.runtime.options import SampleSettings
+from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import chat, published, tokenizer, write
 from tests.runtime.preparing import prepared
 

@@ -14,7 +14,7 @@ import pytest
 
 from recipec.runtime.data.division import choose, count
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
-from recipec.runtime.data.sources import open_rows, open_split, splits
+from recipec.runtime.data.sources import open_rows, splits
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime import hub_sets
@@ -51,7 +51,11 @@ def parts(data: DataSettings, folder: Path) -> tuple[list[str], list[str]]:
     train, evaluated = splits(data, folder)
     assert evaluated is not None
     first, second = (
-        [row.completion for reader in open_split(split, data, folder) for row in reader]
+        [
+            row.completion
+            for reader in open_rows(split.sources, data, folder, split.chosen())
+            for row in reader
+        ]
         for split in (train, evaluated)
     )
     return first, second
@@ -150,7 +154,7 @@ def test_bad_sources_are_refused_with_eval_fraction(folder: Path) -> None:
 def test_a_source_that_grows_between_counting_and_reading_is_refused(folder: Path) -> None:
     data = settings("a.jsonl")
     train, _ = splits(data, folder)
-    (reader,) = open_split(train, data, folder)
+    (reader,) = open_rows(train.sources, data, folder, train.chosen())
     with (folder / "a.jsonl").open("a") as file:
         file.write('{"text": "late"}\n')
     with pytest.raises(UserError, match="more rows than the 31 that were counted"):

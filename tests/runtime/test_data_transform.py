@@ -48,7 +48,7 @@ ROWS = [{"q": "1", "a": " one"}, {"q": "2", "a": ""}, {"q": "3", "a": "three"}]
 
 def reader(
     folder: Path, transform: str, rows: Any = ROWS, file: str | None = FILE, **settings: Any
-) -> Reader[Any]:
+) -> Reader:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     if file is not None:
         (folder / "prepare.py").write_text(file, "utf-8")

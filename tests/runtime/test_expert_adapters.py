@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.training.objective_losses import before_training
 from tests.runtime import decoders, training
 from tests.runtime.built_models import randomize
 
@@ -204,7 +205,7 @@ def test_model_with_adapters_off_equals_the_base_model(
     @jax.jit
     def both(state: Any) -> Any:
         model = nnx.merge(graph, state)
-        with built.provider.before_training(kept=False):
+        with before_training(built.provider, kept=False):
             without = built.forward.logits(model, *rows)
         return built.forward.logits(model, *rows), without
 

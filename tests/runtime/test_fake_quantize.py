@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.settings import FakeQuantization
+from recipec.runtime.options import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import reference_logits, twenty_steps

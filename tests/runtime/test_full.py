@@ -332,8 +332,8 @@ def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
     """
     from flax import nnx
 
+    from recipec.runtime.model.frozen import Frozen
     from recipec.runtime.model.loading import abstract_model
-    from recipec.runtime.model.whole_arrays import Frozen
 
     tiny.make_gemma4(
         tmp_path / "base",

@@ -33,6 +33,7 @@ from recipec.runtime.in_order import in_order
 from recipec.runtime.interrupts import Interrupted, Interrupts, held
 from recipec.runtime.limit import limit
 from recipec.runtime.merging import writer
+from recipec.runtime.merging.behind import Behind
 from recipec.runtime.merging.known import BaseSums
 from tests.conftest import ROOT
 from tests.waiting import until
@@ -95,13 +96,13 @@ def work_in_order(folder: Path) -> None:
 def test_ctrl_c_at_any_point_of_a_lock_or_queue_ends_the_work(
     work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = writer._Behind.close
+    close = Behind.close
 
     def close_later(behind: Any) -> None:
         time.sleep(CAUGHT_UP)
         close(behind)
 
-    monkeypatch.setattr(writer._Behind, "close", close_later)
+    monkeypatch.setattr(Behind, "close", close_later)
     ended = 0
     for number in itertools.count():
         with limit(SECONDS), Interrupts():

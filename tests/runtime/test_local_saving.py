@@ -27,7 +27,7 @@ import time
 from dataclasses import replace
 
 from runtime.training import trainer
-from runtime.settings import LocalCheckpointSettings
+from runtime.options import LocalCheckpointSettings
 
 CHECKPOINT = replace(CHECKPOINT, every_steps=4, local=LocalCheckpointSettings({directory!r}, 1))
 quick = trainer.Trainer._step
@@ -103,7 +103,7 @@ def test_full_local_disk_stops_only_local_checkpoints(
     from recipec.runtime.checkpoints import manifest
     from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
     from recipec.runtime.checkpoints.resuming import ResumePoint, describe
-    from recipec.runtime.settings import LocalCheckpointSettings
+    from recipec.runtime.options import LocalCheckpointSettings
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
     settings = LocalCheckpointSettings(str(tmp_path), 2)

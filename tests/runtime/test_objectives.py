@@ -10,6 +10,7 @@ import pytest
 
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.plan import bound
 from recipec.runtime.merging.card import training_objective
 from recipec.runtime.settings import TrainSettings
@@ -36,9 +37,9 @@ def test_objective_table_matches_recipe_objectives_losses_and_defaults() -> None
     keys = {
         key: field.get_default(call_default_factory=True, validated_data={})
         for key, field in Train.model_fields.items()
-        if key in objectives.SETTINGS
+        if key in SETTINGS
     }
-    assert keys == {key: getattr(TrainSettings, key) for key in objectives.SETTINGS}
+    assert keys == {key: getattr(TrainSettings, key) for key in SETTINGS}
 
 
 def test_plan_script_card_and_checks_follow_objective_table_row(

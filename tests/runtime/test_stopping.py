@@ -12,7 +12,7 @@ import pytest
 
 from recipec.runtime.checkpoints.adapter_reader import choose_step
 from recipec.runtime.checkpoints.resuming import find
-from recipec.runtime.settings import EarlyStopping
+from recipec.runtime.options import EarlyStopping
 from recipec.runtime.training.stopping import Evaluations
 from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives

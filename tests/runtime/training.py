@@ -113,7 +113,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
     from types import SimpleNamespace
 
     from recipec.runtime.checkpoints.resuming import ResumePoint
-    from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.hosts.single import SINGLE
     from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.start_from import start_from as begin
     from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -140,7 +140,7 @@ def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axe
     from types import SimpleNamespace
 
     from recipec.runtime.checkpoints.record import INITIAL
-    from recipec.runtime.hosts import SINGLE
+    from recipec.runtime.hosts.single import SINGLE
     from recipec.runtime.training.first_values import begin
 
     step = 1 if (kept / INITIAL).exists() else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...hosts import SingleProcess
+from ...hosts.single import SingleProcess
 from ...interrupts import Interrupts
 from ...model.adapters import LoraSettings
 from ...model.families import ANY

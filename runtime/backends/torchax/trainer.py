@@ -13,7 +13,7 @@ import numpy as np
 
 from ...checkpoints.saving import kept
 from ...data.batches import TrainingData
-from ...data.evaluation import eval_losses
+from ...data.evaluation import eval_line, eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
 from ...metrics.loggers import Metrics
@@ -168,7 +168,9 @@ class Trainer:
             for batch in data.evaluation
         ]
         means = eval_losses([float(loss) for loss in losses], data.eval_parts)
-        self.eval_loss = report.evaluated(self.done, means)
+        report.metrics.log("eval", self.done, means)
+        report.say(eval_line(self.done, means))
+        self.eval_loss = means["loss"]
 
 
 def new_trace(recipe: str, settings: ModelSettings) -> Trace:

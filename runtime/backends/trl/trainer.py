@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ...data.batches import Batch
 from ...data.evaluation import eval_losses
-from ...settings import EarlyStopping
+from ...options import EarlyStopping
 from ...training.stopping import Evaluations
 from .checkpoints import DATA, TRAINED
 from .objectives import Objective

@@ -17,7 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from .description import State
 
 Spec = tuple[str | None, ...]
 """The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
@@ -133,22 +136,6 @@ class Architecture:
         """Return the most tokens that a token of a layer sees, itself included; None for all earlier ones."""
         size: int | None = getattr(self, "sliding_window", None)
         return size if self.layer_types[layer] == SLIDING else None
-
-
-@dataclass(frozen=True)
-class State:
-    """What a layer carries from token to token of a row.
-
-    Attributes:
-        heads: each has a matrix of [width, head_dim].
-        convolved: features of the convolution before it, which sees `taps` tokens, the token itself included.
-    """
-
-    heads: int
-    head_dim: int
-    width: int
-    convolved: int
-    taps: int
 
 
 @dataclass(frozen=True)

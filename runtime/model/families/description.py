@@ -6,10 +6,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..rope import Rope
-from .base import CHUNKED, HYBRID, LINEAR, NONE, Architecture, State
+from .base import CHUNKED, HYBRID, LINEAR, NONE, Architecture
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast", "xielu")
 """The activations of config.json that runtime/model/decoder.py supports."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a layer carries from token to token of a row.
+
+    Attributes:
+        heads: each has a matrix of [width, head_dim].
+        convolved: features of the convolution before it, which sees `taps` tokens, the token itself included.
+    """
+
+    heads: int
+    head_dim: int
+    width: int
+    convolved: int
+    taps: int
 
 
 @dataclass(frozen=True)
