@@ -156,12 +156,15 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
 def _template(found: Trained, options: Options) -> str | None:
     """Return the chat template, or None if the tokenizer's own applies.
 
-    A merged folder contains its recipe's template. An adapter's record contains the text or the path of it.
+    merge.py writes the recipe's template next to the weights. Next to an adapter of an earlier version, the
+    record contains the text or the path of it.
     """
     if options.template is not None:
         return options.template.read_text("utf-8")
     own = found.folder / "chat_template.jinja"
-    if found.adapter is None or own.is_file() or not (found.folder / LOCK).is_file():
+    if own.is_file():
+        return own.read_text("utf-8")
+    if found.adapter is None or not (found.folder / LOCK).is_file():
         return None
     named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
     if not isinstance(named, str) or is_inline(named):
