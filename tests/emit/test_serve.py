@@ -50,6 +50,19 @@ def test_readme_asks_a_model_of_plain_text_to_continue_a_prompt() -> None:
     assert "/v1/chat/completions" not in text and "/v1/chat/completions --header" in chat
 
 
+@pytest.mark.parametrize(
+    "mesh", ["{accelerator: v6e-8, axes: {fsdp: 8}}", "{accelerator: v5p-8, axes: {fsdp: 4}}"]
+)
+@pytest.mark.parametrize("weights", ["merged", "adapter"])
+def test_readme_takes_no_address_for_a_folder(mesh: str, weights: str) -> None:
+    sets = ["merge.output=s3://bucket/out", f"serve.weights={weights}", "serve.env.MODEL_IMPL_TYPE=vllm"]
+    text = emit_readme(base(f"mesh={mesh}", *sets))
+    variable, folder = ("MODEL_DIR", "out") if weights == "merged" else ("ADAPTER_DIR", "out-adapter")
+    there = "WEIGHTS_DIR" if "v6e" in mesh else f"/dev/shm/{folder}"
+    assert text.count(f"export {variable}={there}\n") == 2 and "(cd WEIGHTS_DIR && tar" in text
+    assert not re.search(r"(cd |\$PWD/)s3:", text)
+
+
 def test_serve_keys_become_vllm_flags() -> None:
     dockerfile = variant(*FULL)["serve/Dockerfile"]
     assert image_words(dockerfile)[3:] == [
