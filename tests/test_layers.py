@@ -50,7 +50,7 @@ DOORS = {
     "compiler.watch": {"compiler.watch.screen"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
-    "runtime.merging": {"runtime.merging.journal"},
+    "runtime.merging": {"runtime.merging.journal", "runtime.merging.own_files"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
     "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.known"},
     "runtime.training": {

@@ -176,12 +176,14 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
 
 def _data_files(lock: Mapping[str, Any]) -> list[str]:
     """Return the local files and folders that a run reads: data, prompts to answer, an adapter to start
-    from."""
+    from, and a tokenizer that is next to the recipe."""
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
     paths = {source["path"] for source in sources}
     paths.add((lock["recipe"].get("train", {}).get("samples") or {}).get("prompts"))
     paths.add((lock["recipe"].get("lora") or {}).get("start_from"))
+    if (tokenizer := lock["recipe"].get("model", {}).get("tokenizer") or "").startswith("./"):
+        paths.add(tokenizer.removeprefix("./"))
     return sorted(path for path in paths if path and "://" not in path)
 
 

@@ -204,6 +204,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.weights.packed": _stored_quantized,
     "runtime.weights.fp8": _in_fp8,
     "runtime.weights.mxfp4": _in_mxfp4,
+    "runtime.merging.own_files": lambda program: (
+        program.recipe.model.tokenizer is not None or program.recipe.data.chat_template is not None
+    ),
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,

@@ -23,8 +23,8 @@ GROUP = 1000
 XLA_CACHE_GIB = 10
 """Size of the cache. Compiled programs of all batch sizes take a few GiB at most."""
 
-ADAPTER_GIB = 10
-"""Size of an adapter's disk: more than any adapter; the smallest Hyperdisk has 4."""
+SPARE_GIB = 10
+"""Space for what is downloaded in addition to weights. The smallest Hyperdisk has 4."""
 
 SUFFIX = "-serve"
 
@@ -86,9 +86,10 @@ def _everywhere(server: Container) -> bool:
 def _disks(program: Program, server: Container) -> list[dict[str, Any]]:
     """Return the disks of a replica: mount path, size, and whether the user has to fill them."""
     weights = program.base_parameters * (4 if program.recipe.merge.dtype == "float32" else 2)
-    # Leave room for the file system, and for what is downloaded in addition to the weights.
-    gib = math.ceil(weights * 1.1 / 2**30) + 10
-    sizes = {"model": gib, "hub-cache": gib, "adapter": ADAPTER_GIB, "xla-cache": XLA_CACHE_GIB}
+    # An adapter that starts from the weights is exported with twice the rank.
+    adapter = program.trainable_parameters * (8 if program.lora is not None and program.lora.principal else 4)
+    gib = _with_room(weights)
+    sizes = {"model": gib, "hub-cache": gib, "adapter": _with_room(adapter), "xla-cache": XLA_CACHE_GIB}
     disks = []
     for volume in server.volumes:
         name = volume.source if volume.kind == "volume" else volume.target.strip("/")
@@ -102,3 +103,8 @@ def _disks(program: Program, server: Container) -> list[dict[str, Any]]:
             }
         )
     return disks
+
+
+def _with_room(size: int) -> int:
+    """Return the GiB of a disk for files of `size` bytes, with room for the file system and other files."""
+    return math.ceil(size * 1.1 / 2**30) + SPARE_GIB

@@ -227,7 +227,8 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
     kept = f"{merged}-adapter" if server.adapter else merged
     written = server.adapter or (server.model if serve.model is None else None)
     taken = kept if written is not None and written.kind == "folder" else None
-    there = f"/dev/shm/{PurePosixPath(kept).name}" if elsewhere else kept
+    here = "" if "://" in kept else kept
+    there = f"/dev/shm/{PurePosixPath(kept).name}" if elsewhere else here
     return {
         "server": server,
         "kept": kept,
@@ -247,7 +248,7 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
         "pool": app[:POOL_NAME].rstrip("-"),
         "zone": shell_word(recipe.launch.zone or "ZONE"),
         "buckets": _buckets(server),
-        "by_hand": _by_hand(server, kept if taken else None),
+        "by_hand": _by_hand(server, here if taken else None),
     }
 
 
@@ -278,7 +279,8 @@ def _exports(server: Container, taken: str | None) -> list[str]:
     """Return shell lines that set the folders for docker compose and serve.sh.
 
     Args:
-        taken: where the machine has the result of merging, None if the server does not need it.
+        taken: where the machine has the result of merging, "" if only the user knows, None if the server does
+            not need it.
     """
     lines = []
     written = "MODEL_DIR" if server.adapter is None else "ADAPTER_DIR"
@@ -286,7 +288,8 @@ def _exports(server: Container, taken: str | None) -> list[str]:
         lines.append(f"export MODEL_DIR={ANY_FOLDER}")
     if taken is not None:
         # docker compose resolves a relative folder from the location of its own file.
-        lines.append(f"export {written}={'' if taken.startswith('/') else '$PWD/'}{shell_word(taken)}")
+        folder = f"{'' if taken.startswith('/') else '$PWD/'}{shell_word(taken)}" if taken else ANY_FOLDER
+        lines.append(f"export {written}={folder}")
     return lines
 
 

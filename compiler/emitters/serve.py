@@ -13,7 +13,14 @@ from recipec.compiler.emitters.folders import assignment
 from recipec.compiler.emitters.kubernetes import emit_kubernetes
 from recipec.compiler.emitters.render import render, shell_word, yaml_string
 from recipec.compiler.lowering import pins
-from recipec.compiler.serving.container import Container, Volume, container, own_address
+from recipec.compiler.serving.container import (
+    ADAPTER,
+    ADAPTER_TEMPLATE,
+    Container,
+    Volume,
+    container,
+    own_address,
+)
 from recipec.compiler.serving.weights import ServedWeights
 from recipec.runtime.serving.hosts import is_loopback
 
@@ -110,6 +117,8 @@ def _script_folder(part: str, weights: ServedWeights, name: str, merges: bool) -
 def _script_words(words: tuple[str, ...], name: str) -> list[str]:
     if words[0] == "--lora-modules":
         return [words[0], f'{name}="$adapter"']
+    if words[1:] in ((ADAPTER,), (ADAPTER_TEMPLATE,)):
+        return [words[0], f'"$adapter{words[1].removeprefix(ADAPTER)}"']
     return [shell_word(word) for word in words]
 
 

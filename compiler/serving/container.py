@@ -11,6 +11,7 @@ from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.serving import blocks, features
 from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.weights import ServedWeights, adapter_weights, model_weights
+from recipec.runtime.data.reasoning import VARIABLES
 from recipec.runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ MODEL = "/model"
 
 ADAPTER = "/adapter"
 """Folder in the container that holds the PEFT adapter."""
+
+ADAPTER_TEMPLATE = f"{ADAPTER}/chat_template.jinja"
+"""The recipe's chat template, which merge.py writes next to the adapter."""
 
 XLA_CACHE = "/cache/xla"
 """Folder in the container for compiled programs, so that a restart does not compile them again."""
@@ -194,7 +198,14 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
             "max-lora-rank": features.max_lora_rank(recipe),
             "lora-modules": [f"{recipe.name}={ADAPTER}"],
         }
+        # merge.py writes them next to the adapter, if the run did not use the base's.
+        if recipe.model.tokenizer is not None:
+            flags["tokenizer"] = ADAPTER
+        if recipe.data.chat_template is not None:
+            flags["chat-template"] = ADAPTER_TEMPLATE
     flags["enable-prefix-caching" if serve.prefix_caching else "no-enable-prefix-caching"] = True
+    if variables := VARIABLES.get(recipe.data.reasoning or ""):
+        flags["default-chat-template-kwargs"] = variables
     if serve.tool_call_parser is not None:
         flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
     flags |= facts_of(family).served.flags

@@ -17,6 +17,7 @@ from typing import Any
 
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.lowering.tensors import tensors
+from recipec.compiler.trained.folder import template_variables
 from recipec.runtime.addresses import first_line
 from recipec.runtime.errors import UserError
 from recipec.runtime.memory import available_memory
@@ -162,6 +163,7 @@ class ReferenceTokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._variables = template_variables(folder)
         try:
             self._tokenizer = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
@@ -179,7 +181,10 @@ class ReferenceTokenizer:
     def of_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         try:
             made = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                return_dict=True,
+                **self._variables,
             )
         except Exception as error:  # any error that a template raises
             raise UserError(

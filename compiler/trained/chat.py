@@ -15,7 +15,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
-from recipec.compiler.trained.folder import Trained, open_trained, read_json
+from recipec.compiler.trained.folder import Trained, open_trained, read_json, template_variables
 from recipec.runtime.addresses import first_line
 
 Message = dict[str, str]
@@ -58,7 +58,7 @@ class Talk:
             "chatting", ("torch", "transformers", *(["peft"] if found.adapter else [])), ("train", "torchax")
         )
         self.options, self._say = options, say
-        template = _template(found, options)
+        template, self._variables = _template(found, options), template_variables(found.folder)
         with doing(f"loading {found.folder}"), _explained(found.folder):
             self.model, self.tokenizer = _loaded(found, options)
         if template is not None:
@@ -91,7 +91,7 @@ class Talk:
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
             inputs = self.tokenizer.apply_chat_template(
-                asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+                asked, add_generation_prompt=True, return_dict=True, return_tensors="pt", **self._variables
             ).to(self.model.device)
         except (TemplateError, TypeError) as error:
             raise ArtifactError(f"the chat template refuses this: {first_line(error)[:200]}", HELP) from None
@@ -156,12 +156,15 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
 def _template(found: Trained, options: Options) -> str | None:
     """Return the chat template, or None if the tokenizer's own applies.
 
-    A merged folder contains its recipe's template. An adapter's record contains the text or the path of it.
+    merge.py writes the recipe's template next to the weights. Next to an adapter of an earlier version, the
+    record contains the text or the path of it.
     """
     if options.template is not None:
         return options.template.read_text("utf-8")
     own = found.folder / "chat_template.jinja"
-    if found.adapter is None or own.is_file() or not (found.folder / LOCK).is_file():
+    if own.is_file():
+        return own.read_text("utf-8")
+    if found.adapter is None or not (found.folder / LOCK).is_file():
         return None
     named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
     if not isinstance(named, str) or is_inline(named):

@@ -54,6 +54,7 @@ def combine(asked: Combination, output: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from recipec.runtime.merging.own_files import own_files
     from recipec.runtime.peft.adapter import open_adapter
 
     if output.exists():
@@ -95,6 +96,8 @@ def combine(asked: Combination, output: Path) -> None:
         save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / "README.md").write_text(_card(asked, output.name, config), encoding="utf-8")
+        for name, data in own_files(str(asked.folders[0].resolve()), None, Path()).items():
+            (partial / name).write_bytes(data)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
+from recipec.runtime.data.reasoning import VARIABLES
 from recipec.runtime.merging.journal import JOURNAL, RECORD
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -109,3 +110,9 @@ def read_json(path: Path) -> dict[str, Any]:
         return found
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "copy or write the folder again") from None
+
+
+def template_variables(folder: Path) -> dict[str, bool]:
+    """Return the variables that the run gave its chat template, by the record in its folder."""
+    record = read_json(folder / LOCK) if (folder / LOCK).is_file() else {}
+    return VARIABLES.get(record.get("recipe", {}).get("data", {}).get("reasoning") or "", {})

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .quantized import Quantization
 
 CARD = "README.md"
-CHAT_TEMPLATE, TOKENIZER = "chat_template.jinja", "tokenizer_config.json"
-"""The files of a template: transformers and vLLM read the first, llama.cpp the second."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
 """Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
@@ -52,6 +50,7 @@ class MergeJob:
         identity: the merge's identity, see `runtime.merging.record.identity`.
         target: folder of the merged weights.
         adapter: folder of the PEFT adapter, or None.
+        own: files of the tokenizer and the chat template that the run used instead of the base's.
         losses: losses of the step, as logged by the run.
     """
 
@@ -64,6 +63,7 @@ class MergeJob:
     identity: Mapping[str, Any]
     target: OutputFolder
     adapter: OutputFolder | None
+    own: Mapping[str, bytes] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -84,7 +84,7 @@ def merge(job: MergeJob) -> Mapping[str, Any]:
             if adapter is not None and finished(adapter, job.identity) is not None:
                 adapter = None
             if adapter is not None:
-                examine(adapter, job.identity, _adapter_files())
+                examine(adapter, job.identity, _adapter_files(job))
             if record is not None and adapter is None:
                 print(f"{job.target.name}: already holds this merge")
                 return record
@@ -101,7 +101,7 @@ def _planned(job: MergeJob) -> set[str]:
     names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
     names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
     names |= {INDEX} if job.plan.index is not None else set()
-    return names | ({CHAT_TEMPLATE} if job.settings.chat_template is not None else set())
+    return names | job.own.keys()
 
 
 def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
 
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
-    if job.settings.chat_template is not None:
-        small[CHAT_TEMPLATE] = job.settings.chat_template.encode()
-        if TOKENIZER in small:
-            small[TOKENIZER] = _without_template(small[TOKENIZER])
+    if job.own:
+        from .own_files import with_own
+
+        small = with_own(small, job.own)
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
     record = merge_record(job, files, known)
@@ -162,21 +162,11 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
     return record
 
 
-def _without_template(content: bytes) -> bytes:
-    """Return tokenizer_config.json without the base's chat template, which another template replaces."""
-    try:
-        config = json.loads(content)
-        del config["chat_template"]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return content
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _adapter_files() -> tuple[str, ...]:
+def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
     from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
 
-    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG
+    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *job.own
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
@@ -185,7 +175,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
 
     assert isinstance(job.trained, TrainedAdapters)
     deltas, whole = job.trained.deltas(), job.trained.saved(job.base)
-    journal = begin(folder, job.identity, _adapter_files())
+    journal = begin(folder, job.identity, _adapter_files(job))
     try:
         with folder.create(WEIGHTS) as file, Sink(file) as sink:
             write_weights(sink, job.base, job.trained.settings, deltas, whole)
@@ -196,16 +186,16 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
         WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
         LOCK: _entry(job.trained.lock),
         ADAPTER_CONFIG: _entry(config_bytes(config)),
+        **{name: _entry(data) for name, data in job.own.items()},
     }
     record = merge_record(job, files, {})
     card = adapter_card(
         record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
     ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
-    folder.write(LOCK, job.trained.lock)
-    folder.write(CARD, card)
-    folder.write(RECORD, encoded(record))
-    folder.write(ADAPTER_CONFIG, config_bytes(config))
+    last = {CARD: card, RECORD: encoded(record), ADAPTER_CONFIG: config_bytes(config)}
+    for name, data in {LOCK: job.trained.lock, **job.own, **last}.items():
+        folder.write(name, data)
     journal.end()
 
 

@@ -66,7 +66,7 @@ def main(
         try:
             if arguments.import_adapter:
                 return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
-            return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
+            return guarded(lambda: run(arguments, model, artifact, checkpoint, output, settings, adapter))
         except Interrupted as interrupted:
             say(f"\n{farewell}")
             return 128 + interrupted.signum
@@ -128,6 +128,7 @@ def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: P
 def run(
     arguments: argparse.Namespace,
     model: ModelSettings,
+    artifact: Path,
     checkpoint: str,
     output: str,
     settings: MergeSettings,
@@ -145,7 +146,7 @@ def run(
     target = under(arguments.output, output)
     check_uploads(target, trained)  # the result of the merge is also noted next to the run's checkpoints
     with staged(trained, arguments.step) as directory:
-        job = _job(arguments, model, directory, target, settings, adapter)
+        job = _job(arguments, model, artifact, directory, target, settings, adapter)
         if arguments.dry_run:
             print(described(job))
             return 0
@@ -191,6 +192,7 @@ def _facts(job: MergeJob) -> dict[str, Any]:
 def _job(
     arguments: argparse.Namespace,
     model: ModelSettings,
+    artifact: Path,
     directory: str,
     target: str,
     settings: MergeSettings,
@@ -214,6 +216,12 @@ def _job(
         from .quantized import quantization
 
         encoding = quantization(settings.quantization)
+    own: Mapping[str, bytes] = {}
+    tokenizer = trained.record["recipe"].get("model", {}).get("tokenizer")
+    if tokenizer is not None or settings.chat_template is not None:
+        from .own_files import own_files
+
+        own = own_files(tokenizer, settings.chat_template, artifact)
     return MergeJob(
         base,
         model,
@@ -224,6 +232,7 @@ def _job(
         identity(base, directory, trained, settings),
         output_folder(target),
         output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
+        own,
         step_losses(directory, trained.step),
     )
 

@@ -109,7 +109,7 @@ class HFCheckpoint:
                 f"{family.name!r} that its config.json names",
             )
         side_files = _side_files(store)
-        _refuse_links(store, side_files)
+        refuse_links(store, side_files)
         for name in side_files:
             if name.endswith(".json"):
                 check_kind(store.path(name), store.read(name, 0, min(KIND, store.sizes[name])))
@@ -356,7 +356,7 @@ def _side_files(store: Files) -> tuple[str, ...]:
     return tuple(sorted(filter(keep, store.sizes)))
 
 
-def _refuse_links(store: Files, names: Iterable[str]) -> None:
+def refuse_links(store: Files, names: Iterable[str]) -> None:
     """Refuse links, because the merge copies side files: a link may lead to any file of the machine.
 
     Links in the hub's cache are allowed: they lead to blobs in the same cache.

@@ -52,15 +52,18 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     assert {member.name for member in members if member.mode & 0o111} == scripts
 
 
-def test_the_archive_has_the_prompts_that_a_run_answers(project: Path) -> None:
+def test_the_archive_has_the_prompts_and_the_tokenizer_of_a_run(project: Path) -> None:
     recipe = project / "recipes/sample.yaml"
     data = RECIPE.replace("data: {", "data: {eval: [data/train.jsonl], ")
+    data = data.replace("model: {", "model: {tokenizer: ./tok, ")
+    (project / "recipes/tok").mkdir()
+    (project / "recipes/tok/tokenizer.json").write_text("{}", encoding="utf-8")
     samples = "train: {samples: {prompts: data/prompts.jsonl}}\n"
     recipe.write_text(data + samples, encoding="utf-8")
     (project / "recipes/data/prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
     write(project / "generated", {"sample": emit(compiled(recipe))})
     with tarfile.open(pack("sample", Path("generated"))) as archive:
-        assert "sample/data/prompts.jsonl" in archive.getnames()
+        assert {"sample/data/prompts.jsonl", "sample/tok/tokenizer.json"} <= {*archive.getnames()}
 
 
 def test_the_same_contents_give_the_same_bytes(project: Path) -> None:

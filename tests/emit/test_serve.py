@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emitting import RECIPE, files_of
+from emitting import RECIPE, files_of, program_of
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
 from recipec.compiler.emitters.readme import emit_readme
@@ -48,6 +48,19 @@ def test_readme_asks_a_model_of_plain_text_to_continue_a_prompt() -> None:
     text, chat = (emit_readme(base(*sets)) for sets in (["data.format=text"], []))
     assert "/v1/completions --header" in text and '"prompt": "Hello"}\'\n' in text
     assert "/v1/chat/completions" not in text and "/v1/chat/completions --header" in chat
+
+
+@pytest.mark.parametrize(
+    "mesh", ["{accelerator: v6e-8, axes: {fsdp: 8}}", "{accelerator: v5p-8, axes: {fsdp: 4}}"]
+)
+@pytest.mark.parametrize("weights", ["merged", "adapter"])
+def test_readme_takes_no_address_for_a_folder(mesh: str, weights: str) -> None:
+    sets = ["merge.output=s3://bucket/out", f"serve.weights={weights}", "serve.env.MODEL_IMPL_TYPE=vllm"]
+    text = emit_readme(base(f"mesh={mesh}", *sets))
+    variable, folder = ("MODEL_DIR", "out") if weights == "merged" else ("ADAPTER_DIR", "out-adapter")
+    there = "WEIGHTS_DIR" if "v6e" in mesh else f"/dev/shm/{folder}"
+    assert text.count(f"export {variable}={there}\n") == 2 and "(cd WEIGHTS_DIR && tar" in text
+    assert not re.search(r"(cd |\$PWD/)s3:", text)
 
 
 def test_serve_keys_become_vllm_flags() -> None:
@@ -236,6 +249,18 @@ def test_pods_run_on_nodes_of_the_accelerator(
     assert ("StorageClass" in found) == (disk is not None)
     if disk:
         assert found["StorageClass"]["parameters"] == {"type": disk}
+
+
+@pytest.mark.parametrize("change", ["lora.rank=512", "lora.init=pissa_niter_4", "merge.dtype=float32"])
+def test_each_disk_has_room_for_the_files_on_it(change: str, tmp_path: Path) -> None:
+    sets = ["serve.weights=adapter", "serve.env.MODEL_IMPL_TYPE=vllm", "lora.rank=256", change]
+    program = program_of(tmp_path, sets)
+    files = {"adapter": 4 * program.trainable_parameters, "hub-cache": 2 * program.base_parameters}
+    files["adapter"] *= 2 if "init" in change else 1
+    claims = objects(emit_serve(program)["serve/k8s.yaml"])["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    disks = {one["metadata"]["name"]: one["spec"]["resources"]["requests"]["storage"] for one in claims}
+    for name, size in files.items():
+        assert int(disks[name].removesuffix("Gi")) * 2**30 > size * 1.1 + 5 * 2**30
 
 
 def test_cpu_serving_has_no_kubernetes_manifest() -> None:

@@ -5,6 +5,7 @@ An adapter is served next to its base.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,45 @@ def test_adapter_is_served_with_its_base_model(tmp_path: Path) -> None:
     assert f"sample={other}" in run_script(tmp_path, files["serve/serve.sh"], ADAPTER_DIR=other).words
     waits = pod_of(files["serve/k8s.yaml"])["initContainers"]
     assert [wait["name"] for wait in waits] == ["await-model", "await-adapter"]
+    assert not {"--tokenizer", "--chat-template"} & {*words}
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "variables"),
+    [
+        (None, None),
+        ("drop", None),
+        ("empty", {"enable_thinking": False}),
+        ("keep", {"enable_thinking": True, "preserve_thinking": True}),
+    ],
+)
+def test_server_gives_the_template_the_variables_of_the_run(
+    reasoning: str | None, variables: dict[str, bool] | None, tmp_path: Path
+) -> None:
+    files, flag = variant(data__reasoning=reasoning), "--default-chat-template-kwargs"
+    with_model(tmp_path, "merged")
+    for words in (
+        image_words(files["serve/Dockerfile"]),
+        run_script(tmp_path, files["serve/serve.sh"]).words,
+    ):
+        found = json.loads(words[words.index(flag) + 1]) if flag in words else None
+        assert found == variables
+    own = variant(data__reasoning=reasoning, extra_args={flag[2:]: {"own": 1}})["serve/Dockerfile"]
+    assert own.count(flag) == 1 and "enable_thinking" not in own
+
+
+def test_adapter_is_served_with_the_tokenizer_and_template_of_the_run(tmp_path: Path) -> None:
+    own = {"model__tokenizer": "someone/tokenizer", "data__chat_template": "chat.jinja"}
+    assert not {"--tokenizer", "--chat-template"} & {*image_words(variant(**own)["serve/Dockerfile"])}
+    files = variant(weights="adapter", model="./base", **own)
+    flags = " ".join(image_words(files["serve/Dockerfile"]))
+    assert "--tokenizer /adapter --chat-template /adapter/chat_template.jinja " in flags
+    with_model(tmp_path, "base", "merged-adapter")
+    words = run_script(tmp_path, files["serve/serve.sh"]).words
+    adapter = f"{tmp_path}/serve/../merged-adapter"
+    assert [adapter, f"{adapter}/chat_template.jinja"] == [
+        words[words.index(flag) + 1] for flag in ("--tokenizer", "--chat-template")
+    ]
 
 
 @pytest.mark.parametrize("model", ["./mine", "recipec/tiny-gemma4"])

@@ -66,7 +66,7 @@ def merging(*argv: str) -> None:
     if arguments.import_adapter:
         merge.import_peft(arguments, ANY, Path("artifact"), "checkpoints")
     else:
-        merge.run(arguments, ANY, "checkpoints", "merged", MergeSettings("bfloat16", "5GB"), True)
+        merge.run(arguments, ANY, Path(), "checkpoints", "merged", MergeSettings("bfloat16", "5GB"), True)
 
 
 @pytest.mark.parametrize(

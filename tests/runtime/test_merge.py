@@ -195,7 +195,33 @@ def test_training_chat_template_replaces_base_template(
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
     assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == {"eos_token": "\u00e9"}
     # Read it as llama.cpp's converter does, which would prefer a template in tokenizer_config.json.
-    assert gguf.SpecialVocab(tmp_path / "merged").chat_template[0]["template"] == "{{ 'trained' }}"
+    assert gguf.SpecialVocab(tmp_path / "merged").chat_template == "{{ 'trained' }}"
+    assert not (tmp_path / "merged" / "additional_chat_templates").exists()
+    assert (tmp_path / "merged-adapter" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
+
+
+@pytest.mark.parametrize("template", [None, "{{ 'trained' }}"])
+def test_run_with_another_tokenizer_is_merged_with_that_tokenizer(
+    template: str | None, base: HFCheckpoint, trained: Path, tmp_path: Path
+) -> None:
+    own = {"tokenizer.json": '{"own": 1}', "chat_template.jinja": "own", "vocab.txt": "own"}
+    run, artifact = tmp_path / "run", tmp_path / "artifact"
+    shutil.copytree(trained, run)
+    record = json.loads((run / "recipe.lock.json").read_text())
+    record["recipe"]["model"] = {"tokenizer": "./own"}
+    (run / "recipe.lock.json").write_text(json.dumps(record))
+    assert run_merge(base, run, artifact, chat_template=template) == 1  # neither a folder nor an id
+    (artifact / "own").mkdir(parents=True)
+    for name, text in {**own, "unrelated.txt": ""}.items():
+        (artifact / "own" / name).write_text(text)
+    assert run_merge(base, run, artifact, chat_template=template) == 0
+    own["chat_template.jinja"] = template or "own"
+    for folder, others in (("merged", {"config.json"}), ("merged-adapter", {"adapter_config.json"})):
+        found = {path.name: path for path in (artifact / folder).rglob("*") if path.is_file()}
+        assert {name: found[name].read_text() for name in own} == own
+        assert found.keys() > others and not found.keys() & {"tokenizer_config.json", "tools.jinja"}
+        listed = json.loads(found["merge.json"].read_text())["files"]
+        assert listed.keys() == found.keys() - {"merge.json"}
 
 
 def test_merge_dtype_applies_only_to_adapted_tensors(

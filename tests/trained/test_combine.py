@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,21 @@ def test_merged_adapter_can_be_imported_into_a_run(tmp_path: Path) -> None:
         assert delta.scale == 1 and (delta.a == a.numpy()).all()
 
 
-def test_dare_seed_determines_result(adapter: Path, other: Path, tmp_path: Path) -> None:
+def test_dare_seed_and_first_adapters_template_determine_result(
+    adapter: Path, other: Path, tmp_path: Path
+) -> None:
     made = []
+    own = shutil.copytree(adapter, tmp_path / "own")
+    (own / "chat_template.jinja").write_text("own")
     for number, seed in enumerate((3, 3, 4)):
         combine(Combination([adapter, other], WEIGHTS, "dare_linear", 0.5, seed), tmp_path / str(number))
         made.append((tmp_path / str(number) / "adapter_model.safetensors").read_bytes())
     assert made[0] == made[1] != made[2]
+    combine(Combination([own, other], WEIGHTS, "linear"), tmp_path / "both")
+    assert (tmp_path / "both" / "chat_template.jinja").read_text() == "own"
+    assert {path.name for path in (tmp_path / "0").iterdir()} < {
+        p.name for p in (tmp_path / "both").iterdir()
+    }
 
 
 def test_shared_key_value_adapters_stay_equal_after_merge(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ choice of tokens.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,15 @@ def test_verify_finds_a_different_chat_template(fake: Start, checkpoint: Path) -
     (problem,) = check(fake(["m"], language=language), checkpoint)["problems"]
     assert problem.startswith("the server has another chat template: 3 of 3 prompts have other tokens there")
     assert "<start_of_turn>user" in problem and "[INST]" in problem
+
+
+def test_reference_gives_the_template_the_variables_of_the_run(checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }}")
+    (tmp_path / "recipe.lock.json").write_text('{"recipe": {"data": {"reasoning": "empty"}}}')
+    tokens = ReferenceTokenizer(tmp_path)
+    assert tokens.show(tokens.of_chat([{"role": "user", "content": "a"}])) == "False"
 
 
 def test_verify_reports_a_server_that_refuses_chats(fake: Start, checkpoint: Path) -> None:
