@@ -147,7 +147,11 @@ def test_kv_cache_size_limits_max_model_len_and_max_num_seqs(found: Found) -> No
     ("accelerator", "model", "help"),
     [
         ("v6e-8", "google/gemma-4-31B-it", "tensor_parallel_size: 4, data_parallel_size: 2"),
-        ("v6e-1", "mistralai/Mistral-Small-24B-Instruct-2501", "tensor_parallel_size: 1, data_parallel_size: 1, quantization: fp8"),
+        (
+            "v6e-1",
+            "mistralai/Mistral-Small-24B-Instruct-2501",
+            "tensor_parallel_size: 1, data_parallel_size: 1, quantization: fp8",
+        ),
     ],
 )
 def test_sizes_for_too_large_weights_leave_memory_for_the_cache(
