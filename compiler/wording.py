@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -94,6 +95,13 @@ def divisors(number: int) -> list[int]:
     """Return the divisors of a number in ascending order."""
     small = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
     return sorted({*small, *(number // i for i in small)})
+
+
+def anywhere(pattern: str) -> str:
+    """Return a regular expression that matches whole names that contain a match of the pattern, quoted for
+    YAML."""
+    core = pattern.strip("^$")
+    return json.dumps(f".*({core}).*" if "|" in core else f".*{core}.*", ensure_ascii=False)
 
 
 def split_layer(path: str) -> tuple[str, int | None]:

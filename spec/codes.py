@@ -419,8 +419,9 @@ LORA: dict[str, Code] = {
     ),
     "W0306": Code(
         "target adds nothing",
-        "Earlier targets already match all of its projections.",
-        "Remove the target.",
+        "Earlier targets already match all of its projections. In rank_pattern and alpha_pattern the first "
+        "matching pattern is used, and earlier ones match all of this one's projections.",
+        "Remove it, or move a pattern above the earlier ones.",
     ),
     "N0307": Code(
         "target not in every layer",

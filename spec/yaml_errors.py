@@ -31,6 +31,7 @@ _PROBLEMS: list[tuple[str, str, str]] = [
     ),
     ("could not find expected ':'", _NO_KEY, _NO_KEY_HELP),
     ("found unexpected end of stream", "the quote that opens here is not closed", "close it"),
+    (r"'\t' that cannot start", "a tab is here; only spaces separate values", "replace it with a space"),
     ("cannot start any token", "this character cannot start a value", "put quotes around the value"),
     (
         "expected ',' or ']'",

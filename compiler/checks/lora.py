@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.wording import in_layers, listing, plural, ranges
+from recipec.compiler.wording import anywhere, in_layers, listing, plural, ranges
 from recipec.runtime.model.adapters import (
     EMBEDDING,
     NOT_A_PATTERN,
@@ -263,6 +263,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     ]
     projections = list(dict.fromkeys(name.rpartition(".")[2] for names in adapted for name in names))
     for key, patterns in (("rank_pattern", section.rank_pattern), ("alpha_pattern", section.alpha_pattern)):
+        earlier: dict[str, int] = {}
         for pattern in patterns:
             where = join(("lora", key, pattern))
             try:
@@ -276,7 +277,17 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                     at_key=True,
                 )
                 continue
-            if not any(by_pattern({pattern: 1}, name, 0) for names in adapted for name in names):
+            own = [name for names in adapted for name in names if by_pattern({pattern: 1}, name, 0)]
+            if own and all(by_pattern(earlier, name, 0) for name in own):
+                yield Diagnostic(
+                    "W0306",
+                    f"the pattern `{pattern}` has no effect: earlier patterns match all of its projections",
+                    where,
+                    "move it above them, or remove it",
+                    at_key=True,
+                )
+            earlier[pattern] = 1
+            if not own:
                 close = words.slip(pattern, projections)
                 hint = f"did you mean `{close}`? " if close else ""
                 yield Diagnostic(
@@ -616,8 +627,7 @@ def _nearest(facts: Facts, target: str) -> str:
     )
     if re.fullmatch(r"\w+", target) is None:
         if any(re.search(target, module) for module in whole):
-            wider = f'".*{target.strip("^$")}.*"'
-            return f"{wider}, because it must match a whole module name such as {whole[0]}"
+            return f"{anywhere(target)}, because it must match a whole module name such as {whole[0]}"
         return f"module names look like {whole[0]} and {whole[-1]}"
     if foreign := words.value("lora.targets", target):
         return foreign

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from recipec.compiler.lowering.divided import Indivisible, indivisible
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged
-from recipec.compiler.wording import divisors, grouped, listing, split_layer
+from recipec.compiler.wording import anywhere, divisors, grouped, listing, split_layer
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
@@ -190,6 +190,6 @@ def _names(paths: list[str]) -> str:
 def _near(facts: Facts, match: str) -> str:
     inside = [p.path for p in facts.defaults if re.search(match, p.path)]
     if inside:
-        return f'match: ".*{match.strip("^$")}.*", because it must match a whole path such as {inside[0]}'
+        return f"match: {anywhere(match)}, because it must match a whole path such as {inside[0]}"
     paths = list(dict.fromkeys(split_layer(p.path)[0].replace("{}", "0") for p in facts.defaults))
     return f"paths look like {listing(paths[:4])}; `recipe explain RECIPE mesh` lists them all"

@@ -58,7 +58,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line, or write name: cosine",
             at_key=True,
         )
-    if facts.recipe.merge.dtype == "float32" and facts.recipe.model.dtype == "bfloat16":
+    merge = facts.recipe.merge
+    if (merge.dtype, merge.quantization, facts.recipe.model.dtype) == ("float32", None, "bfloat16"):
         yield Diagnostic(
             "N0509",
             "the merged checkpoint is written in float32: it is twice the base's size, and the server still "
@@ -226,12 +227,15 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
         )
         return
     if train.loss_type in objective.mismatched and train.micro_batch_size < 2:
+        rows = 2 * facts.data_parallel
+        whole = -(-train.global_batch_size // rows) * rows
+        more = f" with global_batch_size: {whole}" if whole != train.global_batch_size else ""
         yield Diagnostic(
             "E0722",
             f"the loss {train.loss_type} also asks for each prompt with the answer of another row of its "
             "micro-batch on a device, and there is none",
             "train.micro_batch_size",
-            "micro_batch_size: 2, or loss_type: apo_zero_unpaired",
+            f"micro_batch_size: 2{more}, or loss_type: apo_zero_unpaired",
         )
     read = objective.reads(train.loss_type)
     by_loss = "loss_type" in objective.settings

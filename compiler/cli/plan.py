@@ -274,6 +274,10 @@ def cost(
     from recipec.compiler.lowering.run_length import training_hours
     from recipec.compiler.plan import session
 
+    if train_hours is not None and run is not None:
+        raise typer.BadParameter(
+            "--train-hours also gives the hours: keep one of the two", param_hint="--run"
+        )
     format = Format.JSON if as_json else Format.TEXT
     loaded, lowered = read(recipe, sets, planning=True)
     program = lowered.program

@@ -54,7 +54,8 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
 
 def _remedy(report: SplitReport, data: DataSettings) -> str:
     """Return the remedy for the most frequent reason of leaving rows out."""
-    problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
+    problems = [report.malformed, report.empty, report.inconsistent, report.masked]
+    problems += [] if report.kept else [report.overlong]  # too long ones are no fault where others are kept
     commonest = max(problems, key=lambda p: p.count)
     if not commonest.count:
         return "data.transform returns the rows that are to be kept; or raise data.stream_window"

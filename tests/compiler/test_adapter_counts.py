@@ -69,6 +69,7 @@ def test_gemma_4_31b_parameter_count_matches_its_config(lowered: Callable[..., L
             [],
             "1.65 of 25.2 billion parameters (6.5%): the experts of 30 layers carry no adapter",
         ),
+        ("google/gemma-3-1b-it", [], "0.698 of 1 billion parameters (69.8%)"),
         ("google/gemma-3-270m-it", [], "100 of 268 million parameters (37.4%)"),
     ],
 )

@@ -143,6 +143,26 @@ def test_kv_cache_size_limits_max_model_len_and_max_num_seqs(found: Found) -> No
     assert not {"E0634", "N1006"} & set(found("serve.max_model_len=400000", by_hand))
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "model", "help"),
+    [
+        ("v6e-8", "google/gemma-4-31B-it", "tensor_parallel_size: 4, data_parallel_size: 2"),
+        (
+            "v6e-1",
+            "mistralai/Mistral-Small-24B-Instruct-2501",
+            "tensor_parallel_size: 1, data_parallel_size: 1, quantization: fp8",
+        ),
+    ],
+)
+def test_sizes_for_too_large_weights_leave_memory_for_the_cache(
+    accelerator: str, model: str, help: str, found: Found
+) -> None:
+    sets = (f"model.id={model}", f"serve.accelerator={accelerator}", "serve.max_num_seqs=1")
+    assert found(*sets, "serve.tensor_parallel_size=1")["E0608"].help == help
+    followed = [f"serve.{pair.replace(': ', '=')}" for pair in help.split(", ")]
+    assert not {"E0608", "E0634"} & set(found(*sets, *followed))
+
+
 def test_planning_continues_when_the_kv_cache_is_too_small(loaded: Any) -> None:
     from recipec.compiler.lowering.lower import lower
 

@@ -59,6 +59,7 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
         (["rehearse", QUICKSTART, "--steps", "1"], "'--steps': it must be at least 4"),
         (["rehearse", QUICKSTART, "--steps", "x"], "'--steps': it must be a whole number"),
         (["cost", QUICKSTART, "--hours", "x"], "'--serve-hours' / '--hours': it must be a number"),
+        (["cost", QUICKSTART, "--train-hours", "1", "--run", "x"], "--train-hours also gives the hours"),
         (["check", QUICKSTART, "--format", "yaml"], "'--format': 'yaml' is not one of 'text', 'json'"),
         (["new", "Bad_Name", "--model", "x", "--accelerator", "v6e-8"], "not `Bad_Name`"),
         (["parity", "--compare", "a.npz"], "name at least two traces: A.npz B.npz"),

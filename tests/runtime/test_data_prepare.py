@@ -238,12 +238,13 @@ def test_report_counts_read_rows_kept_rows_and_targets(folder: Path) -> None:
 def test_report_names_malformed_and_overlong_rows(folder: Path) -> None:
     with (folder / "train.jsonl").open("a") as file:
         file.write("nonsense\n" * 7)
-        file.write(json.dumps({"messages": chat("hello", "the <turn|>" * 200)}) + "\n")
-    with pytest.raises(UserError, match=r"7 of 61 rows .* the first: train.jsonl:54: malformed") as error:
+        file.writelines([json.dumps({"messages": chat("hello", "the <turn|>" * 200)}) + "\n"] * 9)
+    with pytest.raises(UserError, match=r"7 of 69 rows .* the first: train.jsonl:54: malformed") as error:
         prepared(folder)
     assert "max_invalid_ratio" in error.value.message
+    assert "repair those rows" in (error.value.help or "")
     text = prepared(folder, max_invalid_ratio=0.12).report.text()
-    assert "53 of 61 samples kept (7 malformed, 1 too long for 96 tokens)" in text
+    assert "53 of 69 samples kept (7 malformed, 9 too long for 96 tokens)" in text
     assert "train.jsonl:54: malformed: not JSON" in text and "... and 2 more, malformed" in text
     assert "train.jsonl:61: too long: " in text
 

@@ -122,6 +122,13 @@ def test_missing_json_punctuation_is_reported_at_its_position(
     assert found.code == "E0006" and missing in found.message
 
 
+@pytest.mark.parametrize("text", ["a:\t1\n", "a: 1\t# note\n"])
+def test_tab_between_values_is_named_and_its_help_repairs_it(text: str) -> None:
+    (found,) = read(text, "x.yaml").diagnostics
+    assert "a tab is here" in found.message and found.help == "replace it with a space"
+    assert read(text.replace("\t", " "), "x.yaml").diagnostics == []
+
+
 def test_deep_nesting_is_refused_without_exhausting_the_stack() -> None:
     assert read("[" * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
     assert read("{a: " * 50_000, "x.yaml").diagnostics[-1].code == "E0015"

@@ -19,6 +19,9 @@ from recipec.spec.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from recipec.spec.language import Serve
 
+SHARE_OF_WEIGHTS = 0.95
+"""The most of vLLM's memory that weights take in a suggestion, which leaves the rest to the cache."""
+
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     serve = facts.recipe.serve
@@ -185,7 +188,7 @@ def _fitting(facts: Facts, serve: Serve) -> str:
     fit."""
     accelerator, sizes = facts.serve_accelerator, _weight_gib(facts)
     assert facts.model is not None and accelerator is not None and sizes is not None
-    whole, most = sizes[0] * serve.tensor_parallel_size, sizes[1]
+    whole, most = sizes[0] * serve.tensor_parallel_size, sizes[1] * SHARE_OF_WEIGHTS
     possible = _possible_sizes(facts)
     for size in possible:
         if whole / size <= most:
