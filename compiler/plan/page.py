@@ -324,7 +324,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
         "showlegend": False,
     }
     yield Text("The step as it is scheduled", "heading")
-    yield Text("What lies in one column happens at one time; short stretches are drawn together.")
+    yield Text("Bars in one column run at the same time. Short ones are drawn as one.")
     yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
 
