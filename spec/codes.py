@@ -859,8 +859,8 @@ TRAIN: dict[str, Code] = {
     "E0501": Code(
         "global batch is not whole micro-batches",
         "An optimizer step consists of whole micro-batches. Each has micro_batch_size rows on every "
-        "data-parallel device (fsdp).",
-        "Make global_batch_size a multiple of micro_batch_size x fsdp.",
+        "data-parallel device (dcn x fsdp x ep).",
+        "Make global_batch_size a multiple of micro_batch_size x dcn x fsdp x ep.",
     ),
     "W0502": Code(
         "warm-up as long as the run",
