@@ -338,7 +338,8 @@ MESH: dict[str, Code] = {
     ),
     "E0222": Code(
         "ep without experts",
-        "The mesh axis ep splits the experts of a layer over devices, and the model has no experts.",
+        "The mesh axis ep splits the experts of a layer over devices. The model has no experts, or, as Gemma "
+        "4, none that it can split.",
         "Give its devices to fsdp, which splits the batch and the weights.",
     ),
     "E0223": Code(
@@ -482,9 +483,10 @@ LORA: dict[str, Code] = {
     ),
     "W0317": Code(
         "router adapter that PEFT cannot run",
-        "In transformers, the router of GLM 4.5 is a parameter next to a correction that its block reads. "
-        "PEFT wraps the module of an adapted parameter, and the block then no longer finds the correction. "
-        "PEFT loads the adapter that merge.py writes, but the model does not run with it.",
+        "In transformers, the router of some models (GLM 4.5, DeepSeek V3, MiniMax M2) is a parameter next "
+        "to a correction that its block reads. PEFT wraps the module of an adapted parameter, and the block"
+        " then no longer finds the correction. PEFT loads the adapter that merge.py writes, but cannot run "
+        "it.",
         "Write `adapter: false` in `merge`, which writes only merged weights, or remove the target `router`.",
     ),
     "E0318": Code(
@@ -818,14 +820,14 @@ DATA: dict[str, Code] = {
     ),
     "E0431": Code(
         "loss of another objective",
-        "sft has losses of texts to write; dpo compares with a reference model and cpo does not, and kto "
-        "rates single answers, so they do not share all losses.",
+        "Each objective has its own values of `loss_type`: sft learns to write texts, dpo compares with a "
+        "reference model, cpo has none, and kto rates single answers.",
         "Use another `loss_type`, or the objective that has this one.",
     ),
     "E0432": Code(
         "label_smoothing with a loss that has none",
-        "Only the logistic losses can assume that a share of the preferences is wrong, and of the losses of "
-        "texts to write only nll spreads a target over the vocabulary.",
+        "With preferences, only the logistic losses can assume that a share of the labels is wrong. With "
+        "sft, only nll can spread a target over the vocabulary.",
         "Remove it, or write `loss_type: sigmoid` or `robust`, for sft `loss_type: nll`.",
     ),
     "E0720": Code(
@@ -858,8 +860,8 @@ TRAIN: dict[str, Code] = {
     "E0501": Code(
         "global batch is not whole micro-batches",
         "An optimizer step consists of whole micro-batches. Each has micro_batch_size rows on every "
-        "data-parallel device (fsdp).",
-        "Make global_batch_size a multiple of micro_batch_size x fsdp.",
+        "data-parallel device (dcn x fsdp x ep).",
+        "Make global_batch_size a multiple of micro_batch_size x dcn x fsdp x ep.",
     ),
     "W0502": Code(
         "warm-up as long as the run",
@@ -1593,7 +1595,7 @@ UNAVAILABLE: dict[str, Code] = {
         "Write `data.packing: false`, or build without that `--backend`.",
     ),
     "E0957": Code(
-        "a state that transformers carries wrongly",
+        "state that transformers carries wrongly",
         "transformers 5.12's torch code of Nemotron-H sums over the wrong axis when it carries the state of "
         "a Mamba mixer from one chunk of tokens to the next. Its GPU kernels and train.py do not.",
         "Write a `data.max_length` of at most the model's chunk_size, or build without the `--backend`.",
@@ -1621,11 +1623,11 @@ UNAVAILABLE: dict[str, Code] = {
         "Write `neftune_noise_alpha: null`, or build without `--backend torchax`.",
     ),
     "E0950": Code(
-        "adapters that start from weights stored quantized, by another backend",
-        "TRL's run loads its base by bitsandbytes, which quantizes as it loads, and whose weights cannot be "
-        "quantized without a part of them here. TorchAX stores nf4 in other blocks than train.py, and has no "
-        "LoftQ.",
-        "`init: peft` or `quantize: null`, or build without that `--backend`.",
+        "initial adapters from quantized weights with another backend",
+        "pissa and olora take the adapters' part out of a weight before it is quantized. In TRL's run, "
+        "bitsandbytes quantizes whole weights while it loads them. TorchAX stores nf4 in other blocks than "
+        "train.py, and has no LoftQ.",
+        "Write `init: peft` or `quantize: null`, or build without that `--backend`.",
     ),
     "E0942": Code(
         "DoRA with TorchAX",
@@ -1640,11 +1642,11 @@ UNAVAILABLE: dict[str, Code] = {
         "`--backend`.",
     ),
     "E0970": Code(
-        "reference of another backend's adapters",
-        "An objective that asks the model that training starts from compares with a copy of the adapter that "
-        "`lora.start_from` names. Tunix's train.py keeps one; the other backends' reference is the base "
-        "without adapters, or a second model.",
-        "Another objective, no `start_from`, or no such `--backend`.",
+        "start_from as a reference with another backend",
+        "The objective compares with the model that training starts from. With `lora.start_from`, that is a "
+        "copy of the adapter. Only train.py keeps such a copy: the other backends compare with the base "
+        "without adapters, or with a second model.",
+        "Use another objective, remove `start_from`, or build without that `--backend`.",
     ),
     "E0943": Code(
         "train_also or train_tokens with another backend",
@@ -1705,8 +1707,8 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "E0920": Code(
         "an optimizer that a backend lacks",
-        "Neither torch nor transformers has the optimizer Lion, or a Muon with Adam for parameters that are "
-        "no matrices. TorchAX lacks Muon, too.",
+        "Neither torch nor transformers has the optimizer Lion, or a Muon that uses Adam for parameters that "
+        "are not matrices. TorchAX lacks Muon too.",
         "Write `name: adamw`, or build without that `--backend`.",
     ),
     "E0922": Code(
@@ -2032,7 +2034,7 @@ PORT: dict[str, Code] = {
         "TRL script is unclear",
         "Several scripts of TRL read such a file, or none has all of its keys. Each script trains "
         "differently.",
-        "Name the script with `--script sft`, `--script dpo`, `--script orpo` or `--script cpo`.",
+        "Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo` or `kto`.",
     ),
     "E1173": Code(
         "--script for another tool's file",
@@ -2047,8 +2049,9 @@ PORT: dict[str, Code] = {
     ),
     "E1175": Code(
         "script without a known trainer",
-        "The script does not construct SFTTrainer, DPOTrainer, ORPOTrainer, CPOTrainer or Trainer with a "
-        "language model. It trains in its own loop, with another trainer or kind of model, or not at all.",
+        "The script does not construct SFTTrainer, UnslothTrainer, DPOTrainer, ORPOTrainer, CPOTrainer, "
+        "KTOTrainer or Trainer with a language model. It trains in its own loop, with another trainer or "
+        "kind of model, or not at all.",
         "Port the script that constructs the trainer.",
     ),
     "E1176": Code(

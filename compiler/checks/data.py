@@ -155,7 +155,7 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
     if train.steps is None:
         yield Diagnostic(
             "E0460",
-            "a stream's end is not known, so that its epochs cannot be counted",
+            "a stream's end is not known, so its epochs cannot be counted",
             "train.epochs",
             "steps: 1000 in place of epochs, or remove data.stream_window",
             at_key=True,

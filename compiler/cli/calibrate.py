@@ -59,4 +59,4 @@ def calibrate(
         rows.append(row)
     calibration.keep(rows)
     result(f"{calibration.path()}: written; later plans use it and name it. Delete it to plan without it")
-    result("Plans are multiplied by found over planned of the whole micro-batch; the parts only explain it")
+    result("The measured time of the whole micro-batch over the planned one is the factor of later plans")

@@ -291,7 +291,7 @@ def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diag
         Diagnostic(
             "E1188",
             f"{option} applies to one run, and several files are ported",
-            help="port that file alone",
+            help="port only that file",
         )
         for option, given in of_one.items()
         if given is not None

@@ -43,5 +43,5 @@ def emit_merge(program: Program) -> str:
 
 def _purpose(program: Program) -> str:
     if program.lora is None:
-        return "Writes the weights that train.py makes in the format of"
-    return "Merges the adapters that train.py makes into"
+        return "Write the weights that train.py makes in the format of"
+    return "Merge the adapters that train.py makes into"

@@ -39,7 +39,7 @@ def emit_probe(program: Program) -> dict[str, str]:
         return {}
     script = render(
         "probe.py",
-        title=docstring(f"Compares {devices(program)} with the recipe: devices, numbers, time, a merge."),
+        title=docstring(f"Compare {devices(program)} with the recipe: devices, numbers, time, a merge."),
         about=about(program),
         wheel=program.installs_runtime,
     )

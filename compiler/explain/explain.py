@@ -527,7 +527,7 @@ def _only(program: Program) -> list[str]:
     return [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the model's), of "
         f"{listing(module.replace('{}', '*') for module in modules)}",
-        "the optimizer has state for these alone; checkpoints hold all weights",
+        "the optimizer has state only for these; checkpoints hold all weights",
     ]
 
 

@@ -162,7 +162,7 @@ class _Repository:
             self._demand_ranges(SINGLE)
             return self._header(SINGLE)
         if INDEX not in self._sizes:
-            self._wrong(f"it has neither {SINGLE} nor {INDEX}", "weights are read from safetensors alone")
+            self._wrong(f"it has neither {SINGLE} nor {INDEX}", "weights are read only from safetensors")
         weight_map = self._weight_map()
         shards = sorted(set(weight_map.values()))
         absent = [shard for shard in shards if shard not in self._sizes]

@@ -49,7 +49,7 @@ def read_trace(path: Path) -> Trace:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", _WRITTEN) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-        raise UserError(f"{path}: is no trace ({_reason(error)})", _WRITTEN) from None
+        raise UserError(f"{path}: is not a trace ({_reason(error)})", _WRITTEN) from None
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise UserError(f"{path}: is damaged ({_reason(error)})", _WRITTEN) from None
 

@@ -87,7 +87,7 @@ def _unchecked(key: str, plan: Plan) -> Diagnostic:
             "--model"
         )
     elif plan.run.hours is None:
-        reason = "the step does not fit, so that its time is not known"
+        reason = "the step does not fit, so its time is not known"
         help = "make it fit first: lower train.micro_batch_size, or choose a remat.policy that stores less"
     elif key == "max_hours" or plan.run.usd is not None:
         reason = (

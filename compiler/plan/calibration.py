@@ -124,7 +124,7 @@ def read(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ArtifactError(f"{file}: {error.strerror or error}", made) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ArtifactError(f"{file}: no file of a probe", made) from None
+        raise ArtifactError(f"{file}: is not the file of a probe", made) from None
     if platform != "tpu":
         raise ArtifactError(
             f"{file}: is from a {platform}, but plans are for TPUs", "probe on the recipe's machine"

@@ -96,7 +96,7 @@ def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
     return [
         figure("HBM of a device", of_memory("used"), _gib),
         *(figure(f"  {words}", of_memory(key), _gib) for key, words in PARTS.items()),
-        figure("HBM that there is", of_memory("available"), _gib),
+        figure("HBM available", of_memory("available"), _gib),
         figure("share of it", of_memory("share"), percent),
         figure("real tokens of a micro-batch", _tokens, _whole),
         figure("its step", lambda plan: plan.estimate.seconds or None, milliseconds),

@@ -324,7 +324,7 @@ def _drawn(estimate: Estimate) -> Iterator[Any]:
         "showlegend": False,
     }
     yield Text("The step as it is scheduled", "heading")
-    yield Text("What lies in one column happens at one time; short stretches are drawn together.")
+    yield Text("Bars in one column run at the same time. Short ones are drawn as one.")
     yield Plot("timeline", "", data, layout, 60 + 45 * len(lanes))
 
 
@@ -615,7 +615,7 @@ def _search(search: Search) -> Section:
         waits = "Waits: what the device waits for collectives and copies, a part of the step."
         blocks += [Text("The front", "heading"), Table(head, front, waits, (1,), "The search's front")]
     if behind:
-        others_head = ("settings", "ms a token", "at least", "HBM", "what became of it")
+        others_head = ("settings", "ms a token", "at least", "HBM", "result")
         blocks.append(Table(others_head, behind, words=(4,), folded=f"{len(behind)} not on the front"))
     return Section(
         "search", "Search", (f"{counts(search)}.", gain(search)), [*blocks, *map(Text, search.notes)]

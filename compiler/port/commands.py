@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from recipec.compiler.port import dialects, recognize
+from recipec.compiler.port.dialects import trl
 from recipec.compiler.port.keys import tools, words
 from recipec.compiler.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
 from recipec.compiler.port.settle import put
@@ -79,7 +80,7 @@ REPLACED = ("optimizer_config", "training_config", "model_config.lora_config")
 """Sections of Tunix's base config that are dropped completely if the command sets a key in them, or in the
 section around them."""
 SECTIONS = {
-    "trl": ("sft", "dpo", "orpo", "cpo", "script", "model"),
+    "trl": (*trl.SCRIPTS, "script", "model"),
     "llamafactory": ("train",),
     "trainer": ("training_arguments",),
     "axolotl": ("config",),
@@ -377,11 +378,10 @@ class _Script:
         if dialect not in dialects.KNOWN:
             raise self._unread(program)
         script = program.script if dialect == "trl" and program.dialect == "trl" else None
-        if script not in (None, "sft", "dpo", "orpo", "cpo"):
+        if script not in (None, *trl.SCRIPTS):
             message = f"`{program.name}` is TRL's {script}, which has no counterpart"
-            raise self.refused(
-                "E1172", message, "recipes train by sft, dpo, cpo and orpo", self.place(program.head)
-            )
+            help = f"recipes train like TRL's {listing(trl.SCRIPTS, 'and')}"
+            raise self.refused("E1171", message, help, self.place(program.head))
         main, launched = self._main(program, dialect)
         sources, devices = [main], None
         launch = self._launch(program, launched)

@@ -251,8 +251,8 @@ def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diag
     if names[0] == names[1]:
         message = f"{first.file} and {second.file} are two runs of {names[0]}; a recipe is one"
         help = (
-            f"port each alone: recipe port {first.file}; stages that follow each other pass merge.output on "
-            "as model.id"
+            f"port each separately: recipe port {first.file}; stages that follow each other pass "
+            "merge.output on as model.id"
         )
         return Diagnostic("E1110", message, help=help, span=second.top())
     message = f"files of two tools: {first.file} is of {names[0]}, {second.file} of {names[1]}"

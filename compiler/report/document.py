@@ -178,8 +178,8 @@ def _basis(runs: Sequence[Run]) -> Section:
         sentences.append(f"{run.place.name}: {run.metrics.lines:,} lines of metrics.jsonl{by}{starts}.")
         sentences += [f"{whose}{note}" for note in run.notes]
     sentences.append(
-        "Step times and speeds are of the steps alone, as the script logged them; the first step after each "
-        "start, which compiles, is in the plots, and in no median."
+        "Step times and speeds are only those of the steps, as the script logged them. The first step after "
+        "each start, which compiles, is in the plots, but in no median."
     )
     pinned = runs[0].lock.get("packages")
     packages = pinned.get("train") if isinstance(pinned, dict) else None

@@ -30,7 +30,7 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
         share = 0.0
     if not 0 < share <= 1:
         raise ArtifactError(
-            f"serve.extra_args: gpu-memory-utilization is {value!r}, which is no share of the memory",
+            f"serve.extra_args: gpu-memory-utilization is {value!r}, which is not a share of the memory",
             f"write a number above 0 and at most 1, for example {DEFAULT_SHARE}",
         )
     return share

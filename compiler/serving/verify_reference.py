@@ -86,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         return config
     except OSError:
         what = "is not a checkpoint: it has no config.json" if folder.is_dir() else "is not there"

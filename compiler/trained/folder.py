@@ -106,7 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         return found
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", "copy or write the folder again") from None

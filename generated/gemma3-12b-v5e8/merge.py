@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into google/gemma-3-12b-it.
+"""Merge the adapters that train.py makes into google/gemma-3-12b-it.
 
 Made by recipec from the recipe gemma3-12b-v5e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Compares v5e-8 with the recipe: devices, numbers, time, a merge.
+"""Compare v5e-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe gemma3-12b-v5e8: edit recipe.yaml and build again.
 """

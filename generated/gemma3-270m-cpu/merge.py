@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into google/gemma-3-270m.
+"""Merge the adapters that train.py makes into google/gemma-3-270m.
 
 Made by recipec from the recipe gemma3-270m-cpu: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

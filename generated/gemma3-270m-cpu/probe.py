@@ -1,4 +1,4 @@
-"""Compares cpu-1 with the recipe: devices, numbers, time, a merge.
+"""Compare cpu-1 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe gemma3-270m-cpu: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into google/gemma-3-27b-it.
+"""Merge the adapters that train.py makes into google/gemma-3-27b-it.
 
 Made by recipec from the recipe gemma3-27b-tpu7x8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

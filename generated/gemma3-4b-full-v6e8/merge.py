@@ -1,4 +1,4 @@
-"""Writes the weights that train.py makes in the format of google/gemma-3-4b-it.
+"""Write the weights that train.py makes in the format of google/gemma-3-4b-it.
 
 Made by recipec from the recipe gemma3-4b-full-v6e8: edit recipe.yaml and build again.
 """

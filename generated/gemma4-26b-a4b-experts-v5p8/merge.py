@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into google/gemma-4-26B-A4B-it.
+"""Merge the adapters that train.py makes into google/gemma-4-26B-A4B-it.
 
 Made by recipec from the recipe gemma4-26b-a4b-experts-v5p8: edit recipe.yaml and build
 again.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into google/gemma-4-31B-it.
+"""Merge the adapters that train.py makes into google/gemma-4-31B-it.
 
 Made by recipec from the recipe gemma4-31b-128k-v5p16: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

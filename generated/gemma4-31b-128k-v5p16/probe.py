@@ -1,4 +1,4 @@
-"""Compares v5p-16 with the recipe: devices, numbers, time, a merge.
+"""Compare v5p-16 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe gemma4-31b-128k-v5p16: edit recipe.yaml and build again.
 """

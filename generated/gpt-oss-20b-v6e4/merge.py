@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into openai/gpt-oss-20b.
+"""Merge the adapters that train.py makes into openai/gpt-oss-20b.
 
 Made by recipec from the recipe gpt-oss-20b-v6e4: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

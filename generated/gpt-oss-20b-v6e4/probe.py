@@ -1,4 +1,4 @@
-"""Compares v6e-4 with the recipe: devices, numbers, time, a merge.
+"""Compare v6e-4 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe gpt-oss-20b-v6e4: edit recipe.yaml and build again.
 """

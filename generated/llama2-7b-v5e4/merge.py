@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into meta-llama/Llama-2-7b-hf.
+"""Merge the adapters that train.py makes into meta-llama/Llama-2-7b-hf.
 
 Made by recipec from the recipe llama2-7b-v5e4: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Compares v5e-4 with the recipe: devices, numbers, time, a merge.
+"""Compare v5e-4 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama2-7b-v5e4: edit recipe.yaml and build again.
 """

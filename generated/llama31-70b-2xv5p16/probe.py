@@ -1,4 +1,4 @@
-"""Compares 2 slices of v5p-16 with the recipe: devices, numbers, time, a merge.
+"""Compare 2 slices of v5p-16 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama31-70b-2xv5p16: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into meta-llama/Llama-3.1-70B-Instruct.
+"""Merge the adapters that train.py makes into meta-llama/Llama-3.1-70B-Instruct.
 
 Made by recipec from the recipe llama31-70b-v5p8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into meta-llama/Llama-3.1-8B-Instruct.
+"""Merge the adapters that train.py makes into meta-llama/Llama-3.1-8B-Instruct.
 
 Made by recipec from the recipe llama31-8b-v6e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Compares v5e-1 with the recipe: devices, numbers, time, a merge.
+"""Compare v5e-1 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama32-1b-v5e1: edit recipe.yaml and build again.
 """

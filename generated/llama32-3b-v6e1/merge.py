@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into meta-llama/Llama-3.2-3B-Instruct.
+"""Merge the adapters that train.py makes into meta-llama/Llama-3.2-3B-Instruct.
 
 Made by recipec from the recipe llama32-3b-v6e1: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into meta-llama/Llama-4-Scout-17B-16E-Instruct.
+"""Merge the adapters that train.py makes into meta-llama/Llama-4-Scout-17B-16E-Instruct.
 
 Made by recipec from the recipe llama4-scout-v5p32: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Compares v5p-32 with the recipe: devices, numbers, time, a merge.
+"""Compare v5p-32 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe llama4-scout-v5p32: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into mistralai/Mistral-Small-24B-Instruct-2501.
+"""Merge the adapters that train.py makes into mistralai/Mistral-Small-24B-Instruct-2501.
 
 Made by recipec from the recipe mistral-small-24b-v6e8: edit recipe.yaml and build
 again.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into microsoft/phi-4.
+"""Merge the adapters that train.py makes into microsoft/phi-4.
 
 Made by recipec from the recipe phi4-v5e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

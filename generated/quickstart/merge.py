@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into recipec/tiny-gemma4.
+"""Merge the adapters that train.py makes into recipec/tiny-gemma4.
 
 Made by recipec from the recipe quickstart: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Compares cpu-8 with the recipe: devices, numbers, time, a merge.
+"""Compare cpu-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe quickstart: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3-14B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3-14B.
 
 Made by recipec from the recipe qwen3-14b-qlora-v5e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

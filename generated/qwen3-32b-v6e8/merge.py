@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3-32B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3-32B.
 
 Made by recipec from the recipe qwen3-32b-v6e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

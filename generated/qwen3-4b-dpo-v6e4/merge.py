@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3-4B-Instruct-2507.
+"""Merge the adapters that train.py makes into Qwen/Qwen3-4B-Instruct-2507.
 
 Made by recipec from the recipe qwen3-4b-dpo-v6e4: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3-4B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3-4B.
 
 Made by recipec from the recipe qwen3-4b-v6e1: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

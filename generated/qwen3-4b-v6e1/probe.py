@@ -1,4 +1,4 @@
-"""Compares v6e-1 with the recipe: devices, numbers, time, a merge.
+"""Compare v6e-1 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe qwen3-4b-v6e1: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3-8B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3-8B.
 
 Made by recipec from the recipe qwen3-8b-32k-v6e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

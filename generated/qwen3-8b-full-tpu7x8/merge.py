@@ -1,4 +1,4 @@
-"""Writes the weights that train.py makes in the format of Qwen/Qwen3-8B.
+"""Write the weights that train.py makes in the format of Qwen/Qwen3-8B.
 
 Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Compares tpu7x-8 with the recipe: devices, numbers, time, a merge.
+"""Compare tpu7x-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3.5-35B-A3B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3.5-35B-A3B.
 
 Made by recipec from the recipe qwen35-35b-a3b-v6e8: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into Qwen/Qwen3.5-9B.
+"""Merge the adapters that train.py makes into Qwen/Qwen3.5-9B.
 
 Made by recipec from the recipe qwen35-9b-v6e4: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

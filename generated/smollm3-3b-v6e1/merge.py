@@ -1,4 +1,4 @@
-"""Merges the adapters that train.py makes into HuggingFaceTB/SmolLM3-3B.
+"""Merge the adapters that train.py makes into HuggingFaceTB/SmolLM3-3B.
 
 Made by recipec from the recipe smollm3-3b-v6e1: edit recipe.yaml and build again.
 Rank, alpha and the adapters' layout come from the checkpoint's own record.

@@ -40,7 +40,7 @@ def check_rows(directory: str, began: Mapping[str, Any], now: Mapping[str, Any])
         raise UserError(
             f"{directory}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
             f"{before}, and this artifact has {after}",
-            f"choose train.micro_batch_size so that micro_batch_size x dcn x fsdp is {before} again",
+            f"choose train.micro_batch_size so that micro_batch_size x dcn x fsdp x ep is {before} again",
         )
 
 

@@ -74,7 +74,7 @@ def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
     for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
         if value is not None:
             raise UserError(
-                f"{path} is no data set of the Hugging Face hub, and has no {key} {value!r}",
+                f"{path} is not a data set of the Hugging Face hub, and has no {key} {value!r}",
                 f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
             )
     if not is_folder and kind_of(path) is None:

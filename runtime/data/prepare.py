@@ -152,7 +152,7 @@ def prepare(
     if rows < 1 or train.global_batch_size % rows:
         raise UserError(
             f"a global batch of {train.global_batch_size} rows cannot be made of micro-batches of {rows}",
-            "global_batch_size must be a multiple of micro_batch_size x dcn x fsdp of the mesh",
+            "global_batch_size must be a multiple of micro_batch_size x dcn x fsdp x ep of the mesh",
         )
     accumulation = train.global_batch_size // rows
     pad = tokenizer.pad_token_id

@@ -81,7 +81,7 @@ def load_tokenizer(
             raise UserError(
                 f"the chat template of {source} writes {', '.join(foreign)}, which does not mark this "
                 "model's turns: "
-                + (f"it was trained with {' ... '.join(own)}" if own else "they are no tokens of it"),
+                + (f"it was trained with {' ... '.join(own)}" if own else "they are not its tokens"),
                 "copy the template of the model's own repository there, or give it as data.chat_template",
             )
     return tokenizer

@@ -291,7 +291,7 @@ run() {
             [[ "$now" != ready ]] || fail "a step failed on a host" "see its message; the same command continues"
         fi
         tries=$((tries + 1))
-        ((tries <= max_restarts)) || fail "$vm was taken away or refused $tries times" "the same command goes on"
+        ((tries <= max_restarts)) || fail "$vm was taken away or refused $tries times" "run the same command again"
         sleep "$poll"
     done
 }

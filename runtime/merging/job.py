@@ -257,7 +257,7 @@ def _report(job: MergeJob, seconds: float) -> None:
         pairs = keys_as_values(job.base, trained.deltas())
         if any(not same_scale(trained.settings, *pair) for pair in pairs):
             print(
-                "note: where keys serve as values, vLLM adds the adapter's k_proj to the keys alone, since "
+                "note: where keys serve as values, vLLM adds the adapter's k_proj only to the keys, because "
                 "rank or alpha differ for v_proj: serve the merged weights"
             )
     tensors = job.base.tensors.items()

@@ -104,8 +104,8 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="then check the files, compare tensors with another computation of them, and logits with those "
-        "of what was trained",
+        help="then check the files, compute the tensors in a second way, and compare the logits with the "
+        "trained model's",
     )
     arguments = parser.parse_args(argv)
     if arguments.import_adapter and (arguments.verify or arguments.dry_run or arguments.step != LATEST):

@@ -200,7 +200,7 @@ def _check_index(merged: MergedFiles) -> None:
         index = json.loads(path.read_bytes())
         listed, total = dict(index["weight_map"]), (index.get("metadata") or {}).get("total_size")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: is no index of safetensors files ({error})", AGAIN) from error
+        raise UserError(f"{path}: is not an index of safetensors files ({error})", AGAIN) from error
     for name in sorted(listed.keys() | merged.files.keys()):
         if listed.get(name) != merged.files.get(name):
             raise UserError(

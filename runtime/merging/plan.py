@@ -195,7 +195,7 @@ def shard_bytes(size: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]B)", size)
     if match is None:
-        raise ValueError(f"{size!r} is no size such as 5GB")
+        raise ValueError(f"{size!r} is not a size such as 5GB")
     return int(float(match[1]) * UNITS[match[2]])
 
 

@@ -107,7 +107,7 @@ def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: Logi
             f"{found.effect:.1e}: little of what was trained is in the merged model"
         )
     elif not trained.no_op and found.moved == 0:
-        raise UserError(f"{folder}: equals the base, though {what} do not", UNUSABLE)
+        raise UserError(f"{folder}: equals the base, although {what} change it", UNUSABLE)
     line = f"verified: max logits difference {found.rule:.1e} (tolerance {found.rule_tolerance:.1e})"
     if SPACING[found.dtype]:
         line += f", rounded to {found.dtype} {found.merged:.1e}"

@@ -158,7 +158,7 @@ def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, 
             raise UserError(
                 f"{found.path}: A of {module} has shape {list(found.tensors[module][0].shape)}; "
                 f"{ADAPTER_CONFIG} gives it rank {rank}",
-                "both files must be of one adapter, saved whole (with ZeRO-3 or FSDP: gathered first)",
+                "both files must be of one adapter, saved completely (with ZeRO-3 or FSDP: gathered first)",
             )
     return ranks, alphas
 

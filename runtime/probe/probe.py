@@ -107,7 +107,7 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
         "--server",
         metavar="URL",
         type=str,
-        help="only ask that server; it serves --merged, or any other model",
+        help="measure only this server, which serves --merged or any other model",
     )
     options = parser.parse_args(argv)
     output: Path = options.output
@@ -266,8 +266,8 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     there = gib(probed.shapes["machine"]["hbm_bytes"])
     report.rows += [
         (f"seconds of a step, {found['layers']} layers", "recipe plan", f"{found['step_seconds']:.3f}"),
-        ("HBM of it, by the compiler", there, gib(found["compiled_bytes"])),
-        ("HBM of it at its peak", there, gib(found["peak_bytes"])),
+        ("HBM, by the compiler", there, gib(found["compiled_bytes"])),
+        ("peak HBM", there, gib(found["peak_bytes"])),
     ]
     report.rows += [
         (f"seconds of a micro-batch: {part}", "recipe plan", f"{taken:.4f}")
@@ -285,7 +285,7 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
         if not begun:
             return
         if probed.miniature.lora is None:
-            report.notes.append("no merge: all weights are trained, and take the base's place as they are")
+            report.notes.append("no merge: all weights are trained, and replace the base's")
             return
         folder = probed.merged or work / "merged"
         try:

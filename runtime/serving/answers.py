@@ -159,7 +159,7 @@ class ServedModel:
             raise CheckFailed("the stream ended without a token", "look at the server's log")
         if not isinstance(finish_reason, str):
             raise CheckFailed(
-                "the stream ended without a finish_reason", "does something on the way cut it short?"
+                "the stream ended without a finish_reason", "check whether a proxy ends the stream early"
             )
         completed = None
         if usage is not None:

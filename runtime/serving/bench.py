@@ -141,7 +141,7 @@ def _points(
         if reason is not None:
             return UserError(
                 f"the server died at {point}: {reason}; points not begun: {len(todo) - number}",
-                "look at its log, start it again, and run this again: what is measured is kept",
+                "look at its log, start it again, and run the same command again; finished points are kept",
             )
     return None
 

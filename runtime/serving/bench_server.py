@@ -56,9 +56,7 @@ def ask(client: Client, model: str) -> ServerFacts:
     named = client.cards()
     if model not in named:
         served = ", ".join(named) or "no model"
-        raise UserError(
-            f"the server at {client.url} serves {served}, and not {model}", "is it another recipe's?"
-        )
+        raise UserError(f"the server at {client.url} serves {served}, not {model}", "is it another recipe's?")
     entry = named[model]
     # The entry of an adapter has no max_model_len; its base model's entry has.
     lengths = [one.get("max_model_len") for one in (entry, *named.values())]

@@ -127,7 +127,7 @@ class Client:
                     return
                 event = self._json(path, value)
                 if not isinstance(event, dict):
-                    raise self._garbage(path, "an event that is no object", value)
+                    raise self._garbage(path, "an event that is not an object", value)
                 if "error" in event:
                     message = f"{self.url}{path} failed in mid-answer: {_said(value)}"
                     raise ServerError(self._hidden(message), "look at the server's log", kind=BROKEN)

@@ -4,7 +4,7 @@
         --prompts prompts.jsonl --samples 5 --temperature 0.8 --results results/eval
 
 Each side has a folder in the results, base/ and tuned/, with all that it was asked; summary.json and
-summary.md hold both. What is there already is not asked again, so a run that was ended goes on.
+summary.md hold both. Existing answers are not requested again, so an interrupted run continues.
 """
 
 from __future__ import annotations

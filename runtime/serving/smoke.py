@@ -123,7 +123,7 @@ def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
     if arguments.base_url is None:
         if arguments.base is None:
             return Finding(
-                "not compared: the endpoint serves the merged weights alone",
+                "not compared: the endpoint serves only the merged weights",
                 notes=("to compare, serve the base at another address and give it: --base-url URL",),
                 made=False,
             )

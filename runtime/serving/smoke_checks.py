@@ -95,7 +95,7 @@ def key(model: ServedModel, demanded: bool) -> Finding:
                 raise
             continue
         if not demanded:
-            return Finding("the server asks for none, though one is set here", made=False)
+            return Finding("the server requires no key, although one is set here", made=False)
         raise CheckFailed(
             f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now"
         )
@@ -181,7 +181,7 @@ class SmokeAnswers:
         paced, told = self._paced()
         notes += told
         if paced.completion_tokens is None:
-            raise CheckFailed("the stream tells no usage", "stream_options.include_usage was asked for")
+            raise CheckFailed("the stream reports no usage", "stream_options.include_usage was requested")
         if paced.tokens is not None and paced.completion_tokens != len(paced.tokens):
             raise CheckFailed(
                 f"the stream held {len(paced.tokens)} tokens, and its usage tells {paced.completion_tokens}"
@@ -233,7 +233,7 @@ class SmokeAnswers:
         raise CheckFailed(
             f"the streamed answer differs from the whole one{where}: {quoted(''.join(stream.text))} "
             f"against {quoted(''.join(answer.text))}",
-            "both are greedy: does something on the way change or cache answers?",
+            "both are greedy: check whether a proxy changes or caches answers",
         )
 
     def _margin(self, answer: Whole, at: int) -> float | None:
@@ -247,7 +247,7 @@ class SmokeAnswers:
 
 def came_one_by_one(stream: Streamed) -> list[str]:
     """Check that the chunks did not arrive all at once; return notes."""
-    help = "something on the way holds the stream back: switch off the proxy's buffering"
+    help = "a proxy holds the stream back: switch off its buffering"
     if stream.read_late:
         return ["this machine was too busy to tell whether chunks come one by one"]
     chunks = len(stream.times)
@@ -378,7 +378,7 @@ def differs(
             )
     text = f"answers to {len(other)} of {count}, log probabilities by up to {largest:.2g} ({base.name})"
     if not other:
-        text = f"log probabilities alone, by up to {largest:.2g} ({base.name})"
+        text = f"only log probabilities, by up to {largest:.2g} ({base.name})"
     return Finding(
         text,
         tuple(notes),

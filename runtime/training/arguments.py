@@ -39,7 +39,7 @@ def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog=program,
-        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
+        description=f"Fine-tune by the recipe of {artifact.name}, which sets all hyperparameters.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -48,7 +48,7 @@ def parser_of(program: str, artifact: Path) -> argparse.ArgumentParser:
     add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
     add("--data-dir", type=folder, metavar="DIR", default=artifact, help="folder of the data files")
     add("--output", type=folder, metavar="DIR", default=artifact, help="folder for checkpoints and metrics")
-    traced = "write rows, losses, first gradients, and adapters before and after"
+    traced = "write rows, losses, the first gradients, and the adapters before and after the run"
     add("--trace", type=Path, metavar="FILE", help=traced)
     return parser
 

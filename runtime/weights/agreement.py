@@ -138,6 +138,6 @@ def fault_of(
         )
         return Fault(Kind.SHAPE, name, tensor.file, text, ONE_CHECKPOINT)
     if tensor.dtype not in FLOATING:
-        text = f"{name} has type {tensor.dtype}, which is no float"
+        text = f"{name} has type {tensor.dtype}, which is not a float type"
         return Fault(Kind.TYPE, name, tensor.file, text, ORIGINAL)
     return None

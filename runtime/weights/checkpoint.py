@@ -369,7 +369,7 @@ def refuse_links(store: Files, names: Iterable[str]) -> None:
         real = Path(os.path.realpath(store.folder / name))
         if not real.is_relative_to(home):
             raise UserError(
-                f"{store.path(name)}: is a link to {real}, which is no part of the checkpoint",
+                f"{store.path(name)}: is a link to {real}, which is not part of the checkpoint",
                 "replace the link with a copy of the file: merge.py copies it next to the merged weights",
             )
 

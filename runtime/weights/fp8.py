@@ -78,7 +78,7 @@ class Fp8(Format):
                 if scales is None:
                     raise Unpaired(Kind.MISSING, tensor, f"{name} has type {CODES} and no {name}{SCALE}")
                 if scales.dtype not in FLOATING:
-                    text = f"{name}{SCALE} has type {scales.dtype}, which is no float"
+                    text = f"{name}{SCALE} has type {scales.dtype}, which is not a float type"
                     raise Unpaired(Kind.TYPE, scales, text)
                 self._check(name, tensor, scales)
                 out[name] = represented(tensor, scales, tensor.shape)
@@ -95,7 +95,7 @@ class Fp8(Format):
 
     def _check(self, name: str, codes: Stored, scales: Stored) -> None:
         if len(codes.shape) < 2:
-            text = f"{name} has shape {list(codes.shape)}, and {CODES} is read of matrices alone"
+            text = f"{name} has shape {list(codes.shape)}, and {CODES} is read only for matrices"
             raise Unpaired(Kind.SHAPE, codes, text)
         (*front, rows, columns), block = codes.shape, "null"
         grids: tuple[Shape, ...] = (), (1,), (*front, 1, 1)

@@ -84,9 +84,9 @@ def _tensor(file: str, entry: Any, start: int) -> Tensor:
     shape, (first, last) = entry["shape"], entry["data_offsets"]
     numbers = (*shape, first, last)
     if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("a size or a place is no whole number")
+        raise ValueError("a size or an offset is not a whole number")
     if not isinstance(entry["dtype"], str) or len(shape) > MOST_AXES:
-        raise ValueError("an entry is no tensor's")
+        raise ValueError("an entry does not describe a tensor")
     return Tensor(file, entry["dtype"], tuple(shape), start + first, start + last)
 
 
@@ -161,7 +161,7 @@ def read_header(files: Files, name: str) -> Header:
         fields = json.loads(raw)
         metadata = fields.pop("__metadata__", {})
         if not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("its metadata are no texts")
+            raise ValueError("its metadata values are not text")
         tensors = tensors_of(fields, name, 8 + length)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise UserError(f"{path}: its header is not that of a safetensors file ({error})", AGAIN) from error

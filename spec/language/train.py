@@ -414,7 +414,7 @@ class Train(Section):
     )
     micro_batch_size: int = field(
         "Rows that one data-parallel device processes at once. Gradients are accumulated over "
-        "global_batch_size / (micro_batch_size * fsdp) micro-batches.",
+        "global_batch_size / (micro_batch_size * dcn * fsdp * ep) micro-batches.",
         1,
         unit="rows per device",
         ge=1,

@@ -60,7 +60,7 @@ def section() -> str:
         cells = [name, *(f"{figure:.3f}" for figure in figures), f"{median / baseline:.2f}", verdict]
         rows.append(f"| {' | '.join(cells)} |")
     return f"""Wall-clock seconds of the whole process, {RUNS} runs each. The ratio is the median against the
-baseline's, the same interpreter importing the libraries that the compiler stands on, measured in the same run.
+baseline's, the same interpreter importing the libraries that the compiler uses, measured in the same run.
 
 | | min | median | max | ratio | target (median) |
 |---|---|---|---|---|---|

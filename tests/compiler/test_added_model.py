@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
     "no float": (
         having(model__norm__weight=("I16", [64])),
         "E0813",
-        f"{LIST}: model.norm.weight has type I16, which is no float (model.safetensors)",
+        f"{LIST}: model.norm.weight has type I16, which is not a float type (model.safetensors)",
     ),
     "more layers": (
         having(model__layers__2__mlp__up_proj__weight=("BF16", [96, 64])),

@@ -262,7 +262,7 @@ REFUSED: dict[str, tuple[Broken, str]] = {
     "a header nested deep": (lies(b"[" * 90_000), f"the header of {SECOND}"),
     "a shape of texts": (lies(entry(shape=["x"])), f"the header of {SECOND}"),
     "a shape that is none": (lies(entry(shape=7)), f"the header of {SECOND}"),
-    "a shape below zero": (lies(entry(shape=[-2])), "a size or a place is no whole number"),
+    "a shape below zero": (lies(entry(shape=[-2])), "a size or an offset is not a whole number"),
     "a shape without its bytes": (lies(entry(shape=[3])), "bytes that do not fit its shape"),
     "bytes beyond the file": (
         lies(entry(shape=[1 << 20], data_offsets=[0, 1 << 22])),

@@ -126,5 +126,5 @@ def test_refused_step_exceeds_memory_and_leaves_hours_unchecked(recipe: Path) ->
     memory, hours = found(recipe, refused, "max_hbm_share=1", "max_hours=1")
     assert memory.message.startswith("the step takes an estimated 135.5 % of each device's HBM")
     assert hours.message == (
-        "budget.max_hours cannot be checked: the step does not fit, so that its time is not known"
+        "budget.max_hours cannot be checked: the step does not fit, so its time is not known"
     )

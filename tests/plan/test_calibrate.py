@@ -109,7 +109,7 @@ def test_probe_outside_the_interval_gets_a_likely_cause(
         ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
         ({"time": {}}, "no time of the step"),
         ({"time": TIMES | {"parts": {"products": "much"}}}, "parts of a step are not times"),
-        ({"time": TIMES | {"parts": 3}}, "no file of a probe"),
+        ({"time": TIMES | {"parts": 3}}, "is not the file of a probe"),
         ({"recipe": "another"}, "of another recipe"),
     ],
 )

@@ -147,7 +147,7 @@ def test_launcher_options_determine_gpu_count(here: Path, launch: str, rows: int
     assert made.whole, made.diagnostics
 
 
-def test_litgpt_torchtune_and_llamafactory_commands_are_ported(here: Path) -> None:
+def test_litgpt_torchtune_llamafactory_and_kto_commands_are_ported(here: Path) -> None:
     made = ported(
         here, "litgpt finetune_lora meta-llama/Llama-3.2-1B --data JSON --data.json_path a.json --lora_r 4"
     )
@@ -161,6 +161,8 @@ def test_litgpt_torchtune_and_llamafactory_commands_are_ported(here: Path) -> No
     flags = "--stage sft --finetuning_type lora --lora_rank 4 --template qwen3 --dataset a --bf16"
     made = ported(here, f"python src/train_bash.py --model_name_or_path Qwen/Qwen3-8B {flags}")
     assert made.title == "LLaMA-Factory" and value(made, "lora.rank") == 4
+    made = ported(here, f"trl kto {MODEL} --per_device_train_batch_size 2 --desirable_weight 1.5")
+    assert value(made, "train.objective") == "kto" and value(made, "train.desirable_weight") == 1.5
 
 
 def test_shell_script_is_not_run_and_outside_config_is_refused(here: Path) -> None:
@@ -258,7 +260,7 @@ def test_folder_port_writes_recipes_and_prints_a_table(here: Path) -> None:
         "runs/two.sh (1)",
         "runs/two.sh (2)",
     ]
-    assert "E1172:2" in table["runs/two.sh (2)"] and "out/two-1.yaml" in table["runs/two.sh (1)"]
+    assert "E1171:2" in table["runs/two.sh (2)"] and "out/two-1.yaml" in table["runs/two.sh (1)"]
     made = sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*.yaml"))
     assert "accelerate.yaml" in (here / "out" / "sft.yaml").read_text()
     for name in made:

@@ -212,7 +212,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "integers for weights": (
         rewrite(FIRST, recast),
-        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has type I8, which is no float",
+        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has type I8, which is not a float type",
         "quantized checkpoints cannot be trained or merged; use the original one",
     ),
     "tokenizer is a pointer": (

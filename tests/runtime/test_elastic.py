@@ -157,9 +157,8 @@ def test_loss_per_micro_batch_refuses_resume_with_another_row_count(
         f"{tmp_path / 'run'}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
         "8, and this artifact has 4"
     )
-    assert (
-        caught.value.help == "choose train.micro_batch_size so that micro_batch_size x dcn x fsdp is 8 again"
-    )
+    product = "micro_batch_size x dcn x fsdp x ep"
+    assert caught.value.help == f"choose train.micro_batch_size so that {product} is 8 again"
 
 
 def test_kto_refuses_resume_with_another_row_count_per_device(tmp_path: Path) -> None:

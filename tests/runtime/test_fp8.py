@@ -189,7 +189,7 @@ DAMAGED: dict[str, tuple[Callable[[Arrays], None], str]] = {
     ),
     "scales of whole numbers": (
         changed(weight_scale_inv=lambda scales: np.ones(scales.shape, np.uint8)),
-        r"_scale_inv has type U8, which is no float",
+        r"_scale_inv has type U8, which is not a float type",
     ),
     "codes that are none": (
         changed(weight=lambda codes: codes.astype(np.float32)),
@@ -197,11 +197,11 @@ DAMAGED: dict[str, tuple[Callable[[Arrays], None], str]] = {
     ),
     "codes of another kind": (
         changed(weight=lambda codes: codes.astype(ml_dtypes.float8_e5m2), weight_scale_inv=None),
-        r"q_proj.weight has type F8_E5M2, which is no float",
+        r"q_proj.weight has type F8_E5M2, which is not a float type",
     ),
     "codes on one axis": (
         changed(weight=lambda codes: codes.reshape(-1)),
-        r"q_proj.weight has shape \[4608\], and F8_E4M3 is read of matrices alone",
+        r"q_proj.weight has shape \[4608\], and F8_E4M3 is read only for matrices",
     ),
     "activations of no weight": (activation, r"norm.activation_scale has no|norm.weight has type BF16"),
     "nothing in FP8": (all_plain, r"and no tensor has F8_E4M3, which config.json names"),
@@ -262,5 +262,5 @@ def test_fp8_weights_without_quantization_config_are_refused(whole: Path, tmp_pa
         (tmp_path / file).write_bytes((whole / file).read_bytes())
     config = without(json.loads((whole / "config.json").read_text()))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="has type F8_E4M3, which is no float"):
+    with pytest.raises(UserError, match="has type F8_E4M3, which is not a float type"):
         HFCheckpoint.open(tmp_path).verify()

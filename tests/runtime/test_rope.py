@@ -211,10 +211,10 @@ def test_invalid_rope_config_is_refused_with_its_key(scaling: dict[str, Any], ke
 
 
 def test_unsupported_partial_rotary_factor_or_dynamic_rope_is_refused() -> None:
-    with pytest.raises(UnsupportedCheckpoint, match=r"a model has 1\.0 alone"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"a model supports only 1\.0"):
         read_rope(SIZES | {"partial_rotary_factor": 0.5}, "a model")
     two = {"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}
-    with pytest.raises(UnsupportedCheckpoint, match=r"is 0\.25 in rope_parameters and 0\.5 beside it"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"is 0\.25 in rope_parameters and 0\.5 next to it"):
         read_rope(SIZES | two, "a model", share=1.0)
     with pytest.raises(UnsupportedCheckpoint, match="dynamic scaling needs two pairs"):
         read_rope(SIZES | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "a model", head_dim=2)

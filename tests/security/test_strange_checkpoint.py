@@ -196,7 +196,7 @@ def test_links_out_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
     (folder / SINGLE).write_bytes(header({name: ENTRY}))
     assert CONFIG in HFCheckpoint.open(folder).side_files
     (folder / "LICENSE").symlink_to("../../../../private")
-    with pytest.raises(UserError, match=r"is a link to .*, which is no part of the checkpoint"):
+    with pytest.raises(UserError, match=r"is a link to .*, which is not part of the checkpoint"):
         HFCheckpoint.open(folder)
 
 

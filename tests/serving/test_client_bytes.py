@@ -48,7 +48,7 @@ def test_a_stream_with_comments_and_other_fields_is_read(raw: Callable[[bytes], 
     ("event", "words"),
     [
         (b"data: {oh\n\n", "something that is not JSON: {oh"),
-        (b"data: 7\n\n", "an event that is no object: 7"),
+        (b"data: 7\n\n", "an event that is not an object: 7"),
         (b"data: \xff\n\n", "something that is not JSON: \N{REPLACEMENT CHARACTER}"),
     ],
 )

@@ -9,7 +9,7 @@ from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidat
 from recipec.compiler.plan.units import aligned, duration, gib, milliseconds, traffic, wrapped
 from recipec.compiler.wording import listing, table
 
-WHAT_TO_DO = "a larger tensor_parallel_size, a smaller cache, or fp8 where it has fp8"
+WHAT_TO_DO = "a larger tensor_parallel_size, a smaller cache, or fp8 if the chip has it"
 
 
 def text(planned: CompiledServing) -> str:

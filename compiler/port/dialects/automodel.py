@@ -307,7 +307,7 @@ def _predictions(keys: Keys, model: Model | None) -> None:
     place, key = given or (keys, COUNTS[0])
     message = (
         f"`{place.prefix}{key}` changes what is learned: NeMo AutoModel adds the loss of layers that predict "
-        "further tokens, which trains the whole model; recipec's loss is that of the next token alone"
+        "further tokens, which trains the whole model; recipec's loss is only that of the next token"
     )
     place.refuse(key, "E1180", message, f"--set {place.prefix}{key}=0 ports the run without these layers")
 

@@ -244,7 +244,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
         return
     keys.same("adapter", note="LoRA on a base model in 4 bits" if adapter == "qlora" else "")
     if keys.text("rl") in ("dpo", "ipo", "kto"):
-        keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains them alone")
+        keys.same("unfrozen_parameters", note="TRL adds the adapters later, and then trains only them")
     freezing.say_adapters(keys, "unfrozen_parameters", model)
     for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
         if value is not None and value > 0:

@@ -32,7 +32,9 @@ def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
         keys.learned("qat", (), note)
         return
     if weights == "nvfp4":
-        message = "Axolotl asks torchao for nvfp4 of weights alone, which torchao cannot train: the run stops"
+        message = (
+            "Axolotl asks torchao for nvfp4 of only the weights, which torchao cannot train: the run stops"
+        )
         keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
     if weights == "int8" or (weights, activations) == ("int4", "int4"):

@@ -1,4 +1,4 @@
-"""TRL's command line (trl sft, trl dpo, and the scripts of orpo and cpo): the YAML of its --config."""
+"""TRL's command line (trl sft, trl dpo, and the scripts of orpo, cpo and kto): the YAML of its --config."""
 
 from __future__ import annotations
 

@@ -535,7 +535,7 @@ def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> 
     """Refuse a config.json that asks for another value than the one built into Tunix's model."""
     given = as_written(config.get(key))
     if given is not None and given != value:
-        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
+        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} supports only {value!r}", key)
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

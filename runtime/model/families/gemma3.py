@@ -190,7 +190,7 @@ def _rope(text: Mapping[str, Any]) -> tuple[float, float, float]:
     kind = full.get("rope_type", full.get("type", "default"))
     if kind not in ("default", "linear"):
         raise UnsupportedCheckpoint(
-            f"config.json: rope scaling {kind!r}; {MODEL} has linear scaling alone", "rope_scaling"
+            f"config.json: rope scaling {kind!r}; {MODEL} supports only linear scaling", "rope_scaling"
         )
     return local, theta, number(full, "factor", 1.0) if kind == "linear" else 1.0
 

@@ -127,7 +127,7 @@ def _share(config: Mapping[str, Any], key: str, default: float | None, model: st
         raise UnsupportedCheckpoint(f"config.json: {SHARE} is {max(shares):g}, above 1", SHARE)
     if len(set(shares)) > 1:
         raise UnsupportedCheckpoint(
-            f"config.json: {SHARE} is {shares[0]:g} in {key} and {shares[1]:g} beside it",
+            f"config.json: {SHARE} is {shares[0]:g} in {key} and {shares[1]:g} next to it",
             SHARE,
         )
     return shares[0]

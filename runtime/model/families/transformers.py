@@ -224,7 +224,7 @@ def refuse(config: Mapping[str, Any]) -> None:
             "quantization_config",
         )
     if named and not named.endswith(("ForCausalLM", "LMHeadModel")):
-        raise unlike(config, f"{named} is no causal language model", "model_type")
+        raise unlike(config, f"{named} is not a causal language model", "model_type")
 
 
 def unlike(config: Mapping[str, Any], why: str, key: str = "") -> UnsupportedCheckpoint:

@@ -174,7 +174,8 @@ def test_dead_server_stops_the_sweep_and_keeps_measured_points(
     assert said == (
         "error: the server died at 512 tokens in, all requests at once: nothing listens at "
         f"{server.url}; points not begun: 2\n"
-        "  = help: look at its log, start it again, and run this again: what is measured is kept\n"
+        "  = help: look at its log, start it again, and run the same command again; finished points are "
+        "kept\n"
     )
 
 

@@ -58,7 +58,7 @@ def test_merged_weights_without_a_base_server_skip_the_comparison(
     status, output = run(fake(faults=paced()), "--weights", tmp_path)
     assert status == 0
     assert line(output, "differs from base") == (
-        "- differs from base N s not compared: the endpoint serves the merged weights alone\n"
+        "- differs from base N s not compared: the endpoint serves only the merged weights\n"
         " = note: to compare, serve the base at another address and give it: --base-url URL\n"
     )
     assert line(output, "merged weights") == (
@@ -142,7 +142,7 @@ def test_comparison_passes_on_log_probability_differences_over_1e_4(
     assert found[0] == status
     if not status:
         assert line(found[1], "differs from base") == (
-            "ok differs from base N s log probabilities alone, by up to 0.0002 (tuned-base)\n"
+            "ok differs from base N s only log probabilities, by up to 0.0002 (tuned-base)\n"
             " = note: the greedy answers are the base's: the training changed little, or these prompts are "
             "far from it; name others in serve.smoke_prompts\n"
         )

@@ -65,7 +65,7 @@ def test_open_server_fails_the_api_key_check_if_the_recipe_requires_a_key(
     )
     status, output = run(server)
     assert status == 0
-    assert line(output, "API key") == "- API key N s the server asks for none, though one is set here\n"
+    assert line(output, "API key") == "- API key N s the server requires no key, although one is set here\n"
 
 
 def test_api_key_is_hidden_in_output_and_report(

@@ -43,13 +43,13 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
     "no usage": (
         "streaming",
         Faults(no_usage=True, token_seconds=0.001),
-        "the stream tells no usage\n = help: stream_options.include_usage was asked for\n",
+        "the stream reports no usage\n = help: stream_options.include_usage was requested\n",
     ),
     "chunks at once": (
         "streaming",
         Faults(lump=True, token_seconds=0.002),
         "all 64 chunks came at once, N ms after the request\n"
-        " = help: something on the way holds the stream back: switch off the proxy's buffering\n",
+        " = help: a proxy holds the stream back: switch off its buffering\n",
     ),
     "another streamed answer": (
         "streaming",
@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
         'the streamed answer differs from the whole one from token 5 on: "house four down up rain fish '
         'west child seven song sailor..." against "house four down up star bird east queen six ink smith '
         'fri..."\n'
-        " = help: both are greedy: does something on the way change or cache answers?\n",
+        " = help: both are greedy: check whether a proxy changes or caches answers\n",
     ),
     "any model": (
         "unknown model",

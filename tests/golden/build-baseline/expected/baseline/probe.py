@@ -1,4 +1,4 @@
-"""Compares v5p-8 with the recipe: devices, numbers, time, a merge.
+"""Compare v5p-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe baseline: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Writes the weights that train.py makes in the format of meta-llama/Llama-3.2-1B-Instruct.
+"""Write the weights that train.py makes in the format of meta-llama/Llama-3.2-1B-Instruct.
 
 Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 """

@@ -1,4 +1,4 @@
-"""Compares v6e-8 with the recipe: devices, numbers, time, a merge.
+"""Compare v6e-8 with the recipe: devices, numbers, time, a merge.
 
 Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 """
