@@ -23,7 +23,7 @@ from .samples import Samples
 from .sources import Split, open_split, splits
 from .tokenizer import chat_templates
 from .tokenizing import tokenize
-from .usable import check_split, count_rows
+from .usable import check_draws, check_split, count_rows
 
 if TYPE_CHECKING:
     from .evaluation import EvalPart
@@ -185,12 +185,8 @@ def prepare(
             note = "; ".join(balance(liked, len(samples) - liked, both) or ())
         weights = source_weights(samples, data)
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        if not epochs.draws:
-            raise UserError(
-                f"an epoch draws none of the {len(samples)} samples of data.train",
-                "weights are shares of a source's samples: raise data.train[].weight",
-            )
         count_rows(train_report, [epochs.of(0)], samples)
+        check_draws(train_report)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(
             samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length

@@ -16,6 +16,7 @@ from .samples import Samples
 def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
     """Record how full the rows of an epoch are."""
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    report.group = samples.group
     report.rows = sum(map(len, rows)) * samples.group
     report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
 
@@ -49,6 +50,19 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
             "not see, "
             f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
             LEFTOVER,
+        )
+
+
+def check_draws(report: SplitReport) -> None:
+    """Refuse weights by which an epoch has no rows, after `count_rows`.
+
+    Raises:
+        UserError
+    """
+    if not report.rows:
+        raise UserError(
+            f"an epoch draws none of the {report.kept} samples of data.train",
+            "weights are shares of a source's samples: raise data.train[].weight",
         )
 
 
