@@ -96,7 +96,9 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
             f"run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
             f"the earliest, but it has only {facts.length.words()}",
             "train.early_stopping.patience",
-            f"eval_every: {max(1, (steps - 1) // (2 * (stopping.patience + 1)))}; or remove early_stopping",
+            f"eval_every: {max(1, (steps - 1) // (2 * (stopping.patience + 1)))}; or remove early_stopping"
+            if stopping.patience + 1 < steps
+            else "remove early_stopping",
         )
 
 

@@ -123,7 +123,7 @@ def preview(
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.tokenizing import tokenize
     from recipec.runtime.data.usable import check_split, count_rows
-    from recipec.runtime.data.weighted import WeightedEpochs
+    from recipec.runtime.data.weighted import WeightedEpochs, check_draws
     from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
@@ -144,11 +144,6 @@ def preview(
     shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
 
     samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
-    problem = None
-    try:
-        check_split(part.name, report, data)
-    except UserError as error:
-        problem = error.message, error.help
     draws = steps = 0
     if len(samples):
         weights = source_weights(samples, data) if split == "train" else []
@@ -158,6 +153,13 @@ def preview(
         draws = epochs.draws
         if split == "train" and window is None:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
+    problem = None
+    try:
+        check_split(part.name, report, data)
+        if split == "train" and window is None:
+            check_draws(draws, report.kept)
+    except UserError as error:
+        problem = error.message, error.help
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 

@@ -83,7 +83,8 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
         start = _common(liked, disliked)
         prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
         if not prompt:
-            raise Malformed("no 'prompt', and chosen and rejected do not begin with the same message")
+            about = f"{names['prompt']!r} is not a list of messages" if given else "no 'prompt'"
+            raise Malformed(f"{about}, and chosen and rejected do not begin with the same message")
     for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
         if not any(message["role"] == "assistant" for message in messages):
             raise Malformed(f"no assistant turn in {name!r} after the prompt")

@@ -191,14 +191,10 @@ def prepare(
         if all(weight == 1 for weight in weights):
             epochs = Epochs(*drawn)
         else:
-            from .weighted import WeightedEpochs
+            from .weighted import WeightedEpochs, check_draws
 
             epochs = WeightedEpochs(*drawn, weights)
-            if not epochs.draws:
-                raise UserError(
-                    f"an epoch draws none of the {len(samples)} samples of data.train",
-                    "weights are shares of a source's samples: raise data.train[].weight",
-                )
+            check_draws(epochs.draws, train_report.kept)
         count_rows(train_report, [epochs.of(0)], samples)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(

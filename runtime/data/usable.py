@@ -16,6 +16,7 @@ from .samples import Samples
 def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
     """Record how full the rows of an epoch are."""
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    report.group = samples.group
     report.rows = sum(map(len, rows)) * samples.group
     report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
 

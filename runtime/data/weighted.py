@@ -7,8 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import UserError
 from .epochs import Epochs, PackedRows
 from .samples import Samples
+
+
+def check_draws(draws: int, samples: int) -> None:
+    """Refuse weights by which an epoch draws none of the samples.
+
+    Raises:
+        UserError
+    """
+    if not draws:
+        raise UserError(
+            f"an epoch draws none of the {samples} samples of data.train",
+            "weights are shares of a source's samples: raise data.train[].weight",
+        )
 
 
 class WeightedEpochs(Epochs):

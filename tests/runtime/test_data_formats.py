@@ -354,6 +354,10 @@ def test_prompt_repeated_in_chosen_and_rejected_is_removed_from_both() -> None:
         ({"chosen": 1, "rejected": 2}, "'chosen' is a number, not a string"),
         ({"chosen": chat("a", "b"), "rejected": chat("c", "d")}, "do not begin with the same message"),
         (
+            {"chosen": LIKED[-1:], "rejected": chat("b"), "prompt": "p"},
+            "'prompt' is not a list of messages, and chosen and rejected do not begin with",
+        ),
+        (
             {"chosen": chat("a"), "rejected": chat("a", "b")},
             "no 'prompt', and chosen and rejected do not begin with",
         ),
