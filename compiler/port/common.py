@@ -196,14 +196,26 @@ SPARE = (
 )
 
 
-def say_tokens(keys: Keys, key: str) -> None:
-    """Record what becomes of a key that lists new tokens."""
+def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
+    """Record what becomes of a key that lists new tokens.
+
+    Args:
+        resizes: the key of LLaMA-Factory that resizes the vocabulary. Adapters are then trained with the
+            embedding and the output head, unless the file names other modules.
+    """
     given = keys.texts(key) if keys.given(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     if names:
         keys.say(key, {"model.add_tokens": dict.fromkeys(names)}, SPARE)
     else:
         keys.same(key, note="none")
+    grows = resizes and (names or keys.flag(resizes)) and keys.ledger.value("lora.rank") is not None
+    if grows and not keys.given("additional_target"):
+        tied = _tied(keys)
+        made = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
+        note = f"{keys.tool} trains them in a resized vocabulary; {f'{TIED}; ' if tied else ''}{WHOLE}"
+        keys.default("additional_target", ["embed_tokens", "lm_head"], {"lora.train_also": made}, note)
+        keys.same(resizes, note="it trains the modules of additional_target")
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:

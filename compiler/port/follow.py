@@ -49,6 +49,7 @@ TRAINERS = {
 }
 """The trainers with a counterpart here, and their objectives."""
 STOPPING, STOPS = "EarlyStoppingCallback", ("early_stopping_patience", "early_stopping_threshold")
+PATH = "pretrained_model_name_or_path"
 UNSLOTHS = ("FastLanguageModel", "FastModel")
 CONFIG = re.compile(r"(SFT|DPO|ORPO|KTO|GRPO|CPO|Lora|BitsAndBytes)Config|\w*TrainingArguments")
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32"}
@@ -80,6 +81,10 @@ _SAME = words("resolve absolute as_posix")
 """Methods of a path that name the same file."""
 _READERS = {f"from_{reader}": reader for reader in ("json", "csv", "parquet")}
 """Methods of datasets.Dataset that read files as load_dataset does."""
+_MODELS = words("prepare_model_for_kbit_training create_reference_model deepcopy")
+"""Functions that return a model with the same weights."""
+_TOKENIZER = words("padding_side truncation_side model_max_length add_eos_token add_bos_token chat_template")
+"""Arguments of a tokenizer that change its tokens."""
 _ALIKE = words(
     "streaming num_proc cache_dir keep_in_memory download_mode download_config verification_mode "
     "ignore_verifications save_infos features trust_remote_code token use_auth_token storage_options task"
@@ -103,6 +108,7 @@ class Follower:
         others: constructed trainers without a counterpart here.
         unsure: why it is unknown whether, or how often, the current statement runs; "" if it is known.
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
+        tokenizers: the tokenizers that from_pretrained loads.
         frozen: what the script assigns to requires_grad of some weights.
     """
 
@@ -113,6 +119,7 @@ class Follower:
     unsure: str = ""
     changed_within: str = ""
     frozen: list[Arg] = field(default_factory=list)
+    tokenizers: list[Made] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
 
@@ -485,7 +492,9 @@ class Follower:
             lora = Made("lora", named, node) if cls in UNSLOTHS else given.value if given else None
             return model.but(told={**model.told, "lora": Arg(lora, given.node if given else node, node)})
         if last.endswith("Trainer") and not last.startswith("Patch"):
-            for key, each in zip(("model", "args", "data_collator", "train_dataset"), at, strict=False):
+            second = ("ref_model",) if last in ("DPOTrainer", "KTOTrainer") else ()
+            names = ("model", *second, "args", "data_collator", "train_dataset", "eval_dataset")
+            for key, each in zip(names, at, strict=False):
                 named.setdefault(key, each)
             looped = self.unsure.startswith(("the for", "the while"))
             made = Made(last, named, node, told={"unsure": at[0]} if looped else {})
@@ -509,7 +518,7 @@ class Follower:
             if part and re.search(r"<\|channel\|>final|</think>", str(part.value)):
                 args[0].told["response_part"] = part
             return args[0]
-        if last == "prepare_model_for_kbit_training" and args:
+        if last in _MODELS and args and isinstance(args[0], Made):
             return args[0]
         if last == "load_dataset":
             return self.data(node, at, named)
@@ -555,8 +564,12 @@ class Follower:
 
     def pretrained(self, node: ast.Call, cls: str, at: list[Arg], named: dict[str, Arg]) -> Any:
         if "Tokenizer" in cls or "Processor" in cls:
-            return Made("tokenizer", {}, node)
-        first = "model_name" if cls in UNSLOTHS else "pretrained_model_name_or_path"
+            name = at[0] if at else named.get(PATH)
+            own = {"tokenizer": name} if name else {}
+            own |= {key: each for key, each in named.items() if key in _TOKENIZER}
+            self.tokenizers.append(Made("tokenizer", own, node))
+            return self.tokenizers[-1]
+        first = "model_name" if cls in UNSLOTHS else PATH
         named = {**({first: at[0]} if at else {}), **named}
         language = re.fullmatch(
             r"Auto\w*ForCausalLM|\w+ForCausalLM|AutoModelForImageTextToText|\w+ForConditionalGeneration", cls
@@ -586,8 +599,10 @@ class Follower:
         named = self.keywords(node, env)
         value = found[0] if found else named.get("text", Arg(None, node, node)).value
         text = Text.of([value]) if not isinstance(value, list) else None
-        length = {"max_length": named["max_length"]} if "max_length" in named else {}
-        return Made("tokens", {}, node, {"text": text}, told=length) if text else self.unknown(node)
+        told = {"max_length": named["max_length"]} if "max_length" in named else {}
+        if text and not (text.pieces and isinstance(text.pieces[-1], End)):
+            told["add_special_tokens"] = Arg(True, node, node.func)
+        return Made("tokens", {}, node, {"text": text}, told=told) if text else self.unknown(node)
 
     def method(self, node: ast.Call, owner: Any, name: str, env: ChainMap[str, Any]) -> Any:
         args, named = self.several(node.args, env), self.keywords(node, env)
@@ -616,6 +631,8 @@ class Follower:
         if isinstance(owner, Chat) and name == "removeprefix":
             return owner  # the template's bos_token, which the tokenizer would otherwise write twice
         if isinstance(owner, Made) and owner.kind == "ids" and name in ("copy", "append"):
+            if name == "append":
+                owner.told.pop("add_special_tokens", None)
             return owner  # labels, and the eos_token, which a run writes anyway
         if isinstance(owner, Made) and name == "add_callback" and args:
             before = owner.args["callbacks"].value if "callbacks" in owner.args else []

@@ -19,6 +19,7 @@ from typing import Any
 
 from recipec.compiler.port.follow import (
     CONFIG,
+    PATH,
     STOPPING,
     STOPS,
     TRAINERS,
@@ -294,10 +295,21 @@ class _Assembly:
             raise self.refused(
                 "E1149", message, "a recipe trains LoRA's adapters, or the whole model", lora.node
             )
-        for key in ("tokenizer", "processing_class"):
-            tokenizer = given.pop(key, None)
-            if tokenizer and isinstance(tokenizer.value, Made):
-                self.put_all("tokenizer", tokenizer.value.args)
+        path = of_model.get("model_name", of_model.get(PATH, model))
+        found = [given.pop(key, None) for key in ("tokenizer", "processing_class")]
+        own = next((each.value for each in found if each and isinstance(each.value, Made)), None)
+        if own is None and tool == "Trainer" and len(self.follower.tokenizers) == 1:
+            own = self.follower.tokenizers[0]  # it made the rows
+        if own is not None:
+            told = dict(own.args)
+            if "tokenizer" in told and path and _alike(told["tokenizer"], path):
+                del told["tokenizer"]
+            self.put_all("tokenizer", told)
+        reference = given.get("ref_model")
+        if reference and isinstance(reference.value, Made) and PATH in reference.value.args:
+            other = reference.value.args[PATH]
+            alike = path is not None and _alike(other, path)
+            given["ref_model"] = replace(reference, value=None if alike else other.value)
         train, function = given.pop("train_dataset", None), given.pop("formatting_func", None)
         held = given.pop("eval_dataset", None)
         self.put_all("trainer", {**given, **trainer.told})
@@ -549,6 +561,7 @@ class _Assembly:
             }
         else:
             talk = next((made[name] for name in ("messages", "conversations") if name in made), None)
+            talk = Chat(talk) if isinstance(talk, Column) else talk
             pair = {name: made[name] for name in ("prompt", "completion") if name in made}
             content = made.get(column) or made.get("text") or talk or (pair if len(pair) == 2 else None)
             if content is None and not by_hand:
@@ -567,6 +580,11 @@ class _Assembly:
 def key_is_off(made: Made, key: str) -> bool:
     """Return whether a switch that is on by default is turned off."""
     return key in made.args and made.args[key].value is False
+
+
+def _alike(one: Arg, other: Arg) -> bool:
+    """Return whether two arguments have the same value, even if it is unknown."""
+    return one.value == other.value or ast.dump(one.node) == ast.dump(other.node)
 
 
 def _name_of(value: Any) -> str:

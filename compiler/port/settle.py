@@ -124,6 +124,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "name_module_trainable": "freeze_trainable_modules",
         "num_layer_trainable": "freeze_trainable_layers",
         "hf_auth_token": "hf_hub_token",
+        "new_special_tokens": "add_special_tokens",
         "swanlab_experiment_name": "swanlab_run_name",
     },
     "swift": {**_TRAINER, "train_type": "tuner_type", "custom_register_path": "external_plugins"},

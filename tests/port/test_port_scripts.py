@@ -306,6 +306,20 @@ def test_function_that_builds_messages_becomes_chat_transform() -> None:
     assert converted(made, {"ask": "why?", "say": "so"}) == {"messages": turns}
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rename_column('conversations', 'messages')",
+        "map(lambda row: {'messages': row['conversations']})",
+    ],
+)
+def test_a_column_that_is_named_messages_is_conversations(call: str) -> None:
+    made = ported(f"{HEAD}rows = rows.{call}\n{SFT}")
+    assert (value(made, "data.format"), value(made, "data.fields")) == ("chat", None)
+    made = ported(f"{HEAD}rows = rows.rename_column('messages', 'talks')\n{SFT}")
+    assert codes(made) == ["W1168"]
+
+
 def test_tokenizing_function_becomes_text_format_and_max_length() -> None:
     run = "Trainer(model, TrainingArguments(gradient_accumulation_steps=4), train_dataset=rows)\n"
     load = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")\n'
@@ -315,6 +329,13 @@ def test_tokenizing_function_becomes_text_format_and_max_length() -> None:
     paths = ("data.format", "data.max_length", "train.optimizer.learning_rate", "data.packing")
     assert [value(made, path) for path in paths] == ["text", 64, 5e-5, False]
     assert converted(made, {"title": "a", "body": "b"}) == {"text": "a: b"}
+    verdicts = {row.key: row.verdict.value for row in made.rows}
+    assert verdicts["add_special_tokens"] == "approximated"  # the recipe's texts end with the eos_token
+    other = tokenizer.replace('8B"', '8B-Base", add_eos_token=True')
+    made = ported(HEAD + load + other + TOKENS + run)
+    assert value(made, "model.tokenizer") == "Qwen/Qwen3-8B-Base"
+    verdicts = {row.key: row.verdict.value for row in made.rows}
+    assert verdicts["add_special_tokens"] == "exact"
 
 
 def test_function_that_builds_answer_pairs_becomes_preference_data() -> None:
@@ -482,6 +503,54 @@ def test_what_a_script_does_to_the_model_is_told(text: str, told: str | None) ->
     made = ported(HEAD + LOADED + text + "\n" + GIVEN)
     assert made.whole
     assert [row.key for row in made.rows if row.verdict.value == "unsupported"] == [told] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [('"Qwen/Qwen3-8B"', None), ('"Qwen/Qwen3-8B-Base"', "Qwen/Qwen3-8B-Base")],
+)
+def test_the_tokenizer_of_another_model_is_the_recipes(name: str, expected: str | None) -> None:
+    loaded = LOADED.replace(
+        'Tokenizer.from_pretrained("Qwen/Qwen3-8B")', f"Tokenizer.from_pretrained({name})"
+    )
+    made = ported(HEAD + loaded + "tokenizer.padding_side = 'right'\n" + GIVEN)
+    assert value(made, "model.tokenizer") == expected and made.whole
+    assert "unsupported" not in [row.verdict.value for row in made.rows]
+
+
+def test_an_unknown_tokenizer_is_the_models_if_both_have_one_name() -> None:
+    loaded = LOADED.replace('"Qwen/Qwen3-8B"', "NAME")
+    made = ported(f"{HEAD}NAME = input()\n{loaded}{GIVEN}", sets=("model_name_or_path=Qwen/Qwen3-8B",))
+    assert made.whole and value(made, "model.tokenizer") is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "codes_of"),
+    [
+        ('AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")', []),
+        ("deepcopy(model)", []),
+        ('AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B-Base")', ["E1180"]),
+    ],
+)
+def test_a_reference_by_position_is_the_model_or_refused(reference: str, codes_of: list[str]) -> None:
+    run = f"DPOTrainer(model, {reference}, args=DPOConfig(beta=0.2), train_dataset=rows)\n"
+    assert codes(ported(HEAD + LOADED + run)) == codes_of
+
+
+@pytest.mark.parametrize(
+    ("argument", "path", "expected"),
+    [
+        ("layers_to_transform=[0, 1]", "lora.layers", [0, 1]),
+        ("rank_pattern={'q_proj': 8}", "lora.rank_pattern", {"q_proj": 8}),
+        ("exclude_modules=['v_proj']", "lora.targets", ["q_proj"]),
+        ("finetune_last_n_layers=4", "lora.layers", "32-35"),
+    ],
+)
+def test_adapters_of_some_modules_are_the_recipes(argument: str, path: str, expected: Any) -> None:
+    targets = f"target_modules=['q_proj', 'v_proj'], {argument}"
+    model = UNSLOTH.replace("r=32", f"{targets}, r=32")
+    made = ported(HEAD + model + "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_steps=9))\n")
+    assert made.whole and value(made, path) == expected
 
 
 SECRETS = ("hf_" + "a1B2" * 6, "my-own-secret-word")

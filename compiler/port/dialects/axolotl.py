@@ -26,6 +26,7 @@ from recipec.compiler.port.meaning import (
 )
 from recipec.compiler.port.meaning.adapters import Chosen
 from recipec.compiler.port.meaning.sharding import Launch
+from recipec.compiler.port.meaning.training import EPOCH, EVERY
 from recipec.compiler.wording import listing
 from recipec.runtime.training.objectives import OBJECTIVES
 
@@ -38,12 +39,6 @@ MARKS = words(
     pad_to_sequence_len"""
 )
 
-EVERY = 100
-"""A recipe's default for train.eval_every and checkpoint.every_steps."""
-EPOCH = (
-    "the interval depends on the number of rows, which is not known yet; recipec does it "
-    f"every {EVERY} steps, and at the end"
-)
 UNCAST = (
     "recipec trains embeddings and norms in bfloat16 too; without flash attention, "
     "Axolotl trains them in float32"

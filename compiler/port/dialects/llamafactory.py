@@ -103,8 +103,8 @@ def port(ledger: Ledger) -> None:
     trainer.bookkeeping(keys)
     if not keys.flag("create_new_adapter"):
         say_start(keys, "adapter_name_or_path", of_base=True)
+    say_tokens(keys, "add_special_tokens", "resize_vocab")
     keys.follow(KEYS, OFF)
-    say_tokens(keys, "add_special_tokens")
     say_common(keys, NAME)
 
 

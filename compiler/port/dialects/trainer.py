@@ -5,17 +5,13 @@ The JSON may contain keys of transformers' example scripts: the model, the data 
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from recipec.compiler.port.common import say_common
-from recipec.compiler.port.keys import Keys, as_number, defaults_of, table, words
+from recipec.compiler.port.keys import Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, datasets, models, templates, trainer, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.source import Source
-from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 
 NAME = "trainer"
@@ -27,10 +23,12 @@ MARKS = words(
     validation_file dataset_config_name block_size preprocessing_num_workers adam_epsilon"""
 )
 KEYS = table("""
-files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision
+files config_name cache_dir use_fast_tokenizer token use_auth_token model_revision
     preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
 exact torch_dtype dtype: it gives model.dtype, together with bf16 and fp16
-exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
+exact tokenizer_name: the model's own
+exact dataset_config_name: part of data.train
+exact validation_file validation_split_percentage: the run does not evaluate
 exact model_type: model_name_or_path gives the model
 learned config_overrides: recipec uses config.json unchanged
 exact attn_implementation: the same attention, without a fused kernel
@@ -78,8 +76,10 @@ def port(ledger: Ledger) -> None:
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Named | None:
-    """Record the adapter's base, or the example scripts' model_name_or_path."""
+    """Record the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
     models.say_flash(keys)
+    if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
+        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
     base = "base_model_name_or_path"
     if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
         return models.say_model(keys, "model_name_or_path", "model_revision")
@@ -166,7 +166,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
         keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
     keys.follow(SIZES)
     _targets(keys, named)
-    _patterns(keys)
+    adapters.say_patterns(keys)
     adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
     ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     keys.follow(adapters.FEATURES)
@@ -177,15 +177,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
 def _targets(keys: Keys, named: Named | None) -> None:
     model = named.model if named else None
     spec = keys.texts("target_modules")
-    layers = keys.value("layers_to_transform")
-    layers = [layers] if isinstance(layers, int) else layers
-    if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
-        message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
-        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
-        layers = None
-    pattern = keys.texts("layers_pattern")
-    usual: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
-    layers = layers if pattern in usual else None
+    layers = adapters.layers_of(keys)
     given = keys.texts("target_parameters") or []
     parameters = [given] if isinstance(given, str) else given
     exclude = keys.texts("exclude_modules")
@@ -193,27 +185,4 @@ def _targets(keys: Keys, named: Named | None) -> None:
     adapters.say_parameters(keys, "target_parameters", chosen)
     adapters.say_dropout(keys, chosen)
     keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
-    keys.unless("layers_pattern", usual, "the decoder's layers are counted")
-
-
-def _patterns(keys: Keys) -> None:
-    """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
-    for key, target, kind in (
-        ("rank_pattern", "lora.rank_pattern", int),
-        ("alpha_pattern", "lora.alpha_pattern", float),
-    ):
-        found = keys.mapping(key)
-        made: dict[str, Any] = {}
-        for name, value in found.items():
-            number = as_number(value)
-            if number is None or isinstance(value, str) or number <= 0:
-                message = f"{key}: {value!r} is not a number above zero"
-                keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
-                break
-            made[_spelling(str(name))] = kind(number)
-        keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
-
-
-def _spelling(name: str) -> str:
-    """Remove from a PEFT pattern the prefix of full names, which a recipe's targets do not have."""
-    return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
+    keys.unless("layers_pattern", adapters.USUAL, "the decoder's layers are counted")

@@ -45,6 +45,8 @@ MARKS = words(
 )
 
 KEYS = table("""
+speed gradient_checkpointing_use_reentrant use_num_logits_to_keep use_logits_to_keep dataset_batch_size
+    num_of_sequences chars_per_token
 exact env: environment variables, which recipec's scripts do not read
 lost activation_offloading=false: recipec keeps activations on the devices: more memory, the same numbers
 exact attn_implementation: the same attention, without a fused kernel
@@ -152,6 +154,8 @@ def _launch(keys: Keys) -> Launch:
 
 def _model(keys: Keys) -> Named | None:
     named = models.say_model(keys, "model_name_or_path", "model_revision")
+    if keys.source.script and (tokenizer := keys.text("tokenizer")):
+        keys.say("tokenizer", {"model.tokenizer": tokenizer})
     models.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
     keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
@@ -180,7 +184,11 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
     given = keys.texts("lora_target_parameters") or []
     parameters = [given] if isinstance(given, str) else given
-    chosen = adapters.say_targets(keys, "lora_target_modules", model, spec, parameters=parameters)
+    layers, exclude = adapters.layers_of(keys), keys.texts("exclude_modules")  # only in Python scripts
+    if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
+        layers = list(range(model.architecture.num_layers))[-last:]
+    chosen = adapters.say_targets(keys, "lora_target_modules", model, spec, layers, exclude, parameters)
+    adapters.say_patterns(keys)
     adapters.say_parameters(keys, "lora_target_parameters", chosen)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     bits = 4 if four else 8 if eight else None
@@ -547,19 +555,12 @@ def _mixture(keys: Keys) -> str | None:
             "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]"
         )
         return None
-    made: list[Any] = []
-    first = None
-    for index, entry in enumerate(entries):
-        one = keys.below(f"datasets[{index}]", {"split": "train"})
-        found = _entry(one)
-        if found is not None:
-            made.append(found)
-            first = first or str(entry.get("path"))
-    keys.ledger.set("data.train", made)
+    made = [_entry(keys.below(f"datasets[{index}]", {"split": "train"})) for index in range(len(entries))]
+    keys.ledger.set("data.train", [one for one in made if one is not None])
     names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
     keys.unused(names, "datasets overrides it")
     _held_out(keys, {})
-    return first
+    return _rows(keys)[1]
 
 
 def _entry(keys: Keys) -> Any:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.port.keys import Keys, as_number, table
 from recipec.compiler.port.meaning import experts
 from recipec.compiler.port.names import known, of_model
 from recipec.compiler.wording import listing
 from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.runtime.peft.adapter import EMBEDDED
+from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
@@ -149,6 +150,44 @@ def say_tokens(keys: Keys, key: str) -> None:
         keys.refuse(key, "E1160", f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
         return
     keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
+
+
+USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
+"""The values of PEFT's layers_pattern that name the decoder's layers."""
+
+
+def layers_of(keys: Keys) -> list[int] | None:
+    """Return PEFT's layers_to_transform, None for all layers."""
+    layers = keys.value("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
+        message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
+        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
+        return None
+    return layers if keys.texts("layers_pattern") in USUAL else None
+
+
+def say_patterns(keys: Keys) -> None:
+    """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
+    for key, target, kind in (
+        ("rank_pattern", "lora.rank_pattern", int),
+        ("alpha_pattern", "lora.alpha_pattern", float),
+    ):
+        found = keys.mapping(key)
+        made: dict[str, Any] = {}
+        for name, value in found.items():
+            number = as_number(value)
+            if number is None or isinstance(value, str) or number <= 0:
+                message = f"{key}: {value!r} is not a number above zero"
+                keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
+                break
+            made[_spelling(str(name))] = kind(number)
+        keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
+
+
+def _spelling(name: str) -> str:
+    """Remove from a PEFT pattern the prefix of full names, which a recipe's targets do not have."""
+    return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
 
 
 def say_dropout(keys: Keys, chosen: Chosen | None) -> None:

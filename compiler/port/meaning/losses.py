@@ -26,6 +26,7 @@ exact f_divergence_type: dpo's own
 exact f_alpha_divergence_coef discopop_tau: a setting of a loss that the run does not have
 exact label_smoothing: the loss does not read it
 learned loss_weights=null/[1.0]/[1]: recipec's only loss has the weight 1
+learned rpo_alpha=null/0/0.0: recipec does not add the supervised loss of the chosen answer
 learned ld_alpha=null/1.0: recipec counts tokens beyond the shorter answer in full
 learned use_weighting=false: recipec does not weight pairs
 learned sync_ref_model=false: recipec's reference stays the model that training starts from

@@ -133,13 +133,18 @@ exact full_finetuning load_in_16bit: whether the run trains adapters, and on whi
 learned finetune_language_layers=null/true: recipec trains the language layers
 exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
 exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
-lost finetune_last_n_layers=null: recipec puts adapters on all layers
+exact finetune_last_n_layers layers_to_transform exclude_modules: part of lora.targets and lora.layers
+lost layers_pattern=layers/null/[]: the decoder's layers are counted
 learned qat_scheme=null: recipec rounds nothing during training
 learned embedding_learning_rate=null: recipec uses one learning rate for all parameters
 learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
+exact padding_side pad_token_id: padding is neither trained on nor attended to
+lost truncation_side=right: recipec truncates the end of a sample
+lost model_max_length: recipec truncates samples only at data.max_length
+lost add_eos_token=null add_bos_token=null: recipec writes the tokens that the tokenizer writes by itself
 learned ref_model=null: recipec's reference is the model that training starts from
 learned resize_model_vocab=null: recipec does not train new tokens
 learned text_only=false/true: recipec trains only the text model
@@ -151,14 +156,12 @@ learned resize_token_embeddings: recipec does not train new tokens: tokenizer an
     own
 learned loftq_config=null/{}: recipec's initial adapters do not compensate for quantization errors
 learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
-learned layers_to_transform=null layers_pattern=null exclude_modules=null: recipec puts the same adapters on
-    all layers
-learned rank_pattern=null/{} alpha_pattern=null/{}: recipec has one rank and one alpha for all adapters
 exact peft_type inference_mode auto_mapping: it describes the adapters
 files token use_auth_token fix_tokenizer use_exact_model_name data_files
 speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
     float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
+exact formatting_func: it makes no column that is trained on
 exact standardize_sharegpt: recipec reads both ways of writing conversations
 exact shuffle: recipec shuffles the rows again in each epoch
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
@@ -203,6 +206,8 @@ def say_rows(keys: Keys, script: Script) -> str:
             "completion trains on the part"
         )
         keys.refuse("assistant_only_loss", "E1145", message, help)
+    ends = "recipec ends each text with the eos_token; the tokenizer alone does not"
+    keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
     if keys.given("dataset_text_field"):
         keys.same("dataset_text_field", note="the column that the function makes")
     return form

@@ -362,12 +362,15 @@ def evaluation(keys: Keys) -> bool:
     """
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
-    note = "no evaluation" if strategy == "no" else f"the run evaluates by {strategy}"
-    keys.same("eval_strategy", note=note)
     if strategy == "steps" and every is not None and every >= 1:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
         keys.ledger.set("train.eval_every", int(every))
         keys.same(name, {"train.eval_every": int(every)})
+    elif strategy != "no":
+        name = "eval_steps" if strategy == "steps" and keys.given("eval_steps") else "eval_strategy"
+        keys.say(name, {"train.eval_every": training.EVERY}, training.EPOCH)
+    note = "no evaluation" if strategy == "no" else f"the run evaluates by {strategy}"
+    keys.same("eval_strategy", note=note)
     keys.same("eval_steps", note="it affects how often the run evaluates")
     return strategy != "no"
 

@@ -452,6 +452,12 @@ def directory(keys: Keys, key: str) -> None:
     keys.same(key, note=FOLDER)
 
 
+EVERY = 100
+"""A recipe's default for train.eval_every and checkpoint.every_steps."""
+EPOCH = (
+    "the interval depends on the number of rows, which is not known yet; recipec does it "
+    f"every {EVERY} steps, and at the end"
+)
 SERVICES = (
     ("wandb", PROJECT, "huggingface", BY_ENVIRONMENT),
     ("mlflow", EXPERIMENT, "Default", BY_MLFLOW),
