@@ -14,15 +14,27 @@ VOCAB = 509
 """A prime, so that no mesh axis divides it unless a test asks for another."""
 
 
-def gemma4_text(**overrides: Any) -> dict[str, Any]:
-    """Return fields of Gemma4TextConfig: five sliding layers and one full layer."""
+def _fields(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a text model's configuration, with its own in addition or instead."""
     return {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        **own,
+    }
+
+
+def gemma4_text(**overrides: Any) -> dict[str, Any]:
+    """Return fields of Gemma4TextConfig: five sliding layers and one full layer."""
+    own = {
+        "num_hidden_layers": 6,
         "head_dim": 16,
         "global_head_dim": 32,
         "num_global_key_value_heads": 2,
@@ -32,12 +44,8 @@ def gemma4_text(**overrides: Any) -> dict[str, Any]:
         "vocab_size_per_layer_input": VOCAB,
         "num_kv_shared_layers": 0,
         "final_logit_softcapping": 30.0,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-        **overrides,
     }
+    return _fields(own | overrides)
 
 
 GEMMA4_AUDIO: dict[str, Any] = {
@@ -127,54 +135,28 @@ def make_gemma4_unified(directory: Path, shards: int = 1, seed: int = 0, **overr
     return write(transformers.Gemma4UnifiedForConditionalGeneration, config, directory, shards, seed)
 
 
-def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a text-only Gemma 3 checkpoint in float32 and return transformers' model.
+def _causal(name: str, fields: Mapping[str, Any], directory: Path, shards: int, seed: int) -> Any:
+    """Write a text-only checkpoint in float32 and return transformers' model.
 
     Args:
+        name: the start of the names of its classes.
+        fields: fields of its configuration.
         directory: the new folder.
         shards: minimum number of weight files.
         seed: the weights' seed.
-        overrides: fields of Gemma3TextConfig.
     """
     import transformers
 
-    config = transformers.Gemma3TextConfig(
-        **{
-            "vocab_size": VOCAB,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 16,
-            "sliding_window": 8,
-            "max_position_embeddings": 512,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "bos_token_id": 2,
-            **overrides,
-        }
+    config = getattr(transformers, f"{name}Config")(**_fields(fields))
+    return write(
+        getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM"), config, directory, shards, seed
     )
-    return write(transformers.Gemma3ForCausalLM, config, directory, shards, seed)
 
 
-def _dense(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that Llama's, Qwen 2's and Qwen 3's configurations share."""
-    return {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-        **overrides,
-    }
+def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Write a Gemma 3 checkpoint."""
+    own = {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+    return _causal("Gemma3Text", own | overrides, directory, shards, seed)
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -190,44 +172,21 @@ frequency, the second's is interpolated, and the others' are divided by 8."""
 
 
 def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Llama 3 checkpoint in float32 and return transformers' model.
-
-    It has a separate output head and scaled frequencies.
-
-    Args:
-        directory: the new folder.
-        shards: minimum number of weight files.
-        seed: the weights' seed.
-        overrides: fields of LlamaConfig.
-    """
-    import transformers
-
-    config = transformers.LlamaConfig(**_dense({"rope_parameters": dict(LLAMA3_ROPE), **overrides}))
-    return write(transformers.LlamaForCausalLM, config, directory, shards, seed)
+    """Write a Llama 3 checkpoint with a separate output head and scaled frequencies."""
+    own = {"head_dim": 16, "rope_parameters": dict(LLAMA3_ROPE)}
+    return _causal("Llama", own | overrides, directory, shards, seed)
 
 
 def make_qwen2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Qwen 2.5 checkpoint in float32 with a tied head; return transformers' model, as make_llama.
-
-    Args:
-        overrides: fields of Qwen2Config.
-    """
-    import transformers
-
-    config = transformers.Qwen2Config(**_dense({"tie_word_embeddings": True, **overrides}))
-    return write(transformers.Qwen2ForCausalLM, config, directory, shards, seed)
+    """Write a Qwen 2.5 checkpoint with a tied head."""
+    own = {"head_dim": 16, "tie_word_embeddings": True}
+    return _causal("Qwen2", own | overrides, directory, shards, seed)
 
 
 def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Qwen 3 checkpoint in float32 with a tied head; return transformers' model, as make_llama does.
-
-    Args:
-        overrides: fields of Qwen3Config.
-    """
-    import transformers
-
-    config = transformers.Qwen3Config(**_dense({"tie_word_embeddings": True, "head_dim": 32, **overrides}))
-    return write(transformers.Qwen3ForCausalLM, config, directory, shards, seed)
+    """Write a Qwen 3 checkpoint with a tied head."""
+    own = {"head_dim": 32, "tie_word_embeddings": True}
+    return _causal("Qwen3", own | overrides, directory, shards, seed)
 
 
 TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
@@ -287,105 +246,44 @@ GEMMA4_EXPERTS: dict[str, Any] = {
 
 
 def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Gemma 2 checkpoint in float32 and return transformers' model.
+    """Write a Gemma 2 checkpoint.
 
     The soft-caps are low enough to bend the scores. The scores are scaled by another number than the head
     size, as in the 27B. Attention is transformers' eager one, because its other ones ignore the soft-cap.
-
-    Args:
-        directory: the new folder.
-        shards: minimum number of weight files.
-        seed: the weights' seed.
-        overrides: fields of Gemma2Config.
     """
-    import transformers
+    own = {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 2.0,
+        "attn_implementation": "eager",
+    }
+    return _causal("Gemma2", own | overrides, directory, shards, seed)
 
-    config = transformers.Gemma2Config(
-        **{
-            "vocab_size": VOCAB,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 8,
-            "attn_logit_softcapping": 2.0,
-            "max_position_embeddings": 512,
-            "attn_implementation": "eager",
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "bos_token_id": 2,
-            **overrides,
-        }
-    )
-    return write(transformers.Gemma2ForCausalLM, config, directory, shards, seed)
+
+ODD_WIDTHS = {
+    "hidden_size": 48,
+    "intermediate_size": 90,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
 
 
 def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Helium checkpoint in float32 and return transformers' model.
-
-    Attention has biases and rotates neighboring features, and the feed-forward width is odd.
-
-    Args:
-        directory: the new folder.
-        seed: the weights' seed.
-        overrides: fields of HeliumConfig.
-    """
-    import transformers
-
-    config = transformers.HeliumConfig(
-        **{
-            "vocab_size": VOCAB,
-            "hidden_size": 48,
-            "intermediate_size": 90,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "attention_bias": True,
-            "max_position_embeddings": 512,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "bos_token_id": 2,
-            **overrides,
-        }
-    )
-    return write(transformers.HeliumForCausalLM, config, directory, 1, seed)
+    """Write a Helium checkpoint, whose attention has biases and rotates neighboring features."""
+    own = {**ODD_WIDTHS, "head_dim": 8, "attention_bias": True}
+    return _causal("Helium", own | overrides, directory, 1, seed)
 
 
 def make_bamba(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Bamba checkpoint in float32 and return transformers' model.
-
-    It has one layer of Mamba 2 and one of attention. Its chunks do not divide a row.
-
-    Args:
-        directory: the new folder.
-        seed: the weights' seed.
-        overrides: fields of BambaConfig.
-    """
-    import transformers
-
-    config = transformers.BambaConfig(
-        **{
-            "vocab_size": VOCAB,
-            "hidden_size": 48,
-            "intermediate_size": 90,
-            "num_hidden_layers": 2,
-            "attn_layer_indices": [1],
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "mamba_n_heads": 12,
-            "mamba_d_head": 8,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 12,
-            "mamba_chunk_size": 5,
-            "max_position_embeddings": 512,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "bos_token_id": 2,
-            **overrides,
-        }
-    )
-    return write(transformers.BambaForCausalLM, config, directory, 1, seed)
+    """Write a Bamba checkpoint: a layer of Mamba 2, whose chunks do not divide a row, and attention."""
+    own = {
+        **ODD_WIDTHS,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 12,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 12,
+        "mamba_chunk_size": 5,
+    }
+    return _causal("Bamba", own | overrides, directory, 1, seed)

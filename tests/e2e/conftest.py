@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import gemma3_answers
-from tests.e2e import docker_engine, gemma3, serving_artifacts, serving_image
+from tests.e2e import chromium, docker_engine, gemma3, serving_artifacts, serving_image
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +53,10 @@ def vllm_image(engine: docker_engine.Engine) -> str:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> serving_artifacts.Tiny:
     """Make and merge a tiny Gemma 4, with its adapter."""
     return serving_artifacts.tiny_gemma4(tmp_path_factory.mktemp("tiny-gemma4"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Tab]:
+    """Open a tab for the pages of a module."""
+    with chromium.tab(tmp_path_factory.mktemp("profile")) as one:
+        yield one

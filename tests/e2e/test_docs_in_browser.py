@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chromium import Tab, cases, tab
+from tests.e2e.chromium import Tab, cases
 from tests.waiting import until
 
 PAGES = ("architecture", "index", "start", "comparison", "commands", "language/train", "diagnostics/mesh")
@@ -67,12 +67,6 @@ def address(site: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with tab(tmp_path_factory.mktemp("profile")) as one:
-        yield one
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 
 from recipec.compiler.plan.page import page
 from recipec.compiler.plan.results import Plan, Search
-from tests.e2e.chromium import BEYOND, OVER_LEGENDS, SIDEWAYS, Tab, cases, tab
+from tests.e2e.chromium import BEYOND, OVER_LEGENDS, SIDEWAYS, Tab, cases
 from tests.plan import plans
 from tests.waiting import until
 
@@ -24,12 +24,6 @@ PAGES: dict[str, tuple[Callable[[], Plan], Callable[[], Search] | None]] = {
 }
 WINDOWS = ((360, "light"), (1440, "dark"))
 SERVING = [("KV cache", f"{'layers':<60}bytes a token\n{'50 local':<60}25,600")]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with tab(tmp_path_factory.mktemp("profile")) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from recipec.runtime.checkpoints.adapter_reader import (
     step_folders,
     unfinished,
 )
-from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.folder import output_folder
 from recipec.runtime.metrics import remote as remote_metrics
@@ -37,6 +36,7 @@ from recipec.runtime.model.adapters import build_adapters, lora_settings
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.locate import locate_model
+from tests.refusals import refusal
 from tests.remote.conftest import Bucket
 from tests.runtime import runs
 from tests.waiting import until
@@ -81,12 +81,6 @@ def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
         saving.begin_save(directory, save_it)
     manager.wait_until_finished()
     manager.close()
-
-
-def refusal(action: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action()
-    return caught.value
 
 
 def test_step_without_commit_marker_is_not_a_checkpoint(bucket: Bucket) -> None:

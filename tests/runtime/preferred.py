@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.runtime import training
 
 BETA, SMOOTHING = 0.3, 0.1
 PAIRS = [
@@ -96,3 +98,28 @@ def collated(trainer: Any) -> tuple[Any, dict[str, Any]]:
                 }
             )
     return inputs, interleaved(*halves)
+
+
+def fit_dpo(
+    built: Any, mesh: Any, folder: Path, batch: dict[str, np.ndarray], rate: float, until: int
+) -> None:
+    """Train with DPO on one batch up to a step, or continue to it from the folder's checkpoint."""
+    import optax
+
+    from recipec.runtime.data.batches import TrainingData
+    from recipec.runtime.interrupts import Interrupts
+    from recipec.runtime.metrics.loggers import Metrics
+
+    def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
+        while True:
+            yield batch
+
+    with mesh:
+        how = {"objective": "dpo", "beta": BETA, "every_steps": 2}
+        trainer = training.trainer(built, mesh, folder, optax.sgd(rate), 1, **how)
+        metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
+        try:
+            trainer.fit(TrainingData(batches, []), until, lambda step: rate, metrics, Interrupts())
+        finally:
+            metrics.close()
+            trainer.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,13 @@ from tests.runtime import training
 from tests.runtime.decoders import LIMIT, make
 from tests.runtime.references import reference, twenty_steps
 
+pytestmark = pytest.mark.usefixtures("highest")
+
 EXPERTS, PER_TOKEN = 7, 3
 WEIGHT = 0.3
 """A weight of the load-balancing loss far above real ones, so that it shows in the gradients."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LAYERS = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Iterator[None]:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 def packed() -> dict[str, np.ndarray]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipec.runtime.errors import UserError
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from recipec.runtime.weights.headers import ITEM_BYTES
 from recipec.runtime.weights.locate import locate_model
 from recipec.runtime.weights.safetensors_files import DTYPES, write_arrays
 from tests import tiny
+from tests.refusals import message
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(folder: Path, tmp_path: Path) -> Path:
     """Copy the checkpoint, so that a test may break it."""
     return shutil.copytree(folder, tmp_path / "copy")
-
-
-def message(action: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    return str(caught.value)
 
 
 def open_and_verify(directory: Path) -> HFCheckpoint:

@@ -43,14 +43,6 @@ ALONE = ("mistral-mistral3", "mistral4-mistral3")
 """Of the multimodal cases, one, and that of a family whose text model has no class in transformers' table."""
 
 
-@pytest.fixture
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
-
-
 @pytest.mark.usefixtures("highest")
 @pytest.mark.parametrize(
     "case",

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.runtime.decoders import CASES, CLOSED, EVERY, LIMIT, layers, make, marked
 from tests.runtime.references import twenty_steps
 
+pytestmark = pytest.mark.usefixtures("highest")
+
 AXES = {"fsdp": 2, "tp": 2}
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @pytest.mark.e2e

@@ -7,7 +7,7 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging.folder import LocalFolder, OutputFolder, RemoteFolder, output_folder, stale
+from tests.refusals import refusal
 
 
 class Bucket(MemoryFileSystem):
@@ -75,12 +76,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFol
     local = output_folder(f"file://{tmp_path}/a/b")
     assert isinstance(local, LocalFolder)
     yield local
-
-
-def refusal(action: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action()
-    return caught.value
 
 
 def test_folder_reads_back_written_files(folder: OutputFolder) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from recipec.runtime.options import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import reference_logits, twenty_steps
+
+pytestmark = pytest.mark.usefixtures("highest")
 
 STORED = json.loads((Path(__file__).parent / "torchao_rounding.json").read_text(encoding="utf-8"))
 """What torchao 0.18 computed: scripts/torchao_rounding.py."""
@@ -166,14 +167,6 @@ LORA: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], FakeQuantization, fl
 """Models, targets, what is rounded, and the largest difference of a loss. Gemma has keys and values in one
 array, of which only the values are adapted. An activation that float32's noise puts on the other side of a
 half moves by a whole code, and a loss by up to 1e-3; what is rounded moves the first loss by 0.1."""
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Iterator[None]:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @pytest.mark.parametrize("name", LORA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.preferred import BETA, collated, trainer_of
+from tests.runtime.preferred import collated, fit_dpo, trainer_of
 from tests.runtime.references import losses, split
 
 MESH = {"fsdp": 2, "tp": 2}
@@ -24,27 +23,10 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Train to a step, or continue to it from the folder's checkpoint, and return the model's arrays."""
     import jax
-    import optax
-
-    from recipec.runtime.data.batches import TrainingData
-    from recipec.runtime.interrupts import Interrupts
-    from recipec.runtime.metrics.loggers import Metrics
-
-    def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
-        while True:
-            yield batch
 
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(base, MESH, **model)
-        with mesh:
-            how = {"objective": "dpo", "beta": BETA, "every_steps": 2}
-            trainer = training.trainer(built, mesh, folder, optax.sgd(RATE), 1, **how)
-            metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
-            try:
-                trainer.fit(TrainingData(batches, []), until, lambda step: RATE, metrics, Interrupts())
-            finally:
-                metrics.close()
-                trainer.close()
+        fit_dpo(built, mesh, folder, batch, RATE, until)
     return training.arrays(built.model)
 
 

@@ -15,6 +15,8 @@ import pytest
 from tests import tiny
 from tests.runtime import training
 
+pytestmark = pytest.mark.usefixtures("highest")
+
 MESH = {"fsdp": 4, "tp": 2}
 SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -38,14 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return place
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)

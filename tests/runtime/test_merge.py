@@ -7,7 +7,6 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,6 @@ from recipec.runtime.checkpoints.adapter_reader import (
     saved_steps,
     step_losses,
 )
-from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import adapter_bytes
 from recipec.runtime.merging.plan import plan_merge, shard_bytes
@@ -33,15 +31,10 @@ from recipec.runtime.peft.exporting import write_weights
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
+from tests.refusals import message
 from tests.runtime.runs import lora_section, save_run, write_lock, write_merged
 
 MODEL = ModelSettings(id="./base", family="gemma4")
-
-
-def message(action: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    return str(caught.value)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from tests import tiny
 from tests.runtime import training
 from tests.runtime.references import reference_logits, twenty_steps
 
+pytestmark = pytest.mark.usefixtures("highest")
+
 LOGITS = 2e-4
 LOSS = 1e-4
 MESHES = [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}]
@@ -124,14 +126,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
         return made[kind]
 
     return get
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import reference_nf4
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "highest")
 """The dequantized models are one program."""
 
 MESH = {"fsdp": 4, "tp": 2}
@@ -77,14 +77,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def built(model: Path) -> Callable[[str | None], Any]:
     """Return a function that builds the model once with "nf4", "int8" or, for None, float32 weights."""
     return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=targets(model))[1])
-
-
-@pytest.fixture(autouse=True)
-def highest() -> Any:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 def start(axes: dict[str, int]) -> Any:

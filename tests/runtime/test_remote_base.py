@@ -19,12 +19,12 @@ import pytest
 from recipec.compiler.lowering import catalog
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.runtime import addresses
-from recipec.runtime.errors import UserError
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from recipec.runtime.weights.locate import locate_model, open_base
 from tests.conftest import ROOT
+from tests.refusals import refusal
 
 MEMORY = fsspec.filesystem("memory")
 
@@ -42,12 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / ".gitattributes").write_text("*.safetensors filter=lfs")
     (target / "training_args.bin").write_bytes(b"x")
     return target
-
-
-def refusal(action: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action()
-    return caught.value
 
 
 @pytest.mark.parametrize("header_at_once", [headers.HEAD, 16])

@@ -19,6 +19,7 @@ from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, choose_s
 from recipec.runtime.checkpoints.staging import staged
 from recipec.runtime.errors import UserError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
+from tests.refusals import refusal
 from tests.runtime import runs
 
 MEMORY = fsspec.filesystem("memory")
@@ -57,12 +58,6 @@ def run(tmp_path: Path) -> Path:
     lines = [json.dumps({"step": step, "eval_loss": loss}) for step, loss in losses.items()]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     return folder
-
-
-def refusal(action: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action()
-    return caught.value
 
 
 def stage(address: str, which: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.preferred import BETA, collated, trainer_of
+from tests.runtime.preferred import collated, fit_dpo, trainer_of
 from tests.runtime.references import losses, save_adapter
 
 MESH = {"fsdp": 2, "tp": 2}
@@ -25,28 +24,11 @@ STEPS, RATE = 4, 1e-2
 def run(base: Path, folder: Path, batch: dict[str, np.ndarray], **found: int) -> dict[str, np.ndarray]:
     """Run DPO from the adapter next to the base to the last step, and return the trained arrays."""
     import jax
-    import optax
-
-    from recipec.runtime.data.batches import TrainingData
-    from recipec.runtime.interrupts import Interrupts
-    from recipec.runtime.metrics.loggers import Metrics
-
-    def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
-        while True:
-            yield batch
 
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(base, MESH, targets=TARGETS, start_from="adapter")
         training.start_from(mesh, built, base, folder, objective="dpo", **found)
-        with mesh:
-            how = {"objective": "dpo", "beta": BETA, "every_steps": 2}
-            trainer = training.trainer(built, mesh, folder, optax.sgd(RATE), 1, **how)
-            metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
-            try:
-                trainer.fit(TrainingData(batches, []), STEPS, lambda step: RATE, metrics, Interrupts())
-            finally:
-                metrics.close()
-                trainer.close()
+        fit_dpo(built, mesh, folder, batch, RATE, STEPS)
     return training.adapters(built)
 
 
