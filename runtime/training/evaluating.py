@@ -59,11 +59,16 @@ class Evaluating:
         """Return the mean loss over the evaluation data's targets."""
         losses = [self._loss_of(batch) for batch in self._data.evaluation]
         means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
-        self._report.metrics.log("eval", step, means)
-        self._report.say(eval_line(step, means))
+        loss = self.record(step, means)
         if self._data.prompts is not None:
             self._report.metrics.samples(step, self._answers(self._data.prompts))
-        return means["loss"]
+        return loss
+
+    def record(self, step: int, losses: Mapping[str, float]) -> float:
+        """Write and print an evaluation, and return its loss."""
+        self._report.metrics.log("eval", step, losses)
+        self._report.say(eval_line(step, losses))
+        return losses["loss"]
 
     def count(self, step: int, loss: float) -> bool:
         """Count an evaluation, and return whether its loss is the lowest so far."""

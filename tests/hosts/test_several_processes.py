@@ -52,7 +52,7 @@ def test_two_processes_stop_early_after_the_same_step(place: Path, lives: Lives)
     noted = """
 import os
 
-given = run_report.Report.evaluated
+given = Evaluating.record
 
 
 def noting(self, step, losses):
@@ -64,7 +64,7 @@ def noting(self, step, losses):
     return given(self, step, losses)
 
 
-run_report.Report.evaluated = noting
+Evaluating.record = noting
 """
     prelude = light({"fsdp": 2, "tp": 1}, more=STOPPING + noted)
     write_artifact(place / "patient", prelude=prelude, every=100, keep=1)

@@ -5,13 +5,13 @@ LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
 STOPPING = f"""
 import dataclasses
 
-from runtime.metrics import run_report
 from runtime.options import EarlyStopping
+from runtime.training.evaluating import Evaluating
 
 TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))
 CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)
-evaluated = run_report.Report.evaluated
-run_report.Report.evaluated = lambda self, step, losses: evaluated(
+record = Evaluating.record
+Evaluating.record = lambda self, step, losses: record(
     self, step, {{"loss": {LOSSES}[step]}}
 )
 """
