@@ -512,6 +512,13 @@ class Follower:
             return Made(
                 "tokenizer", {**before, **{k: v for k, v in named.items() if k == "chat_template"}}, node
             )
+        if (
+            last in ("setup_chat_format", "clone_chat_template")
+            and len(args) > 1
+            and isinstance(args[1], Made)
+        ):
+            args[1].args[last] = Arg(True, node, node.func)
+            return (*args[:2], []) if last == "clone_chat_template" else tuple(args[:2])
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
             part = at[2] if len(at) > 2 else named.get("response_part")

@@ -525,6 +525,18 @@ def test_an_unknown_tokenizer_is_the_models_if_both_have_one_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        "model, tokenizer = setup_chat_format(model, tokenizer)",
+        "m, t, _ = clone_chat_template(model, tokenizer, 'a/b')",
+    ],
+)
+def test_a_chat_format_that_the_script_sets_up_is_refused(call: str) -> None:
+    made = ported(f"{HEAD}{LOADED}{call}\n{GIVEN}")
+    assert codes(made)[-1] == "E1180" and "data.chat_template" in made.diagnostics[-1].message
+
+
+@pytest.mark.parametrize(
     ("reference", "codes_of"),
     [
         ('AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")', []),

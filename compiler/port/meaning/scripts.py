@@ -146,6 +146,8 @@ lost truncation_side=right: recipec truncates the end of a sample
 lost model_max_length: recipec truncates samples only at data.max_length
 lost add_eos_token=null add_bos_token=null: recipec writes the tokens that the tokenizer writes by itself
 learned ref_model=null: recipec's reference is the model that training starts from
+learned setup_chat_format=null clone_chat_template=null: recipec adds neither its template nor its tokens,
+    which data.chat_template and model.add_tokens can give
 learned resize_model_vocab=null: recipec does not train new tokens
 learned text_only=false/true: recipec trains only the text model
 log callbacks
