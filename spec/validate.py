@@ -133,6 +133,10 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
         return Diagnostic(
             "E0105", f"`{path}` must be a finite number, not {flow(value)}", path, _example(where, info)
         )
+    if kind == "string_pattern_mismatch" and where[-1] == "[key]":  # pydantic's place of a mapping's key
+        of = where[:-2]
+        message = f"{shown(value)} cannot be a key of `{paths.join(of)}`"
+        return Diagnostic("E0106", message, paths.join(where[:-1]), _example(of, field_at(of)), at_key=True)
     if kind == "string_pattern_mismatch":
         extra = info.json_schema_extra if info else None
         form = extra.get("x-form") if isinstance(extra, dict) else None
@@ -244,7 +248,8 @@ def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo |
             return f"`{_key(where, 'false')}`"
     if kind == "string_type" and isinstance(value, int | float):
         text = str(value).lower() if isinstance(value, bool) else flow(value)
-        return f"put quotes around it: `{_key(where, json.dumps(text))}`"
+        if _fits(where, text):
+            return f"put quotes around it: `{_key(where, json.dumps(text))}`"
     if kind == "list_type" and isinstance(value, str | int | float):
         return f"`{_key(where, '[' + flow(value) + ']')}`"
     if kind.startswith("model") and info is not None:
