@@ -246,7 +246,7 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
         "app": app,
         "pool": app[:POOL_NAME].rstrip("-"),
         "zone": shell_word(recipe.launch.zone or "ZONE"),
-        "buckets": _buckets(server),
+        "buckets": list(dict.fromkeys("/".join(w.address.split("/")[:3]) for w in _copied(server))),
         "by_hand": _by_hand(server, kept if taken else None),
     }
 
@@ -313,8 +313,3 @@ def _beside(artifact: str, folder: str) -> str:
 
 def _copied(server: Container) -> list[ServedWeights]:
     return [w for w in (server.model, server.adapter) if w is not None and w.kind == "bucket"]
-
-
-def _buckets(server: Container) -> list[str]:
-    """Return each bucket that weights are copied from, once."""
-    return [*dict.fromkeys("/".join(weights.address.split("/")[:3]) for weights in _copied(server))]
