@@ -118,23 +118,21 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
     """Build the contents of pins.json."""
     before = json.loads(PINS.read_text(encoding="utf-8"))
     versions = closure(TRAIN)
-    names = sorted(canonicalize_name(name) for name in TRAIN)
-    direct = {name: versions[name] for name in names}
-    transitive = {name: version for name, version in versions.items() if name not in direct}
-    trl = closure(TRL)
+    train, trl = beside({}, TRAIN), beside({}, TRL)
+    shared = {**trl["direct"], **trl["transitive"]}
     libtpu = {"libtpu": before["train-tpu"]["transitive"]["libtpu"]}
     return {
         "compile": {canonicalize_name(name): metadata.version(name) for name in COMPILE},
-        "train-cpu": {"direct": direct, "transitive": transitive},
+        "train-cpu": train,
         "train-tpu": {
-            "direct": {"jax[tpu]" if name == "jax" else name: version for name, version in direct.items()},
-            "transitive": dict(sorted({**transitive, **libtpu}.items())),
+            "direct": {"jax[tpu]" if name == "jax" else name: pin for name, pin in train["direct"].items()},
+            "transitive": dict(sorted({**train["transitive"], **libtpu}.items())),
         },
         "torchax": beside(versions, TORCHAX),
-        "trl": alone(TRL),
+        "trl": trl,
         "trl-quantized": before["trl-quantized"],
         "gcs": before["gcs"],
-        "wandb": beside({name: version for name, version in versions.items() if name in trl}, WANDB),
+        "wandb": beside({name: pin for name, pin in versions.items() if name in shared}, WANDB),
         "mlflow": before["mlflow"],
         "serve": before["serve"],
         "eval": before["eval"],
@@ -152,16 +150,6 @@ def beside(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[
     return {
         "direct": {name: public(version) for name, version in more.items() if name in direct},
         "transitive": {name: public(version) for name, version in more.items() if name not in direct},
-    }
-
-
-def alone(roots: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the packages with all their dependencies."""
-    versions = {name: public(version) for name, version in closure(roots).items()}
-    direct = {canonicalize_name(name) for name in roots}
-    return {
-        "direct": {name: version for name, version in versions.items() if name in direct},
-        "transitive": {name: version for name, version in versions.items() if name not in direct},
     }
 
 

@@ -251,7 +251,7 @@ def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, File
     """
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
     others = [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
-    present = _runtime_on_disk(out_dir)
+    present = {path: content(out_dir / RUNTIME / path) for path in modules(out_dir / RUNTIME)}
     wanted = {path for lock in (*locks, *others) for path in needs(lock)}
     kept = {path for lock in others for path in needs(lock)}
     if any(lock.get("runtime") == tree_digest(present) for lock in others):
@@ -328,11 +328,6 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
     ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     # An empty file has no lines to show, so the diff would not show that it is missing or new.
     return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
-
-
-def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:
-    folder = out_dir / RUNTIME
-    return {path: content(folder / path) for path in modules(folder)}
 
 
 def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:

@@ -37,11 +37,6 @@ PROMPTED = frozenset(("prompt_completion", "preference", "unpaired_preference"))
 Asked = Callable[["Program"], Any]
 
 
-def _families() -> Iterator[tuple[str, Asked]]:
-    for name in (*FAMILIES, ANY):
-        yield f"runtime.model.families.{name}", functools.partial(_is_of, name)
-
-
 def _is_of(family: str, program: Program) -> bool:
     return program.family.name == family
 
@@ -161,7 +156,7 @@ def _trains_rows(program: Program) -> bool:
 
 
 OPTIONAL: Mapping[str, Asked] = {
-    **dict(_families()),
+    **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     "runtime.model.attention": _by_kernel,
     "runtime.model.attention_blocks": _by_kernel,
     "runtime.model.layer_ranges": _names_layers,
@@ -377,7 +372,9 @@ def imports_of(content: bytes, package: str) -> Imports:
         elif "types" not in kinds:
             names["function" in kinds] |= {*_imported(found["module"], found["names"], package)}
     top, within = names[False], names[True]
-    return Imports(*(frozenset(filter(_is_ours, some)) for some in (top, within - top)))
+    return Imports(
+        *(frozenset(name for name in some if name.split(".")[0] == ROOT) for some in (top, within - top))
+    )
 
 
 def _imported(module: str | None, names: str, package: str) -> Iterator[str]:
@@ -393,7 +390,3 @@ def _imported(module: str | None, names: str, package: str) -> Iterator[str]:
         rest = ".".join([*above[: len(above) - level + 1], *([rest] if rest else [])])
     yield rest
     yield from (f"{rest}.{name}" for name in each)
-
-
-def _is_ours(name: str) -> bool:
-    return name.split(".")[0] == ROOT

@@ -63,7 +63,9 @@ def _tasks(facts: Facts) -> Iterator[Diagnostic]:
                 join(("evaluate", "tasks", index)),
                 "write one name for each entry, for example gsm8k; `lm_eval ls tasks` lists them",
             )
-    if facts.recipe.evaluate.tasks and not asks_chats(facts.recipe) and _is_multimodal(facts):
+    entry = catalog.entry_of(facts.recipe.model.id)
+    vision = facts.recipe.serve is not None and entry is not None and "text_config" in entry["config"]
+    if facts.recipe.evaluate.tasks and not asks_chats(facts.recipe) and vision:
         yield Diagnostic(
             "W0658",
             "tasks that score given answers by log probabilities, such as mmlu, crash the server: in "
@@ -72,12 +74,6 @@ def _tasks(facts: Facts) -> Iterator[Diagnostic]:
             "evaluate.tasks",
             "use tasks that generate their answers, such as gsm8k",
         )
-
-
-def _is_multimodal(facts: Facts) -> bool:
-    """Return whether the server loads the model with its vision tower, as far as the catalog knows."""
-    entry = catalog.entry_of(facts.recipe.model.id)
-    return facts.recipe.serve is not None and entry is not None and "text_config" in entry["config"]
 
 
 def _prompts(facts: Facts) -> Iterator[Diagnostic]:

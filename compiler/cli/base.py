@@ -60,6 +60,15 @@ Sets = Annotated[
 Shown = Annotated[
     Format, typer.Option("--format", help="Print diagnostics as text on stderr, or as JSON on stdout.")
 ]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Folder of the data; by default the recipe's folder.",
+        show_default=False,
+    ),
+]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
 
 

@@ -30,6 +30,7 @@ from recipec.compiler.cli import watch as cli_watch
 from recipec.compiler.cli.base import (
     DONE,
     FAILED,
+    DataDir,
     Format,
     Recipe,
     Sets,
@@ -257,15 +258,7 @@ def preview(
             "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="DIR",
-            help="Folder of the data; by default the recipe's folder.",
-            show_default=False,
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     sets: Sets = None,
     format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = Format.TEXT,
 ) -> None:

@@ -159,7 +159,7 @@ def new(
     usual = recipe.usual_format(spelled, kind, target)
     source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
-    if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
+    if asking and not (github or pre_commit) and (hooks.root(target.parent) / ".git").exists():
         github = ask.confirm("Should GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Should pre-commit check them before each commit?")
     asked = recipe.NewRecipeOptions(

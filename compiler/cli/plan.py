@@ -14,6 +14,7 @@ import typer
 from recipec.compiler.cli.base import (
     DONE,
     FAILED,
+    DataDir,
     Format,
     Recipe,
     Sets,
@@ -37,15 +38,6 @@ Model = Annotated[
     Path | None,
     typer.Option(
         "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="DIR",
-        help="Folder of the data; by default the recipe's folder.",
-        show_default=False,
     ),
 ]
 Step = Annotated[

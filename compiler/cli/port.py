@@ -188,7 +188,8 @@ def port(
     from recipec.compiler.port.port import Asked, port
 
     target = None if output is None or str(output) == "-" else output
-    _refuse_report(report)
+    if report is not None and report.suffix not in (".md", ".json"):
+        raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
     several = any(path.is_dir() for path in files) or (len(files) > 1 and target and target.is_dir())
     if tool and (
         len(files) != 1 or several or dialect or script or command or plan or accelerator != MACHINE
@@ -331,11 +332,6 @@ def _port_folder(
         print(table(("file", "tool", "result"), rows, markdown=format is ReportFormat.MARKDOWN), end="")
         note(f"{whole} of {plural(len(ones), 'run')} ported")
     raise typer.Exit(DONE if whole == len(ones) else FAILED)
-
-
-def _refuse_report(report: Path | None) -> None:
-    if report is not None and report.suffix not in (".md", ".json"):
-        raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
 
 
 def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: bool) -> list[Diagnostic]:

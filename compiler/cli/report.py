@@ -84,7 +84,7 @@ def report(
     require_plotly("recipe report", "report")
     names = [folders[0], *(compare or []), *folders[1:]]
     places = [found for name in names for found in run.inside(existing_place(name))]
-    if run.is_run(places[0]):
+    if {run.METRICS, run.LOCK, run.FACTS} & set(places[0].names()):
         page, name = _run_page([place.name for place in places], plan, recipe, results or [])
     else:
         if plan or recipe or results:

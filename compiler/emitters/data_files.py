@@ -13,12 +13,6 @@ INLINE_FILE = "chat_template.jinja"
 """Where a template is written that the recipe contains as text."""
 
 
-def template_file(program: Program) -> str | None:
-    """Return the path in the artifact of the section's template, None if the tokenizer's own is used."""
-    template = program.recipe.data.chat_template
-    return None if template is None else template_files(program)[template]
-
-
 def template_files(program: Program) -> dict[str, str]:
     """Return the paths in the artifact of all chat templates, by their name in the recipe or by their
     text."""

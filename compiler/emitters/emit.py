@@ -15,10 +15,9 @@ from recipec.compiler.emitters.merge import emit_merge
 from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.serve import emit_serve
 from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
-from recipec.compiler.emitters.train import emit_train
+from recipec.compiler.emitters.train import emit_train, requirements_text
 from recipec.compiler.lowering import pins
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         "train.py": emit_train(program),
         "merge.py": emit_merge(program),
         **emit_probe(program),
-        REQUIREMENTS: _requirements(program),
+        REQUIREMENTS: requirements_text(program, pins.training(program)),
         **other_backends.files(program, backends),
         **emit_serve(program),
         **emit_smoke(program),
@@ -60,14 +59,3 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
     files = dict(sorted(files.items()))
     files[LOCK] = emit_lock(program, files, backends).encode()
     return dict(sorted(files.items()))
-
-
-def _requirements(program: Program) -> str:
-    packages = pins.training(program)
-    return render(
-        REQUIREMENTS,
-        scripts="train.py and merge.py",
-        platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
-        direct=packages.direct,
-        transitive=packages.transitive,
-    )

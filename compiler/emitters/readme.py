@@ -316,8 +316,3 @@ def _beside(artifact: str, folder: str) -> str:
 
 def _copied(server: Container) -> list[ServedWeights]:
     return [w for w in (server.model, server.adapter) if w is not None and w.kind == "bucket"]
-
-
-def _buckets(server: Container) -> list[str]:
-    """Return each bucket that weights are copied from, once."""
-    return [*dict.fromkeys("/".join(weights.address.split("/")[:3]) for weights in _copied(server))]

@@ -6,7 +6,6 @@ All of them start the same server, which compiler.serving.container describes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.folders import assignment
@@ -81,7 +80,11 @@ def _script(server: Container, program: Program) -> dict[str, Any]:
         "relative": any("$here" in line for folder in folders for line in folder["lines"]),
         "model": '"$model"' if server.model.local else shell_word(server.model.address),
         "flags": [_script_words(words, server.name) for words in server.flags],
-        "environment": _script_environment(server.environment, program.recipe.serve.env),
+        "environment": {
+            key: value
+            for key, value in server.environment.items()
+            if key in program.recipe.serve.env or key not in CONTAINER_PLACES
+        },
         "own_address": _asked(server.host),
         "vllm": pins.sets()["serve"]["vllm-tpu"],
     }
@@ -120,7 +123,3 @@ def _script_words(words: tuple[str, ...], name: str) -> list[str]:
     if words[1:] in ((ADAPTER,), (ADAPTER_TEMPLATE,)):
         return [words[0], f'"$adapter{words[1].removeprefix(ADAPTER)}"']
     return [shell_word(word) for word in words]
-
-
-def _script_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key in own or key not in CONTAINER_PLACES}

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.data_files import template_file, template_files
+from recipec.compiler.emitters.data_files import template_files
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.compiler.lowering.settings import SETTINGS
 from recipec.runtime import options
@@ -49,8 +49,10 @@ def devices(program: Program) -> str:
 
 def chat_template(program: Program) -> str | None:
     """Return the constant with the path of the artifact's chat template; None without one."""
-    template = template_file(program)
-    return template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}"))
+    template = program.recipe.data.chat_template
+    if template is None:
+        return None
+    return assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template_files(program)[template])}"))
 
 
 def base_settings(model: ModelSettings) -> Call:

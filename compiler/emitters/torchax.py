@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.emitters.python_text import docstring
 from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import check_rounding, check_whole, devices, kind
-from recipec.compiler.emitters.train import script
+from recipec.compiler.emitters.train import requirements_text, script
 from recipec.compiler.lowering import pins
 from recipec.runtime.model.partition_rules import TOKENS
 from recipec.spec.diagnostics import Diagnostic
@@ -25,14 +25,14 @@ USE_TUNIX = "build without --backend torchax"
 
 def emit_torchax(program: Program) -> Files:
     """Return the backend's files of an artifact."""
-    return {SCRIPT: emit_script(program), REQUIREMENTS: _requirements(program)}
+    return {SCRIPT: emit_script(program), REQUIREMENTS: requirements_text(program, packages(program), SCRIPT)}
 
 
 def emit_alone(program: Program) -> Files:
     """Return the files that train a model which Tunix does not have, under the names of Tunix's files."""
     return {
         "train.py": emit_script(program, "train.py", "train"),
-        "requirements-train.txt": _requirements(program, "train.py"),
+        "requirements-train.txt": requirements_text(program, packages(program)),
     }
 
 
@@ -155,14 +155,3 @@ def check(program: Program) -> Iterator[Diagnostic]:
             "projections form one array of three or four dimensions, and the steps differ a little",
             "train.optimizer.name",
         )
-
-
-def _requirements(program: Program, name: str = SCRIPT) -> str:
-    tested = packages(program)
-    return render(
-        "requirements-train.txt",
-        scripts=f"{name} and merge.py",
-        platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
-        direct=tested.direct,
-        transitive=tested.transitive,
-    )

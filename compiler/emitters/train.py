@@ -11,6 +11,7 @@ from recipec.compiler.lowering import optimization
 from recipec.compiler.lowering.settings import run_settings
 
 if TYPE_CHECKING:
+    from recipec.compiler.lowering.pins import Pins
     from recipec.compiler.lowering.program import Program
 
 
@@ -56,3 +57,14 @@ def _run_arguments(program: Program) -> list[str]:
     names += ["learning_rate=learning_rate", "optimizer=optimizer"]
     names += ["rules=SHARDING_RULES"] if program.rules else []
     return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names
+
+
+def requirements_text(program: Program, packages: Pins, name: str = "train.py") -> str:
+    """Return the text of the tested packages of a script and of merge.py."""
+    return render(
+        "requirements-train.txt",
+        scripts=f"{name} and merge.py",
+        platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
+        direct=packages.direct,
+        transitive=packages.transitive,
+    )

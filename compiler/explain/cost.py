@@ -143,11 +143,6 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     )
 
 
-def training_price(program: Program) -> MachinePrice | None:
-    """Return the price of the whole training machine; None if it is unknown."""
-    return machine_price(program.recipe.cost.train_usd_per_hour, program.accelerator)
-
-
 def serving_price(program: Program) -> MachinePrice | None:
     """Return the price of the whole serving machine; None if there is none, or if its price is unknown."""
     if program.serve_accelerator is None:
@@ -198,7 +193,8 @@ def _origins(cost: Cost) -> Iterator[list[str]]:
 
 
 def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | None]:
-    train, serve = training_price(program), serving_price(program)
+    own = program.recipe.cost.train_usd_per_hour
+    train, serve = machine_price(own, program.accelerator), serving_price(program)
     if train is None:
         raise ArtifactError(
             f"the price of {program.accelerator.name} is not in the catalog",

@@ -77,38 +77,35 @@ def _same_run(before: Program, after: Program) -> bool:
     return {path for path in old | new if old.get(path) != new.get(path)} <= ONLY_READ
 
 
+def _changed(
+    words: str, old: Any, new: Any, *, end: str = "", show: Callable[[Any], Any] = str
+) -> Iterator[str]:
+    """Yield a phrase with two values, if they differ."""
+    if old != new:
+        yield f"{words} {show(old)} -> {show(new)}{end}"
+
+
 def _model(a: Program, b: Program) -> Iterator[str]:
-    if a.recipe.model.id != b.recipe.model.id:
-        yield f"another model: {catalog.title(a.recipe.model.id)} -> {catalog.title(b.recipe.model.id)}"
+    old, new = a.recipe.model, b.recipe.model
+    yield from _changed("another model:", old.id, new.id, show=catalog.title)
     if a.architecture != b.architecture:
         yield f"base parameters {a.base_parameters:,} -> {b.base_parameters:,}"
-    if a.recipe.model.dtype != b.recipe.model.dtype:
-        yield f"base weights and computation in {a.recipe.model.dtype} -> {b.recipe.model.dtype}"
-    if a.recipe.model.attention != b.recipe.model.attention:
-        yield f"attention {a.recipe.model.attention} -> {b.recipe.model.attention}: another kernel"
-    before, after = a.recipe.model.attention_block, b.recipe.model.attention_block
-    if before != after:
-        own = "the accelerator's own"
-        yield f"blocks of attention's kernel of {before or own} -> {after or own} tokens at the most"
-    old, new = a.recipe.model.tokenizer, b.recipe.model.tokenizer
-    if old != new:
-        yield f"tokenizer {old or 'its own'} -> {new or 'its own'}"
+    yield from _changed("base weights and computation in", old.dtype, new.dtype)
+    yield from _changed("attention", old.attention, new.attention, end=": another kernel")
+    blocks = (model.attention_block or "the accelerator's own" for model in (old, new))
+    yield from _changed("blocks of attention's kernel of", *blocks, end=" tokens at the most")
+    yield from _changed("tokenizer", old.tokenizer or "its own", new.tokenizer or "its own")
 
 
 def _mesh(a: Program, b: Program) -> Iterator[str]:
-    if a.accelerator != b.accelerator:
-        yield f"trained on {a.accelerator.describe()} -> {b.accelerator.describe()}"
-    if a.data_parallel != b.data_parallel:
-        yield f"data-parallel devices (fsdp) {a.data_parallel} -> {b.data_parallel}"
-    old, new = a.recipe.mesh.axes["tp"], b.recipe.mesh.axes["tp"]
-    if old != new:
-        yield f"heads and features are split over {plural(old, 'device')} (tp) -> {new}"
-    old, new = (program.recipe.mesh.axes.get(TOKENS, 1) for program in (a, b))
-    if old != new:
-        yield f"the tokens of a row are split over {plural(old, 'device')} (cp) -> {new}"
-    first, second = weight_bytes(a) / 2**30, weight_bytes(b) / 2**30
-    if f"{first:.2f}" != f"{second:.2f}":
-        yield f"base weights on each device {first:.2f} -> {second:.2f} GiB"
+    yield from _changed("trained on", a.accelerator, b.accelerator, show=lambda one: one.describe())
+    yield from _changed("data-parallel devices (fsdp)", a.data_parallel, b.data_parallel)
+    for axis, what in (("tp", "heads and features"), (TOKENS, "the tokens of a row")):
+        old, new = (program.recipe.mesh.axes.get(axis, 1) for program in (a, b))
+        if old != new:
+            yield f"{what} are split over {plural(old, 'device')} ({axis}) -> {new}"
+    sizes = (f"{weight_bytes(program) / 2**30:.2f}" for program in (a, b))
+    yield from _changed("base weights on each device", *sizes, end=" GiB")
     if a.architecture == b.architecture:
         specs = {p.path: p.spec for p in a.parameters}
         moved = [p.path for p in b.parameters if p.spec != specs[p.path]]
@@ -126,9 +123,7 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
     if a.trainable_parameters != b.trainable_parameters:
         factor = b.trainable_parameters / a.trainable_parameters
         yield f"trained parameters {a.trainable_parameters:,} -> {b.trainable_parameters:,} ({factor:.3g}x)"
-    old, new = scales(a), scales(b)
-    if old != new:
-        yield f"the adapters' {old} -> {new}"
+    yield from _changed("the adapters'", scales(a), scales(b))
     before, after = _projections(a), _projections(b)
     for name in dict.fromkeys([*before, *after]):
         gained = sorted(set(after.get(name, ())) - set(before.get(name, ())))
@@ -148,13 +143,10 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
         ("dtype", "adapters and optimizer state in"),
         ("kv", "key and value adapters are"),
     ):
-        first, second = (_listed(getattr(x.lora, key)) for x in (a, b))
-        if first != second:
-            yield f"{words} {first} -> {second}"
+        yield from _changed(words, *(_listed(getattr(x.lora, key)) for x in (a, b)))
     if a.lora.quantize != b.lora.quantize:
         yield f"frozen weights stored in {stored_type(a)} -> {stored_type(b)}"
-    if product_types(a) != product_types(b):
-        yield f"products with frozen weights in {product_types(a)} -> {product_types(b)}"
+    yield from _changed("products with frozen weights in", product_types(a), product_types(b))
 
 
 def _projections(program: Program) -> dict[str, list[int]]:
@@ -170,8 +162,8 @@ def _data(a: Program, b: Program) -> Iterator[str]:
     old, new = a.recipe.data, b.recipe.data
     for part in ("train", "eval"):
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
-        if first != second:
-            yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
+        done = "trained" if part == "train" else "evaluated"
+        yield from _changed(f"{done} on", first, second, show=flow)
         for name in ("format", "fields", "transform", "chat_template", "loss_on"):
             own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
             if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
@@ -181,8 +173,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
             before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
             yield f"rows of {flow(second)}: {before} -> {after}"
     for name in ("format", "fields", "transform"):
-        if getattr(old, name) != getattr(new, name):
-            yield f"{name} of the samples: {flow(getattr(old, name))} -> {flow(getattr(new, name))}"
+        yield from _changed(f"{name} of the samples:", getattr(old, name), getattr(new, name), show=flow)
     if old.eval_fraction != new.eval_fraction:
         shares = ("none" if n is None else f"{n:.3g}" for n in (old.eval_fraction, new.eval_fraction))
         yield f"held out of the training rows to evaluate on: {' -> '.join(shares)}"
@@ -194,11 +185,9 @@ def _data(a: Program, b: Program) -> Iterator[str]:
             if new.packing
             else "each sample is padded to a row of its own"
         )
-    if old.loss_on != new.loss_on:
-        yield f"loss on {old.loss_on} -> {new.loss_on}: other tokens are learned"
-    if old.reasoning != new.reasoning:
-        plain = "as the template does"
-        yield f"the assistant's reasoning: {old.reasoning or plain} -> {new.reasoning or plain}"
+    yield from _changed("loss on", old.loss_on, new.loss_on, end=": other tokens are learned")
+    reasoning = (data.reasoning or "as the template does" for data in (old, new))
+    yield from _changed("the assistant's reasoning:", *reasoning)
     if old.max_length != new.max_length:
         words = {"drop": "left out", "truncate": "cut", "error": "an error"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"
@@ -206,10 +195,8 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         yield f"samples above {new.max_length:,} tokens: {old.overlong} -> {new.overlong}"
     if old.chat_template != new.chat_template:
         yield "another chat template: other tokens are seen"
-    if old.temperature != new.temperature:
-        yield f"sources drawn by temperature: {_or_none(old.temperature)} -> {_or_none(new.temperature)}"
-    if old.curriculum != new.curriculum:
-        yield f"curriculum: {old.curriculum or 'none'} -> {new.curriculum or 'none'}"
+    yield from _changed("sources drawn by temperature:", old.temperature, new.temperature, show=_or_none)
+    yield from _changed("curriculum:", old.curriculum or "none", new.curriculum or "none")
     if old.stream_window != new.stream_window:
         windows = (old.stream_window, new.stream_window)
         before, after = (f"in windows of {one:,}" if one else "read whole" for one in windows)
@@ -220,61 +207,46 @@ def _data(a: Program, b: Program) -> Iterator[str]:
 
 def _train(a: Program, b: Program) -> Iterator[str]:
     old, new = a.recipe.train, b.recipe.train
-    if old.global_batch_size != new.global_batch_size:
-        yield f"global batch {old.global_batch_size} -> {new.global_batch_size} rows"
+    yield from _changed("global batch", old.global_batch_size, new.global_batch_size, end=" rows")
     first, second = (r.train.global_batch_size * r.data.max_length for r in (a.recipe, b.recipe))
     if first != second:
         yield f"room for {first:,} -> {second:,} tokens a step ({second / first:.3g}x)"
-    if a.micro_batch_rows != b.micro_batch_rows:
-        yield f"rows computed at once {a.micro_batch_rows} -> {b.micro_batch_rows}"
-    if a.accumulation_steps != b.accumulation_steps:
-        yield f"micro-batches a step {a.accumulation_steps} -> {b.accumulation_steps}"
-    learned = [f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new)]
-    if learned[0] != learned[1]:
-        yield f"learned with {learned[0]} -> {learned[1]}"
+    yield from _changed("rows computed at once", a.micro_batch_rows, b.micro_batch_rows)
+    yield from _changed("micro-batches a step", a.accumulation_steps, b.accumulation_steps)
+    learned = (f"{train.objective}{settings_of(train.model_dump())}" for train in (old, new))
+    yield from _changed("learned with", *learned)
     lengths = [run_length(p.recipe, p.source.parent) for p in (a, b)]
     if (old.steps, old.epochs) != (new.steps, new.epochs) or lengths[0].steps != lengths[1].steps:
         yield f"length {_length(a)} -> {_length(b)}"
-    if old.loss_normalization != new.loss_normalization:
-        yield f"the loss is a mean over {old.loss_normalization} -> {new.loss_normalization}"
-    if old.router_aux_loss_coef != new.router_aux_loss_coef:
-        weights = f"{old.router_aux_loss_coef:g} -> {new.router_aux_loss_coef:g}"
-        yield f"the load-balancing loss of experts weighs {weights}"
+    yield from _changed("the loss is a mean over", old.loss_normalization, new.loss_normalization)
+    balance = (old.router_aux_loss_coef, new.router_aux_loss_coef)
+    yield from _changed("the load-balancing loss of experts weighs", *balance, show=_or_none)
     for key, words in (
         ("label_smoothing", "label smoothing"),
         ("z_loss", "weight of the z-loss"),
         ("neftune_noise_alpha", "alpha of the noise on embeddings"),
     ):
-        before, after = getattr(old, key), getattr(new, key)
-        if before != after:
-            yield f"{words} {_or_none(before)} -> {_or_none(after)}"
+        yield from _changed(words, getattr(old, key), getattr(new, key), show=_or_none)
     if old.qat != new.qat:
         yield f"rounded in training: {_rounding(old)} -> {_rounding(new)}"
-    if old.optimizer.learning_rate != new.optimizer.learning_rate:
-        factor = new.optimizer.learning_rate / old.optimizer.learning_rate
-        yield (
-            f"peak learning rate {old.optimizer.learning_rate:g} -> {new.optimizer.learning_rate:g} "
-            f"({factor:.3g}x)"
-        )
+    rate, other = old.optimizer.learning_rate, new.optimizer.learning_rate
+    if rate != other:
+        yield f"peak learning rate {rate:g} -> {other:g} ({other / rate:.3g}x)"
     norms = old.optimizer.max_grad_norm, new.optimizer.max_grad_norm
-    if norms[0] != norms[1]:
-        yield f"gradients clipped to norm {_or_none(norms[0])} -> {_or_none(norms[1])}"
+    yield from _changed("gradients clipped to norm", *norms, show=_or_none)
     for key in ("name", "b1", "b2", "eps", "momentum", "weight_decay", "master_weights"):
-        before, after = getattr(old.optimizer, key), getattr(new.optimizer, key)
-        if before != after:
-            yield f"the optimizer's {key} {flow(before)} -> {flow(after)}"
+        values = (getattr(train.optimizer, key) for train in (old, new))
+        yield from _changed(f"the optimizer's {key}", *values, show=flow)
     if old.schedule != new.schedule:
         yield f"schedule {_schedule(a)} -> {_schedule(b)}"
-    if old.early_stopping != new.early_stopping:
-        yield f"early stopping: {_stopping(old)} -> {_stopping(new)}"
+    yield from _changed("early stopping:", _stopping(old), _stopping(new))
     if old.seed != new.seed:
         yield "other initial adapters and dropout (seed)"
     if old.samples != new.samples:
         yield "other prompts are answered at evaluations (samples)"
     if libtpu.flags(a) != libtpu.flags(b):
         yield "the step is compiled with other flags of libtpu"
-    if a.recipe.remat.policy != b.recipe.remat.policy:
-        yield f"recomputed in the backward pass: {a.recipe.remat.policy} -> {b.recipe.remat.policy}"
+    yield from _changed("recomputed in the backward pass:", a.recipe.remat.policy, b.recipe.remat.policy)
 
 
 def _length(program: Program) -> str:
@@ -316,8 +288,7 @@ def _local(checkpoint: LocalCheckpoint | None) -> str:
 
 def _outputs(a: Program, b: Program) -> Iterator[str]:
     old, new = a.recipe.checkpoint, b.recipe.checkpoint
-    if old.directory != new.directory:
-        yield f"checkpoints under {old.directory} -> {new.directory}"
+    yield from _changed("checkpoints under", old.directory, new.directory)
     if (old.every_steps, old.keep) != (new.every_steps, new.keep):
         yield (
             f"a checkpoint every {plural(old.every_steps, 'step')}, {old.keep} kept -> every "
@@ -325,15 +296,10 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
         )
     if old.keep_best != new.keep_best:
         yield f"the best checkpoint is {'kept' if new.keep_best else 'no longer kept'}"
-    if old.local != new.local:
-        yield f"local checkpoints: {_local(old.local)} -> {_local(new.local)}"
-    if a.recipe.merge.dtype != b.recipe.merge.dtype:
-        yield f"merged weights in {a.recipe.merge.dtype} -> {b.recipe.merge.dtype}"
-    if a.recipe.merge.quantization != b.recipe.merge.quantization:
-        yield (
-            f"merged linear weights quantized to {a.recipe.merge.quantization or 'none'} -> "
-            f"{b.recipe.merge.quantization or 'none'}"
-        )
+    yield from _changed("local checkpoints:", old.local, new.local, show=_local)
+    yield from _changed("merged weights in", a.recipe.merge.dtype, b.recipe.merge.dtype)
+    quantized = (program.recipe.merge.quantization or "none" for program in (a, b))
+    yield from _changed("merged linear weights quantized to", *quantized)
 
 
 def _serve(a: Program, b: Program) -> Iterator[str]:

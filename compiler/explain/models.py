@@ -51,7 +51,7 @@ def models(word: str) -> list[KnownModel]:
     Args:
         word: upper and lower case are alike; "" for all.
     """
-    found = [id for id in catalog.entries() if _has(id, word.lower())]
+    found = [id for id in catalog.entries() if word.lower() in f"{id}\n{_family(id)}".lower()]
     bare = _bare(word)
     if not found and bare:  # "gemma4-31b" and "Gemma 4 31B" both match gemma-4-31B
         found = [id for id in catalog.entries() if bare in _bare(id) or bare in _bare(_family(id))]
@@ -122,10 +122,6 @@ def _total(family: Family, architecture: Architecture) -> int:
 def _family(id: str) -> str:
     family = catalog.entries()[id].get("family")
     return families.FAMILIES[family].title if family else ""
-
-
-def _has(id: str, word: str) -> bool:
-    return word in id.lower() or word in _family(id).lower()
 
 
 def _bare(name: str) -> str:

@@ -26,10 +26,6 @@ def root(folder: Path) -> Path:
     return Path.cwd()
 
 
-def in_repository(folder: Path) -> bool:
-    return (root(folder) / ".git").exists()
-
-
 def workflow(recipe: Path, top: Path) -> str:
     """Return the workflow's text.
 

@@ -162,7 +162,8 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     if method in JUDGED.values():
         values["data"]["format"] = usual_format(model, method, file)
         values["train"] = {"objective": method, "micro_batch_size": FEWEST.get(str(method), 1)}
-    program, problem = _lowered(file, to_yaml(values))
+    lowered = lower(load(file, text=to_yaml(values)))
+    program, problem = lowered.program, next((d for d in lowered.diagnostics if d.severity == "error"), None)
     if program is None:
         assert problem is not None
         raise ArtifactError(problem.message, problem.help)
@@ -185,7 +186,7 @@ def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made |
                 return None, error
         elif made is not None and any(d.code == "N0607" and d.help for d in made.diagnostics):
             idle = server["tensor_parallel_size"]  # fewer devices per copy serve more requests
-        elif made is not None and not any(_of_server(d) for d in _warnings(made.diagnostics)):
+        elif made is not None and not any(_of_server(d) for d in made.diagnostics if d.severity == "warning"):
             return made, None
         best = best or made
     return best, problem
@@ -220,17 +221,8 @@ def _length(program: Program) -> Callable[[RunShape], Length]:
     return length
 
 
-def _lowered(file: Path, text: str) -> tuple[Program | None, Diagnostic | None]:
-    lowered = lower(load(file, text=text))
-    return lowered.program, next((d for d in lowered.diagnostics if d.severity == "error"), None)
-
-
 def _of_server(found: Diagnostic) -> bool:
     return found.code[1:3] == "06" or found.code == "E0915"
-
-
-def _warnings(diagnostics: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
-    return (d for d in diagnostics if d.severity == "warning")
 
 
 LENGTHS = (16384, 8192, 4096)

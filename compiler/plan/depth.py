@@ -57,7 +57,9 @@ def parts(program: Program, exact: bool = False) -> tuple[Part, ...]:
 
 def _few(program: Program) -> tuple[int, ...]:
     every = tuple(range(program.architecture.num_layers))
-    if _names_layers(program) or _differ_unseen(program.architecture):
+    architecture = program.architecture
+    unseen = isinstance(architecture, TransformersArchitecture) and not architecture.uniform
+    if unseen or _names_layers(program):  # unseen: layers may differ although tensors have the same shapes
         return every
     stretches = _stretches(_kinds(program))
     if len(stretches) > STRETCHES:
@@ -139,11 +141,6 @@ def _reach(kinds: Sequence[Any], start: int) -> list[tuple[int, int]]:
     # Keep only patterns that occur at least twice.
     repeated = [(end, length) for end, length in out if end - start >= 2 * length]
     return repeated or [(start + 1, 1)]
-
-
-def _differ_unseen(architecture: Architecture) -> bool:
-    """Return whether layers may differ although their tensors have the same shapes."""
-    return isinstance(architecture, TransformersArchitecture) and not architecture.uniform
 
 
 def _names_layers(program: Program) -> bool:

@@ -409,9 +409,10 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
     train, recipe = program.recipe.train, program.recipe
     own = dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size
     found = [_variant(program, *own), *(_variant(program, *own, block=block) for block in _blocks(program))]
+    kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
     for axes in _meshes(program):
         for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
-            for attention in _attentions(program):
+            for attention in ("dot", "splash") if kernel else ("dot",):
                 for policy in _policies(program):
                     for profile in _profiles(program):
                         chosen = policy, attention, profile
@@ -492,11 +493,6 @@ def _profiles(program: Program) -> list[str]:
     own, generation = program.recipe.xla.profile, program.accelerator.generation
     found = [own, *([generation] if own != "auto" and generation in profiles() else []), "none"]
     return list(dict.fromkeys(found))
-
-
-def _attentions(program: Program) -> list[str]:
-    kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
-    return ["dot", "splash"] if kernel else ["dot"]
 
 
 def _blocks(program: Program) -> Iterator[int]:

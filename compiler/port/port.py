@@ -198,7 +198,7 @@ def finish(made: Ported, asked: Asked) -> None:
     kept = [d for d in lowered.diagnostics if not (errors and d.code in ("E0102", "E0110"))]
     if any(d.code == mesh.NONE for d in errors):
         kept = [d for d in kept if not mesh.concerns(d)]
-    placed = at_source(kept, ledger, display(asked.place))
+    placed = [_moved_to_source(d, ledger, display(asked.place)) for d in kept]
     if not asked.partial and hindering([*errors, *placed]):
         # The recipe is not written, so findings on its own lines are of no use.
         placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
@@ -378,15 +378,6 @@ def checked(text: str, place: Path) -> Lowered:
 def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     """Return the errors that make a recipe incomplete. A recipe that is written passes `recipe check`."""
     return [d for d in diagnostics if d.severity == "error"]
-
-
-def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> list[Diagnostic]:
-    """Move findings to the keys of the ported files that they come from.
-
-    Args:
-        name: the recipe's name for messages, for findings that come from no key.
-    """
-    return [_moved_to_source(d, ledger, name) for d in diagnostics]
 
 
 def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:

@@ -174,14 +174,11 @@ def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
         if nearest:
             spoken.add(nearest[-1])
             # A finding on a section is shown in addition to the key's own only if it says more than "exact".
-            sections = [key for key in nearest[:-1] if key not in spoken and _says_more(found[key])]
+            above = [key for key in nearest[:-1] if key not in spoken]
+            sections = [k for k in above if found[k].recipe or found[k].verdict is not Verdict.EXACT]
             spoken.update(sections)
             yield from (_row(source, key, source.get(key, None), found[key]) for key in sections)
             yield _row(source, leaf, source.get(leaf, None), found[nearest[-1]])
-
-
-def _says_more(finding: Finding) -> bool:
-    return bool(finding.recipe) or finding.verdict is not Verdict.EXACT
 
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:

@@ -150,10 +150,6 @@ class Run:
         return max((value for _, value in self.metrics.get("peak_memory_bytes").finite), default=None)
 
 
-def is_run(place: Place) -> bool:
-    return any(name in place.names() for name in (METRICS, LOCK, FACTS))
-
-
 def inside(place: Place) -> list[Place]:
     """Return the folder, or its subfolders that hold runs if it holds none, as `recipe watch` does."""
     if METRICS in place.names():

@@ -135,7 +135,8 @@ def container(recipe: Recipe, family: str) -> Container:
     """
     serve = recipe.server
     model, adapter = model_weights(recipe), adapter_weights(recipe)
-    flags = flag_words(server_flags(recipe, family))
+    given = server_flags(recipe, family).items()
+    flags = tuple(tuple(words) for name, value in given if (words := vllm.words(name, value)))
     environment = server_environment(serve, offline=model.local)
     volumes, fetches = _volumes(model, adapter, environment)
     target = model.address if model.kind == "hub" else MODEL
@@ -210,11 +211,6 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
         flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
     flags |= facts_of(family).served.flags
     return flags | vllm.by_flag(serve.extra_args)
-
-
-def flag_words(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """Return the words of each flag: its name and its values, if any."""
-    return tuple(tuple(words) for name, value in flags.items() if (words := vllm.words(name, value)))
 
 
 def server_environment(serve: Serve, offline: bool) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,14 +115,7 @@ class Engine:
         return cls(api, hide)
 
     def has_image(self, name: str) -> bool:
-        from docker.errors import ImageNotFound
-
-        with self.doing(f"look for the image {name}"):
-            try:
-                self.api.inspect_image(name)
-            except ImageNotFound:
-                return False
-        return True
+        return self._found(f"look for the image {name}", lambda: self.api.inspect_image(name))
 
     def pull(self, name: str) -> Iterator[str]:
         """Pull an image from its registry; yield progress, one line at a time."""
@@ -198,11 +191,15 @@ class Engine:
 
     def remove_volume(self, name: str) -> bool:
         """Remove a volume; return False if it does not exist."""
+        return self._found(f"remove the volume {name}", lambda: self.api.remove_volume(name))
+
+    def _found(self, what: str, act: Callable[[], object]) -> bool:
+        """Act on something in the engine; return False if it does not exist."""
         from docker.errors import NotFound
 
-        with self.doing(f"remove the volume {name}"):
+        with self.doing(what):
             try:
-                self.api.remove_volume(name)
+                act()
             except NotFound:
                 return False
         return True

@@ -36,28 +36,29 @@ def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
     return torch.stack(out, 1)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
-    """Compare outputs and gradients with the recurrence and torch's autograd in float64."""
+def check_scan(
+    scan: Any, recurrent: Any, given: list[Any], rows: Any, axes: dict[str, int], of_device: tuple[int, ...]
+) -> None:
+    """Compare outputs and gradients of packed rows with the recurrence and torch's autograd in float64.
+
+    Args:
+        given: x, the steps, the rates, B and C.
+        of_device: the dimensions of the output after its tokens, on one device.
+    """
     import jax
     import torch
 
-    from recipec.runtime.model.mamba import scan
     from recipec.runtime.model.mesh import arrange
 
-    axes, groups, heads, length, rows, of_device = case
-    ids, count = segments(length, rows), len(rows)
-    random = np.random.default_rng([length, groups])
-    x = random.standard_normal((count, length, heads, 7))
-    step = np.exp(random.uniform(-6, 2, (count, length, heads)))
-    rate = -np.exp(random.uniform(-4, 2, heads))
-    b, c = (random.standard_normal((count, length, groups, 5)) for _ in range(2))
-    arrays = [one.astype(np.float32) for one in (x, step, rate, b, c)]
-    upstream = random.standard_normal(x.shape).astype(np.float32)
-    upstream[ids == 0] = 0
+    arrays = [one.astype(np.float32) for one in given]
+    x, _, rate, *_ = arrays
+    count, length = x.shape[:2]
+    ids = segments(length, rows)
+    real = (ids > 0).reshape(count, length, *[1] * (x.ndim - 2))
+    upstream = (np.random.default_rng(0).standard_normal(x.shape) * real).astype(np.float32)
 
     tensors = [torch.tensor(one, dtype=torch.float64, requires_grad=True) for one in arrays]
-    wide = [*tensors[:2], tensors[2].expand(count, length, heads), *tensors[3:]]
+    wide = [*tensors[:2], tensors[2].expand(count, length, *rate.shape), *tensors[3:]]
     wanted = by_sequence(recurrent, ids, *wide)
     wanted.backward(torch.tensor(upstream, dtype=torch.float64))
 
@@ -68,10 +69,23 @@ def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) ->
     with arrange(axes, jax.devices()[: np.prod(list(axes.values()))]):
         out, gradients = jax.jit(both, compiler_options=QUICK).lower(*arrays).compile()(*arrays)
     assert np.isfinite(out).all()
-    assert close(np.asarray(out) * (ids > 0)[..., None, None], wanted)
+    assert close(np.asarray(out) * real, wanted)
     for gradient, tensor in zip(gradients, tensors, strict=True):
         assert close(gradient, tensor.grad)
-    assert out.sharding.shard_shape(out.shape) == (count // axes["fsdp"], length, of_device, 7)
+    assert out.sharding.shard_shape(out.shape) == (count // axes["fsdp"], length, *of_device)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
+    from recipec.runtime.model.mamba import scan
+
+    axes, groups, heads, length, rows, of_device = case
+    random = np.random.default_rng([length, groups])
+    x = random.standard_normal((len(rows), length, heads, 7))
+    step = np.exp(random.uniform(-6, 2, x.shape[:3]))
+    rate = -np.exp(random.uniform(-4, 2, heads))
+    states = (random.standard_normal((len(rows), length, groups, 5)) for _ in range(2))
+    check_scan(scan, recurrent, [x, step, rate, *states], rows, axes, (of_device, 7))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.test_delta import by_sequence, close, segments
-from tests.runtime.test_mamba import PACKED
-from tests.runtime.training import QUICK
+from tests.runtime.test_mamba import PACKED, check_scan
 
 CASES = {
     # name: mesh axes, features, tokens, the lengths of each row's sequences, features of one device
@@ -34,40 +32,15 @@ def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_mamba1_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
-    """Compare outputs and gradients with the recurrence and torch's autograd in float64."""
-    import jax
-    import torch
-
     from recipec.runtime.model.mamba1 import scan
-    from recipec.runtime.model.mesh import arrange
 
     axes, features, length, rows, of_device = case
-    ids, count = segments(length, rows), len(rows)
     random = np.random.default_rng([length, features])
-    x = random.standard_normal((count, length, features))
+    x = random.standard_normal((len(rows), length, features))
     step = np.exp(random.uniform(-6, 2, x.shape))
     rate = -np.exp(random.uniform(-4, 3, (features, 7)))
-    b, c = (random.standard_normal((count, length, 7)) for _ in range(2))
-    arrays = [one.astype(np.float32) for one in (x, step, rate, b, c)]
-    upstream = random.standard_normal(x.shape).astype(np.float32)
-    upstream[ids == 0] = 0
-
-    tensors = [torch.tensor(one, dtype=torch.float64, requires_grad=True) for one in arrays]
-    wide = [*tensors[:2], tensors[2].expand(count, length, *rate.shape), *tensors[3:]]
-    wanted = by_sequence(recurrent, ids, *wide)
-    wanted.backward(torch.tensor(upstream, dtype=torch.float64))
-
-    def both(*arrays: Any) -> Any:
-        out, pull = jax.vjp(partial(scan, segment_ids=ids), *arrays)
-        return out, pull(upstream)
-
-    with arrange(axes, jax.devices()[: np.prod(list(axes.values()))]):
-        out, gradients = jax.jit(both, compiler_options=QUICK).lower(*arrays).compile()(*arrays)
-    assert np.isfinite(out).all()
-    assert close(np.asarray(out) * (ids > 0)[..., None], wanted)
-    for gradient, tensor in zip(gradients, tensors, strict=True):
-        assert close(gradient, tensor.grad)
-    assert out.sharding.shard_shape(out.shape) == (count // axes["fsdp"], length, of_device)
+    states = (random.standard_normal((len(rows), length, 7)) for _ in range(2))
+    check_scan(scan, recurrent, [x, step, rate, *states], rows, axes, (of_device,))
 
 
 def test_the_backward_pass_does_not_keep_the_states_of_all_tokens() -> None:

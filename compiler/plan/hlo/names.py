@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from recipec.compiler.plan.hlo.parse import Instruction, Module
+from recipec.compiler.plan.hlo.parse import Instruction, Module, split
 
 MOVES = ("bitcast", "copy", "convert", "reshape", "transpose", "slice", "all-gather", "all-to-all")
 """Operations that return a weight in another place or form."""
@@ -122,7 +122,7 @@ def operation(note: str) -> tuple[str, str]:
     """
     note = note.partition(";")[0]
     parts: list[str] = []
-    for part in _split(note):
+    for part in split(note, "/", "(", ")"):
         inner: str | None = part
         while inner and (match := TRANSFORM.match(inner)):
             inner = match[2]
@@ -157,15 +157,3 @@ def weight_path(note: str) -> str:
 
 def _is_argument(note: str) -> bool:
     return bool(note) and "/" not in note and not note.startswith(TRACED) and not MADE_UP.match(note)
-
-
-def _split(note: str) -> list[str]:
-    """Split a note at the slashes outside parentheses."""
-    parts, depth = [""], 0
-    for character in note:
-        depth += (character == "(") - (character == ")")
-        if character == "/" and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts

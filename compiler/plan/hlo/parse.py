@@ -190,10 +190,15 @@ def _element(source: Instruction, index: int, name: str) -> Instruction:
 @functools.lru_cache(maxsize=4096)
 def _parts(shape: str) -> list[str]:
     """Return the shapes of a tuple's elements."""
+    return split(shape.strip().removeprefix("(").removesuffix(")"), ",", "([{", ")]}")
+
+
+def split(text: str, separator: str, opening: str, closing: str) -> list[str]:
+    """Split a text where it has the separator outside brackets."""
     parts, depth = [""], 0
-    for character in shape.strip().removeprefix("(").removesuffix(")"):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+    for character in text:
+        depth += (character in opening) - (character in closing)
+        if character == separator and depth == 0:
             parts.append("")
         else:
             parts[-1] += character

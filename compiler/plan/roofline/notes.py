@@ -21,7 +21,8 @@ def promise(plan: ServingPlan) -> Diagnostic | None:
         return None
     where = "serve.max_num_seqs"
     if plan.sequences_fit == 0:
-        return Diagnostic("N1006", none_fits(plan.max_model_len, plan.tokens_fit), where, _smaller())
+        way = "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"
+        return Diagnostic("N1006", none_fits(plan.max_model_len, plan.tokens_fit), where, way)
     return too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit)
 
 
@@ -116,7 +117,3 @@ def none_fits(length: int, tokens: int) -> str:
         f"the key/value cache holds {tokens:,} tokens, less than one sequence of max_model_len {length:,}, "
         "and vLLM does not start"
     )
-
-
-def _smaller() -> str:
-    return "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"

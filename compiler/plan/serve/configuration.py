@@ -13,7 +13,7 @@ from recipec.compiler.plan.roofline.weights import pair_flops
 from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
 from recipec.compiler.plan.serve.estimate import Steps, machine, point
 from recipec.compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
-from recipec.compiler.plan.serve.program import has_vision, padded
+from recipec.compiler.plan.serve.program import padded
 from recipec.compiler.plan.serve.results import CompiledServing, ServingPoint
 from recipec.compiler.serving import blocks
 from recipec.compiler.serving import published as figures
@@ -91,7 +91,8 @@ def serving(
 
 def _notes(made: ServeJob, done: ServeAnswer, batched: bool) -> list[str]:
     notes = []
-    if not has_vision(made.config) and "text_config" in made.config:
+    vision = made.config["architectures"][0].endswith("ForConditionalGeneration")
+    if not vision and "text_config" in made.config:
         notes.append("only the text model: the weights of the vision tower are not counted")
     if len(done.depths) > 1:
         depths = " and ".join(str(depth.layers) for depth in done.depths)

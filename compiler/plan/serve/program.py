@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,11 +112,6 @@ def config_of(program: Program) -> dict[str, Any]:
         if not config.get("vision_config"):
             config["architectures"] = ["Gemma4ForCausalLM"]
     return config
-
-
-def has_vision(config: Mapping[str, Any]) -> bool:
-    """Return whether the compiled model has the vision tower's weights."""
-    return bool(config["architectures"][0].endswith("ForConditionalGeneration"))
 
 
 def replica_topology(generation: str, devices: int) -> str:
