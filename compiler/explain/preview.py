@@ -145,19 +145,19 @@ def preview(
 
     samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
     problem = None
+    draws = steps = 0
     try:
+        if len(samples):
+            weights = source_weights(samples, data) if split == "train" and window is None else []
+            epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+            draws = epochs.draws
+            if split == "train" and window is None:
+                steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
+            rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
+            count_rows(report, list(rows_of.values()), samples)
         check_split(part.name, report, data)
     except UserError as error:
         problem = error.message, error.help
-    draws = steps = 0
-    if len(samples):
-        weights = source_weights(samples, data) if split == "train" else []
-        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
-        count_rows(report, list(rows_of.values()), samples)
-        draws = epochs.draws
-        if split == "train" and window is None:
-            steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 

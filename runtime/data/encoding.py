@@ -211,7 +211,6 @@ class Builder:
         self._lengths: list[int] = []
         self._origins: list[bytes] = []
         self._liked: list[bool] = []
-        self._rows = 0
 
     def add(self, origin: str, *rows: Encoded) -> None:
         """Add the sample of a row, or those of a pair; count the row if one of them is unusable."""
@@ -221,18 +220,18 @@ class Builder:
             if sample is None:
                 return
             fitted.append(sample)
-        self._rows += 1
+        self.report.kept += 1
         self.report.add_unused(origin, (name for row in rows for name in row.unused))
-        for row, (ids, ranges, cut) in zip(rows, fitted, strict=True):
+        self.report.truncated += any(cut for _, _, cut in fitted)
+        self.report.substituted += any(row.rendered.substituted for row in rows)
+        self.report.unended += not all(row.rendered.ended for row in rows)
+        for row, (ids, ranges, _) in zip(rows, fitted, strict=True):
             base = len(self._tokens)
             self._tokens.extend(ids)
             self._ranges += [(base + start, base + end) for start, end in ranges]
             self._lengths.append(len(ids))
             self._origins.append(origin.encode("utf-8"))
             self._liked += [] if row.liked is None else [row.liked]
-            self.report.truncated += cut
-            self.report.substituted += row.rendered.substituted
-            self.report.unended += not row.rendered.ended
 
     def _fit(self, origin: str, row: Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
         """Return tokens, target ranges, and whether they were cut; None if the sample is unusable."""
@@ -272,7 +271,6 @@ class Builder:
         targets = np.zeros(len(tokens), bool)
         for start, end in self._ranges:
             targets[start:end] = True
-        self.report.kept = self._rows
         self.report.tokens = len(tokens)
         self.report.targets = int(targets.sum())
         self.report.longest = max(self._lengths, default=0)

@@ -185,11 +185,6 @@ def prepare(
             note = "; ".join(balance(liked, len(samples) - liked, both) or ())
         weights = source_weights(samples, data)
         epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        if not epochs.draws:
-            raise UserError(
-                f"an epoch draws none of the {len(samples)} samples of data.train",
-                "weights are shares of a source's samples: raise data.train[].weight",
-            )
         count_rows(train_report, [epochs.of(0)], samples)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(

@@ -68,10 +68,11 @@ class SplitReport:
         incomplete: kept rows with content that their rendering does not use, with its names.
         unused: the number of rows by such a name.
         tokens, targets: of the kept samples.
-        longest: tokens of the longest kept sample.
+        longest: tokens of the longest kept sequence.
         rows: rows of max_length tokens that an epoch fills.
         row_tokens: tokens in those rows; more or fewer than `tokens` where sources have weights.
         row_length: max_length.
+        group: token sequences of a sample; the two answers of a preference have one each.
     """
 
     read: int = 0
@@ -93,6 +94,7 @@ class SplitReport:
     rows: int = 0
     row_tokens: int = 0
     row_length: int = 0
+    group: int = 1
 
     def merge(self, other: SplitReport) -> None:
         """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
@@ -123,8 +125,8 @@ class SplitReport:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean tokens of a kept row; a preference counts both answers with the prompt."""
-        return self.tokens / self.kept if self.kept else 0.0
+        """Return the mean tokens of a kept sequence; each answer of a preference is one, with the prompt."""
+        return self.tokens / (self.kept * self.group) if self.kept else 0.0
 
     @property
     def efficiency(self) -> float:

@@ -14,10 +14,16 @@ from .samples import Samples
 
 
 def count_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
-    """Record how full the rows of an epoch are."""
+    """Record how full the rows of an epoch are, and refuse weights by which it has none (UserError)."""
     lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    report.group = samples.group
     report.rows = sum(map(len, rows)) * samples.group
     report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
+    if not report.rows:
+        raise UserError(
+            f"an epoch draws none of the {report.kept} samples of data.train",
+            "weights are shares of a source's samples: raise data.train[].weight",
+        )
 
 
 def check_split(name: str, report: SplitReport, data: DataSettings) -> None:

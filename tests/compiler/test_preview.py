@@ -147,6 +147,12 @@ def test_dropped_rows_are_listed_and_too_many_are_an_error(
     assert recipe("preview", quickstart, *given, "--set", "data.max_invalid_ratio=0.5")[0] == 0
 
 
+def test_preview_refuses_weights_that_draw_no_sample_as_training_does(quickstart: Path, model: Path) -> None:
+    weighted = "data.train=[{path: data/quickstart/train.jsonl, weight: 0.001}]"
+    status, printed, errors = recipe("preview", quickstart, "--model", model, "--set", weighted)
+    assert status == 1 and "an epoch draws none of the" in errors and " 0 rows of 128" in printed
+
+
 def test_loss_brackets_differ_from_brackets_in_the_text(
     quickstart: Path, model: Path, tmp_path: Path
 ) -> None:

@@ -223,6 +223,15 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
         prepared(folder, train=(name,), overlong="error")
 
 
+def test_report_counts_pairs_of_preferences_and_the_length_of_an_answer(folder: Path) -> None:
+    pair = {"prompt": "hello", "chosen": " the fox" * 90, "rejected": " the world" * 90}
+    chosen = {"format": "preference", "loss_on": "completion", "packing": False, "overlong": "truncate"}
+    (folder / "pairs.jsonl").write_text(json.dumps(pair))
+    report = prepared(folder, train=("pairs.jsonl",), rows=1, batch=1, epochs=1, **chosen).report.train
+    assert (report.kept, report.truncated, report.rows) == (1, 1, 2)
+    assert report.mean_length == report.longest == 96
+
+
 def test_report_counts_read_rows_kept_rows_and_targets(folder: Path) -> None:
     run = prepared(folder, eval=("eval.jsonl",), packing=True)
     report = run.report
