@@ -247,7 +247,7 @@ def _serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, 
         "app": app,
         "pool": app[:POOL_NAME].rstrip("-"),
         "zone": shell_word(recipe.launch.zone or "ZONE"),
-        "buckets": _buckets(server),
+        "buckets": list(dict.fromkeys("/".join(w.address.split("/")[:3]) for w in _copied(server))),
         "by_hand": _by_hand(server, here if taken else None),
     }
 

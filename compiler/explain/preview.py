@@ -146,17 +146,18 @@ def preview(
     samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
     draws = steps = 0
     if len(samples):
-        weights = source_weights(samples, data) if split == "train" else []
+        counted = split == "train" and window is None
+        weights = source_weights(samples, data) if counted else [1.0] * len(part.sources)
         epochs = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
         count_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
-        if split == "train" and window is None:
+        if counted:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
     problem = None
     try:
         check_split(part.name, report, data)
-        if split == "train" and window is None:
+        if split == "train":
             check_draws(draws, report.kept)
     except UserError as error:
         problem = error.message, error.help

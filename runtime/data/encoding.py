@@ -211,7 +211,6 @@ class Builder:
         self._lengths: list[int] = []
         self._origins: list[bytes] = []
         self._liked: list[bool] = []
-        self._rows = 0
 
     def add(self, origin: str, *rows: Encoded) -> None:
         """Add the sample of a row, or those of a pair; count the row if one of them is unusable."""
@@ -221,7 +220,7 @@ class Builder:
             if sample is None:
                 return
             fitted.append(sample)
-        self._rows += 1
+        self.report.kept += 1
         self.report.add_unused(origin, (name for row in rows for name in row.unused))
         self.report.truncated += any(cut for _, _, cut in fitted)
         self.report.substituted += any(row.rendered.substituted for row in rows)
@@ -272,7 +271,6 @@ class Builder:
         targets = np.zeros(len(tokens), bool)
         for start, end in self._ranges:
             targets[start:end] = True
-        self.report.kept = self._rows
         self.report.tokens = len(tokens)
         self.report.targets = int(targets.sum())
         self.report.longest = max(self._lengths, default=0)
