@@ -140,7 +140,12 @@ def test_packing_is_refused_if_samples_cannot_be_separated(
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, TENSORS, "E0803", "it is an encoder-decoder"),
         ({"architectures": ["LLaDADiffusionModel"]}, TENSORS, "E0803", "it is a diffusion model"),
-        ({"architectures": ["XForSequenceClassification"]}, TENSORS, "E0803", "no causal language model"),
+        (
+            {"architectures": ["XForSequenceClassification"]},
+            TENSORS,
+            "E0803",
+            "is not a causal language model",
+        ),
         ({"model_type": "mine"}, TENSORS, "E0803", "neither a family nor transformers itself has"),
         ({"quantization_config": {}}, TENSORS, "E0803", "stored quantized"),
         ({}, {**TENSORS, "vision.weight": (3, 3)}, "E0803", "vision.weight is a tensor neither"),

@@ -428,7 +428,7 @@ def test_missing_serve_section_and_invalid_memory_share_are_refused(planned: Pla
         planned("serve=null")
     assert caught.value.help
     for value in ("lots", "0", "1.5", "nan"):
-        with pytest.raises(ArtifactError, match="no share of the memory"):
+        with pytest.raises(ArtifactError, match="not a share of the memory"):
             memory_share({"gpu_memory_utilization": value})
     assert memory_share({"device-memory-utilization": 0.5}) == 0.5
     assert memory_share({"gpu-memory-utilization": None}) == memory_share({})

@@ -316,7 +316,7 @@ def test_invalid_json_list_is_refused_with_its_position(tmp_path: Path, content:
         ("gs://bucket/x.jsonl", "gs://bucket/x.jsonl cannot be opened", "pip install gcsfs"),
         ("notes.txt", "the ending of notes.txt does not show its format", ".jsonl, .json or .csv"),
         ("empty", "the folder empty holds no data set", "save_to_disk"),
-        (Source("a.jsonl", split="train"), "a.jsonl is no data set of the Hugging Face hub", "hf://"),
+        (Source("a.jsonl", split="train"), "a.jsonl is not a data set of the Hugging Face hub", "hf://"),
         ("broken", "broken cannot be read: KeyError", "save_to_disk"),
         ("hf://a/b/c", "hf://a/b/c is not the address of a data set", "hf://OWNER/NAME@REVISION"),
         (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),

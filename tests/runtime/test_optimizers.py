@@ -105,11 +105,15 @@ def loss(model: Any, tokens: Any) -> Any:
 
 
 def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
+    from recipec.runtime.training.step import Step
     from recipec.runtime.training.trainer import Checkpointing, Trainer
 
     class Toy(Trainer):
-        def _loss(self, built: Any, model: Any, inputs: Any, before: Any) -> Any:
-            return loss(model, inputs["tokens"]), {}
+        def _step_of(self, built: Any) -> Step:
+            def of(model: Any, inputs: Any, before: Any) -> Any:
+                return loss(model, inputs["tokens"]), {}
+
+            return Step(built, self.optimizer, self._settings, self._mesh, of, self._reference)
 
     settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)
     checkpoint = CheckpointSettings(str(folder), every_steps=2, keep=3)

@@ -158,15 +158,18 @@ def test_full_fine_tuning_trace_uses_checkpoint_tensor_names(model: Path, tmp_pa
     ("write", "message"),
     [
         (lambda path: None, "no such file"),
-        (lambda path: path.mkdir(), "is no trace (not a regular file)"),
-        (lambda path: path.write_text("step 1: loss 3.2"), "is no trace (not an .npz file)"),
-        (lambda path: np.savez(path, losses=np.zeros(3)), "is no trace"),
-        (lambda path: np.savez(path, head=np.frombuffer(b"[1]", np.uint8)), "is no trace"),
+        (lambda path: path.mkdir(), "is not a trace (not a regular file)"),
+        (lambda path: path.write_text("step 1: loss 3.2"), "is not a trace (not an .npz file)"),
+        (lambda path: np.savez(path, losses=np.zeros(3)), "is not a trace"),
+        (lambda path: np.savez(path, head=np.frombuffer(b"[1]", np.uint8)), "is not a trace"),
         (
             lambda path: np.savez(path, head=np.frombuffer(b'{"version": 9}', np.uint8)),
             "a trace of version 9",
         ),
-        (lambda path: damage(path, lambda whole: whole[: len(whole) // 2]), "is no trace (not an .npz file)"),
+        (
+            lambda path: damage(path, lambda whole: whole[: len(whole) // 2]),
+            "is not a trace (not an .npz file)",
+        ),
         (
             lambda path: damage(path, lambda whole: whole.replace(b"\x00\x00\x80?", b"\x00\x00\x00@")),
             "is damaged",

@@ -35,8 +35,9 @@ def job(place: Place) -> Callable[[Path, MergeSettings], merge.MergeJob]:
 
     def job(target: Path, settings: MergeSettings) -> merge.MergeJob:
         if settings not in made:
-            arguments = merge.parse_arguments(Path("/nowhere"), ["--model", str(place.base)])
-            made[settings] = merge._job(arguments, MODEL, str(place.run), "unused", settings, True)
+            artifact = Path("/nowhere")
+            arguments = merge.parse_arguments(artifact, ["--model", str(place.base)])
+            made[settings] = merge._job(arguments, MODEL, artifact, str(place.run), "unused", settings, True)
         adapter = LocalFolder(target.with_name(f"{target.name}-adapter"))
         return dataclasses.replace(made[settings], target=LocalFolder(target), adapter=adapter)
 

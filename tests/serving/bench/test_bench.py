@@ -223,7 +223,7 @@ def test_setup_errors_are_one_sentence_and_measure_no_point(
         assert re.fullmatch(r"error: [^\n]+\n(  = help: [^\n]+\n)?", said), said
         return said
 
-    assert f"the server at {server.url} serves tuned, and not other" in fault("--model", "other")
+    assert f"the server at {server.url} serves tuned, not other" in fault("--model", "other")
     assert "nothing listens at http://127.0.0.1:9" in fault("--url", "http://127.0.0.1:9")
     assert "is not the address of a server" in fault("--url", "localhost")
     (tmp_path / "file").write_text("")
