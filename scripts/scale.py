@@ -10,8 +10,9 @@ page with the record, and the record with the current recipe.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import TypeAdapter
@@ -20,22 +21,18 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import arranged, from_name
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.planner import plan
+from recipec.compiler.plan.search import received
+from recipec.compiler.wording import mesh_axes
 from recipec.spec.core_schema import flow
+from scripts.recipe_pages import Planned, span, table, thousands
 from scripts.recipes import FOLDER, ROOT, guarded, key, planned, program, replace
-from scripts.scale_pages import Record, Scaled, page
 
 RECIPE = FOLDER / "gemma4-31b-v5p8.yaml"
 RECORD = FOLDER / "scale.json"
 PAGE = ROOT / "docs" / "scale.md"
 
-RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
-
-REMAT = {"v5p": "none", "v6e": "decoder"}
-"""A v6e has a third of a v5p's memory, too little for a row's activations in addition to the weights."""
-V5P = ("v5p-8", "v5p-16", "v5p-32", "v5p-64", "v5p-128", "v5p-256")
-V6E = ("v6e-8", "v6e-16", "v6e-32", "v6e-64", "v6e-128", "v6e-256")
-SLICES = (("v5p-64", 1), ("v6e-32", 4))
-"""The accelerator and tp of runs with two and four slices; a slice has 32 chips."""
+SAMPLES, SAMPLE_TOKENS = 1244 * 8, 922
+"""Samples of an epoch of the published run (arXiv 2605.25645), and the mean tokens of a sample."""
 
 
 @dataclass(frozen=True)
@@ -43,57 +40,76 @@ class Case:
     """The flagship on one machine.
 
     Attributes:
+        table: on the page.
         accelerator: of one slice.
-        rows: of an optimizer step.
-        micro: rows of a micro-batch on each data-parallel device.
+        rows: of an optimizer step; by default as many as chips.
     """
 
+    table: str
     accelerator: str
-    slices: int
-    fsdp: int
-    tp: int
-    rows: int
-    micro: int = 1
+    tp: int = 1
+    slices: int = 1
+    rows: int = 0
 
     @property
     def name(self) -> str:
-        """Return the case's name: "v5p-32", "v5p-32 tp 2, 4 rows", "2 x v5p-32"."""
+        """Return the case's name: "v5p-32", "v5p-32 tp 4, 4 rows", "2 x v5p-64"."""
         several = f"{self.slices} x " if self.slices > 1 else ""
-        split = f" tp {self.tp}, {self.rows} rows" if self.tp > 1 else ""
-        return f"{several}{self.accelerator}{split}"
+        split = f" tp {self.tp}" if self.tp > 1 else ""
+        return f"{several}{self.accelerator}{split}" + (f", {self.rows} rows" if self.rows else "")
 
     @property
     def sets(self) -> tuple[str, ...]:
         """Return the changes to the recipe, as values of --set."""
-        generation = self.accelerator.split("-")[0]
-        axes = arranged(self.slices, self.fsdp, self.tp)
+        chips = from_name(self.accelerator).chips
+        axes = arranged(self.slices, chips // self.tp, self.tp)
         return (
             f"mesh={flow({'accelerator': self.accelerator, 'axes': axes})}",
-            f"train.global_batch_size={self.rows}",
-            f"train.micro_batch_size={self.micro}",
-            f"remat.policy={REMAT[generation]}",
-            "xla.profile=none",
-            "model.attention_block=512",
+            f"train.global_batch_size={self.rows or chips * self.slices}",
         )
 
 
-def cases() -> list[Case]:
-    """Return all cases. A step has one row per chip, unless rows are split over more chips."""
-    chips = {name: from_name(name).chips for name in (*V5P, *V6E)}
+CASES = {
+    case.name: case
+    for case in (
+        *(Case("growing", f"v5p-{cores}") for cores in (8, 32, 64, 128)),
+        Case("split", "v5p-16", tp=2, rows=4),
+        Case("split", "v5p-32", tp=4, rows=4),
+        Case("slices", "v5p-64", slices=2),
+    )
+}
 
-    def growing(name: str, tp: int, micro: int = 1) -> Case:
-        return Case(name, 1, chips[name] // tp, tp, chips[name], micro)
 
-    found = [growing(name, 1) for name in V5P]
-    found += [growing(name, 2, micro=2) for name in V5P[-2:]]
-    found += [growing(name, 1) for name in (V6E[0], V6E[-1])]
-    found += [growing(name, 4) for name in V6E]
-    rows = chips[V5P[0]]
-    found += [Case(name, 1, rows, chips[name] // rows, rows) for name in V5P[1:3]]
-    for name, tp in SLICES:
-        each = chips[name]
-        found += [Case(name, count, each // tp, tp, each * count) for count in (2, 4)]
-    return found
+@dataclass(frozen=True)
+class Scaled:
+    """The results of `recipe plan` for the flagship on one machine.
+
+    Attributes:
+        chips, hosts: total over all slices.
+        rows: of an optimizer step.
+        ici, dcn: bytes that a chip receives in an optimizer step from its slice and from other slices.
+        exposed: seconds of an optimizer step that the chip waits for collectives.
+    """
+
+    chips: int
+    hosts: int
+    axes: Mapping[str, int]
+    rows: int
+    ici: float
+    dcn: float
+    exposed: float
+    planned: Planned
+
+    @property
+    def per_chip(self) -> float | None:
+        """Return a chip's estimated tokens/s; None if the step does not fit."""
+        if self.planned.memory.headroom < 0 or not self.planned.seconds:
+            return None
+        return self.planned.tokens / self.planned.seconds / self.planned.micro_batches / self.chips
+
+
+Record = dict[str, Scaled]
+RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -115,24 +131,6 @@ def lowered(case: Case) -> Program:
     return program(RECIPE, case.sets)
 
 
-def read() -> Record:
-    """Read the record; return an empty one if there is none."""
-    return RECORDS.validate_json(RECORD.read_bytes()) if RECORD.exists() else Record({})
-
-
-def written(text: str, record: Record) -> str:
-    """Return docs/scale.md with the tables of a record."""
-    return page(text, record, [case.name for case in cases() if case.name not in record.cases])
-
-
-def write() -> None:
-    """Write the page's tables."""
-    before = PAGE.read_text(encoding="utf-8")
-    if (after := written(before, read())) != before:
-        PAGE.write_text(after, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)}: written")
-
-
 def scaled(case: Case) -> Scaled:
     """Compile a case for its machine.
 
@@ -141,37 +139,147 @@ def scaled(case: Case) -> Scaled:
     """
     of = lowered(case)
     made = plan(of, case.sets)
-    accelerator = of.accelerator
+    axes, steps = dict(of.recipe.mesh.axes), of.accumulation_steps
+    ici, dcn = (
+        sum(received(one, axes) for one in made.estimate.collectives if one.over_dcn == over_dcn) * steps
+        for over_dcn in (False, True)
+    )
     return Scaled(
-        accelerator=case.accelerator,
-        generation=accelerator.generation,
-        chips=accelerator.chips,
-        hosts=accelerator.hosts,
-        slices=accelerator.slices,
-        axes=dict(of.recipe.mesh.axes),
-        rows=case.rows,
-        collectives=made.estimate.collectives,
+        chips=of.accelerator.chips,
+        hosts=of.accelerator.hosts,
+        axes=axes,
+        rows=of.recipe.train.global_batch_size,
+        ici=ici,
+        dcn=dcn,
+        exposed=made.estimate.timeline.exposed_in(collectives=True) * steps,
         planned=planned(of, made),
     )
 
 
+def read() -> Record:
+    """Read the record; return an empty one if there is none."""
+    return RECORDS.validate_json(RECORD.read_bytes()) if RECORD.exists() else {}
+
+
+def write() -> None:
+    """Write the page's tables."""
+    before = PAGE.read_text(encoding="utf-8")
+    if (after := page(before, read())) != before:
+        PAGE.write_text(after, encoding="utf-8")
+        print(f"{PAGE.relative_to(ROOT)}: written")
+
+
+def page(text: str, record: Record) -> str:
+    """Return docs/scale.md with new tables, each between `<!-- NAME -->` and `<!-- end -->`.
+
+    Raises:
+        ArtifactError: the page lacks the place of a table.
+    """
+    for name, lines in tables(record).items():
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, rest = text.partition(start)
+        if not found or end not in rest:
+            raise ArtifactError(f"docs/scale.md has no place for the table {name}", f"{start}{end}")
+        text = f"{before}{start}\n{lines}\n{rest[rest.index(end) :]}"
+    return text
+
+
+def tables(record: Record) -> dict[str, str]:
+    """Return the tables by name."""
+    growing = {name: one for name, one in record.items() if CASES[name].table == "growing" and one.per_chip}
+    return {
+        "versions": _versions(record),
+        **{kind: _steps(record, kind) for kind in dict.fromkeys(case.table for case in CASES.values())},
+        "epoch": _epochs(growing),
+    }
+
+
+def _versions(record: Record) -> str:
+    plans = [one.planned for one in record.values()]
+    versions, dates = plans[0].versions, sorted({one.date for one in plans})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    missing = "; ".join(name for name in CASES if name not in record)
+    left_out = f" Not compiled, and left out: {missing}." if missing else ""
+    return f"Compiled with libtpu {versions['libtpu']} and jax {versions['jax']} on {when}.{left_out}\n"
+
+
+def _steps(record: Record, kind: str) -> str:
+    """Return memory, collectives, time and price. A chip's efficiency is relative to the first case; a step
+    that does not fit has only its memory."""
+    head = (
+        "Machine",
+        "Chips, hosts",
+        "Mesh",
+        "Rows a step",
+        "HBM, GiB",
+        "From other chips, GB",
+        "Exposed, s",
+    )
+    times = ("Step, s", "Tokens/s", "Efficiency of a chip", "US$ a million tokens")
+    rows = []
+    for name, one in record.items():
+        if CASES[name].table != kind:
+            continue
+        memory = one.planned.memory
+        row = [
+            _machine(name),
+            f"{one.chips}, {one.hosts}",
+            mesh_axes(one.axes),
+            str(one.rows),
+            f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
+        ]
+        if one.per_chip is None:
+            rows.append([*row, *[""] * 6])
+            continue
+        base = next(iter(record.values()))
+        dcn = f", and {one.dcn / 1e9:.2f} over DCN" if one.dcn else ""
+        usd = one.planned.usd_per_million
+        rows.append(
+            [
+                *row,
+                f"{one.ici / 1e9:.1f}{dcn}",
+                f"{one.exposed:.2f}",
+                span(*one.planned.step, 2),
+                " to ".join(map(thousands, one.planned.tokens_per_second)),
+                f"{one.per_chip / (base.per_chip or math.nan):.0%}",
+                span(*usd, 2) if usd else "",
+            ]
+        )
+    return table((*head, *times), rows)
+
+
+def _epochs(record: Record) -> str:
+    """Return the time of an epoch of the published run's size, with its samples packed."""
+    head = ("Machine", "Rows a step", "Steps an epoch", "Minutes", "US$")
+    rows = []
+    for name, one in record.items():
+        steps = math.ceil(SAMPLES * SAMPLE_TOKENS / one.planned.tokens)
+        low, high = (steps * seconds / 60 for seconds in one.planned.step)
+        usd = (one.planned.usd_per_hour or math.nan) / 60
+        rows.append(
+            (_machine(name), str(one.rows), str(steps), span(low, high, 1), span(low * usd, high * usd, 2))
+        )
+    return table(head, rows)
+
+
+def _machine(name: str) -> str:
+    case = CASES[name]
+    return f"{case.slices} x {case.accelerator}" if case.slices > 1 else case.accelerator
+
+
 def _plan(names: Sequence[str]) -> None:
-    record, known = read(), {case.name: case for case in cases()}
-    if unknown := set(names) - set(known):
-        raise ArtifactError(f"there is no {', '.join(sorted(unknown))}", f"{', '.join(known)}")
-    for name in names or known:
-        kept = record.cases.get(name)
-        if kept is None or kept.planned.key != key(lowered(known[name])):
-            record.cases[name] = scaled(known[name])
-            _keep(record, list(known))  # save each result as soon as it is known
-            memory = record.cases[name].planned.memory
+    record = {name: one for name, one in read().items() if name in CASES}
+    if unknown := set(names) - set(CASES):
+        raise ArtifactError(f"there is no {', '.join(sorted(unknown))}", f"{', '.join(CASES)}")
+    for name in names or CASES:
+        kept = record.get(name)
+        if kept is None or kept.planned.key != key(lowered(CASES[name])):
+            record[name] = scaled(CASES[name])
+            memory = record[name].planned.memory
             print(f"{name}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
-    _keep(record, list(known))
-
-
-def _keep(record: Record, names: Sequence[str]) -> None:
-    ordered = Record({name: record.cases[name] for name in names if name in record.cases})
-    replace(RECORD, RECORDS.dump_json(ordered, indent=1) + b"\n")
+        # Save each result as soon as it is known.
+        ordered = {known: record[known] for known in CASES if known in record}
+        replace(RECORD, RECORDS.dump_json(ordered, indent=1) + b"\n")
 
 
 if __name__ == "__main__":
