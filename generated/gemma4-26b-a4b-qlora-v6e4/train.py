@@ -29,7 +29,7 @@ MODEL = ModelSettings(
     family="gemma4",
     dtype="bfloat16",
     attention="splash",
-    attention_block=512,
+    attention_block=1024,
     remat="decoder",
 )
 MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})

@@ -29,7 +29,7 @@ MODEL = ModelSettings(
     family="qwen3_5",
     dtype="bfloat16",
     attention="splash",
-    attention_block=512,
+    attention_block=1024,
     remat="decoder",
 )
 MESH = MeshSettings(
