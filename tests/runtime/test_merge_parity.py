@@ -31,7 +31,12 @@ from tests import tiny
 from tests.runtime import decoders
 from tests.runtime.peft_import.adapters import assert_same
 from tests.runtime.runs import ALL, lora_section, save_run
-from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
+from tests.runtime.torch_models import (
+    in_float64,
+    make_gemma3_multimodal,
+    make_qwen3_5_multimodal,
+    torch_logits,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 """The tests verify a case repeatedly."""
@@ -225,7 +230,7 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # above are the image and audio placeholders, which transformers replaces
     model = load(case, case.folder / "merged")
-    merged = torch_logits(model, rows)
+    merged = torch_logits(in_float64(model), rows)
 
     adapter = case.folder / "merged-adapter"
     wrapped = peft.get_peft_model(
@@ -246,7 +251,7 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
         # PEFT looks for patterns of parameters among the modules, and uses them anyway.
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
         wrapped = peft.PeftModel.from_pretrained(load(case, case.folder / "base"), adapter)
-    adapted = torch_logits(wrapped, rows)
+    adapted = torch_logits(in_float64(wrapped), rows)
     if not lora.train_also:
         assert import_adapter(adapter, case.base, case.folder / "run", case.folder / "imported") == 0
         trees = (restore_tree(str(case.folder / step / "model_params")) for step in ("run/4", "imported/0"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def make_qwen3_5_multimodal(directory: Path, experts: bool = False) -> Any:
         arrays = {name: array for name, array in arrays.items() if ".mlp.experts." not in name} | together
     save_file(arrays | further, path, metadata={"format": "pt"})
     return model
+
+
+def in_float64(model: Any) -> Any:
+    """Return a copy that computes in float64: a reference whose own rounding does not count."""
+    exact = copy.deepcopy(model).double()
+    exact.set_experts_implementation("eager")  # grouped products take no float64
+    return exact
 
 
 def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
