@@ -20,7 +20,7 @@ import qwix
 from flax import nnx
 from flax.nnx.variablelib import MISSING
 from jax.sharding import Mesh, PartitionSpec
-from qwix._src.core import numerics, qarray
+from qwix._src.core import numerics
 
 from . import sharding
 from .families import Architecture, Family
@@ -152,17 +152,24 @@ def quantize(weight: jax.Array, how: Layout, mesh: Mesh) -> qwix.QArray:
 def dequantize(weight: qwix.QArray, dtype: Any) -> jax.Array:
     """Return the weight that codes and scales represent, computed in float32 and cast once.
 
-    The result equals qwix.dequantize's bit for bit. For nf4 Qwix flattens the codes, which gathers a sharded
-    weight on every device, and looks each code up by a gather. Compiled for v5p, a product of 2048 x 4096 by
-    4096 x 4096 then takes 3.3 times a bfloat16 weight's time; choosing among the table's entries takes 1.07.
+    The result equals qwix.dequantize's bit for bit. For nf4 Qwix looks each code up by a gather, which a TPU
+    does slowly, and flattens the codes, which gathers a sharded weight on every device. Here each code chooses
+    among the table's entries. The barrier keeps the codes in their blocks: XLA otherwise writes the scales to
+    memory for each entry of the weight, in float32, and chooses again for each tile of the product.
     """
     if weight.qtype != "nf4":
         return qwix.dequantize(weight).astype(dtype)
+    split: list[int] = []
+    spread: list[int] = []
+    for size, scales in zip(weight.shape, weight.scale.shape, strict=True):
+        split += [size] if scales in (1, size) else [scales, size // scales]
+        spread += [scales] if scales in (1, size) else [scales, 1]
+    codes = jax.lax.optimization_barrier(weight.qvalue.reshape(split)).astype(jnp.int32)
     table = numerics.get_nf4_buckets()
-    values = jnp.full(weight.shape, table[0], weight.scale.dtype)
+    values = jnp.full(codes.shape, table[0], weight.scale.dtype)
     for code in range(1, 16):
-        values = jnp.where(weight.qvalue == code, table[code], values)
-    return qarray.call_with_generic_broadcast(jnp.multiply, values, weight.scale).astype(dtype)
+        values = jnp.where(codes == code, table[code], values)
+    return (values * weight.scale.reshape(spread)).astype(dtype).reshape(weight.shape)
 
 
 def quantized_weight(module: Any, weight: jax.Array) -> qwix.QArray | None:
