@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import tell
 
 
@@ -38,31 +37,15 @@ def group() -> None:
 def merge(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="ADAPTER",
-            help="Folders of PEFT adapters.",
-            show_default=False,
-            autocompletion=completion.trained_folders,
-        ),
+        typer.Argument(metavar="ADAPTER", help="Folders of PEFT adapters."),
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Folder for the result; it must not exist.",
-            show_default=False,
-        ),
+        typer.Option("-o", "--output", metavar="DIR", help="Folder for the result; it must not exist."),
     ],
     weights: Annotated[
         str,
-        typer.Option(
-            "--weights",
-            metavar="W,W",
-            help="One number for each adapter, such as 0.7,0.3.",
-            show_default=False,
-        ),
+        typer.Option("--weights", metavar="W,W", help="One number for each adapter, such as 0.7,0.3."),
     ],
     method: Annotated[Method, typer.Option("--method", help="How to combine them.")] = Method.LINEAR,
     density: Annotated[
@@ -71,7 +54,6 @@ def merge(
             "--density",
             metavar="D",
             help="Share of each adapter's numbers that ties and dare keep, between 0 and 1.",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[

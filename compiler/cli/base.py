@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.terminal import color, console, doing, log, manner, note, on_ctrl_c, result, say, tell
 from recipec.compiler.wording import mesh_axes
 
@@ -34,40 +33,22 @@ class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
 
 Recipe = Annotated[
     Path,
-    typer.Argument(
-        metavar="RECIPE",
-        help="YAML file of a recipe.",
-        show_default=False,
-        autocompletion=completion.recipes,
-    ),
+    typer.Argument(metavar="RECIPE", help="YAML file of a recipe."),
 ]
 Recipes = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="RECIPE", help="YAML files of recipes.", show_default=False, autocompletion=completion.recipes
-    ),
+    typer.Argument(metavar="RECIPE", help="YAML files of recipes."),
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Set a key to a YAML value; may be repeated.",
-        show_default=False,
-        autocompletion=completion.sets,
-    ),
+    typer.Option("--set", metavar="PATH=VALUE", help="Set a key to a YAML value; may be repeated."),
 ]
 Shown = Annotated[
     Format, typer.Option("--format", help="Print diagnostics as text on stderr, or as JSON on stdout.")
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="DIR",
-        help="Folder of the data; by default the recipe's folder.",
-        show_default=False,
-    ),
+    typer.Option("--data-dir", metavar="DIR", help="Folder of the data; by default the recipe's folder."),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
 

@@ -58,7 +58,6 @@ def build(
             "--backend",
             help="Another backend to build for: trl writes baseline/, torchax writes train_torchax.py, tunix "
             "writes neither; may be repeated. By default the backends of the artifact on disk.",
-            show_default=False,
         ),
     ] = None,
     force: Annotated[
@@ -72,7 +71,6 @@ def build(
             help="How the scripts get their modules: copy writes them into runtime/ next to the artifacts; "
             "wheel names a wheel in runtime.txt, which recipe pack adds. By default the choice of the "
             "artifact on disk, and copy for a new one.",
-            show_default=False,
         ),
     ] = None,
     notebook: Annotated[
@@ -81,7 +79,6 @@ def build(
             "--notebook/--no-notebook",
             help="Also write a notebook, for Colab (v5e-1, v6e-1), Kaggle (v5e-8) or a CPU. By default the "
             "choice of the artifact on disk.",
-            show_default=False,
         ),
     ] = None,
     sets: Sets = None,

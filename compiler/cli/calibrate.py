@@ -14,7 +14,7 @@ from recipec.compiler.cli.plan import progress_line
 def calibrate(
     probes: Annotated[
         list[Path],
-        typer.Argument(metavar="PROBE...", help="probe.json files of machines.", show_default=False),
+        typer.Argument(metavar="PROBE...", help="probe.json files of machines."),
     ],
     recipe: Annotated[
         Path | None,
@@ -22,7 +22,6 @@ def calibrate(
             "--recipe",
             metavar="RECIPE",
             help="The recipe that was probed; by default recipe.yaml next to each file.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

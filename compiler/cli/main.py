@@ -15,7 +15,6 @@ from typer.models import CommandInfo
 from recipec.compiler.cli import adapters as cli_adapters
 from recipec.compiler.cli import build as cli_build
 from recipec.compiler.cli import calibrate as cli_calibrate
-from recipec.compiler.cli import completion
 from recipec.compiler.cli import lsp as cli_lsp
 from recipec.compiler.cli import models as cli_models
 from recipec.compiler.cli import new as cli_new
@@ -82,12 +81,7 @@ def explain(
     recipe: Recipe,
     path: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PATH",
-            help="A section or key, such as train.schedule.",
-            show_default=False,
-            autocompletion=completion.keys,
-        ),
+        typer.Argument(metavar="PATH", help="A section or key, such as train.schedule."),
     ] = None,
     sets: Sets = None,
 ) -> None:
@@ -132,12 +126,7 @@ def card(
 def pack(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME",
-            help="Name of an artifact.",
-            show_default=False,
-            autocompletion=completion.artifacts,
-        ),
+        typer.Argument(metavar="NAME", help="Name of an artifact."),
     ],
     folder: Annotated[
         Path, typer.Option("-d", "--from", metavar="DIR", help="The folder of artifacts.")
@@ -148,14 +137,11 @@ def pack(
             "--recipe",
             metavar="RECIPE",
             help="The recipe of the artifact; by default it is found in recipes/.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="The archive; by default NAME.tar.gz.", show_default=False
-        ),
+        typer.Option("-o", "--output", metavar="FILE", help="The archive; by default NAME.tar.gz."),
     ] = None,
 ) -> None:
     """Pack an artifact and its local data into one archive that runs by itself."""
@@ -225,12 +211,7 @@ def rehearse(
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
     keep: Annotated[
         Path | None,
-        typer.Option(
-            "--keep",
-            metavar="DIR",
-            help="Keep the files of the rehearsal in this folder.",
-            show_default=False,
-        ),
+        typer.Option("--keep", metavar="DIR", help="Keep the files of the rehearsal in this folder."),
     ] = None,
     sets: Sets = None,
 ) -> None:
@@ -254,9 +235,7 @@ def preview(
     ] = PreviewSplit.TRAIN,
     model: Annotated[
         Path | None,
-        typer.Option(
-            "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
-        ),
+        typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer."),
     ] = None,
     data_dir: DataDir = None,
     sets: Sets = None,

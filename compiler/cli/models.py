@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import FAILED, Format, note, result, show, tell
 
 LIST = "list"
@@ -22,13 +21,6 @@ class ListOrCommand(TyperGroup):
         first = next((word for word in args if word not in flags), None)
         asks = first is None and (ctx.resilient_parsing or set(args) & {*ctx.help_option_names})
         return super().parse_args(ctx, args if first in self.commands or asks else [LIST, *args])
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """A command's name, or what `list` completes."""
-        listed = self.commands[LIST]
-        context = listed.make_context(LIST, [], parent=ctx, resilient_parsing=True)
-        words = [item for param in listed.params for item in param.shell_complete(context, incomplete)]
-        return [*super().shell_complete(ctx, incomplete), *(words if incomplete[:1] != "-" else ())]
 
 
 app = typer.Typer(
@@ -45,10 +37,7 @@ def list_models(
     word: Annotated[
         str,
         typer.Argument(
-            metavar="WORD",
-            help="Part of an id or of a family name; without it, all models are listed.",
-            show_default=False,
-            autocompletion=completion.models,
+            metavar="WORD", help="Part of an id or of a family name; without it, all models are listed."
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -72,17 +61,10 @@ def list_models(
 
 @app.command()
 def add(
-    model: Annotated[
-        str, typer.Argument(metavar="ID", help="OWNER/NAME on the Hugging Face hub.", show_default=False)
-    ],
+    model: Annotated[str, typer.Argument(metavar="ID", help="OWNER/NAME on the Hugging Face hub.")],
     revision: Annotated[
         str | None,
-        typer.Option(
-            "--revision",
-            metavar="R",
-            help="A branch, tag or commit; by default the main branch.",
-            show_default=False,
-        ),
+        typer.Option("--revision", metavar="R", help="A branch, tag or commit; by default the main branch."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -92,7 +74,6 @@ def add(
             metavar="DIR",
             help="The folder of models, next to the recipes; by default recipes/models if a folder recipes "
             "exists, otherwise models.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import MISUSED, Format, note, say, show, tell
 from recipec.compiler.wording import as_typed, listing
 
@@ -48,27 +47,15 @@ class DataFormat(str, Enum):  # noqa: UP042
 def new(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Name of the recipe and of its artifact.", show_default=False),
+        typer.Argument(metavar="NAME", help="Name of the recipe and of its artifact."),
     ],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="ID",
-            help="A Hugging Face id, or a directory with a checkpoint.",
-            show_default=False,
-            autocompletion=completion.models,
-        ),
+        typer.Option("--model", metavar="ID", help="A Hugging Face id, or a directory with a checkpoint."),
     ] = None,
     accelerator: Annotated[
         str | None,
-        typer.Option(
-            "--accelerator",
-            metavar="NAME",
-            help="The machine that trains, such as v6e-8.",
-            show_default=False,
-            autocompletion=completion.accelerators,
-        ),
+        typer.Option("--accelerator", metavar="NAME", help="The machine that trains, such as v6e-8."),
     ] = None,
     data: Annotated[
         str | None,
@@ -77,32 +64,22 @@ def new(
             metavar="PATH",
             help="A file of samples, or hf://OWNER/NAME. Without it the recipe names data/train.jsonl, "
             "which you add later.",
-            show_default=False,
         ),
     ] = None,
     format: Annotated[
         DataFormat | None,
-        typer.Option(
-            "--format", help="What a sample contains; by default read from a local file.", show_default=False
-        ),
+        typer.Option("--format", help="What a sample contains; by default read from a local file."),
     ] = None,
     method: Annotated[
         Method | None,
         typer.Option(
             "--method",
             help="By default lora, qlora if lora does not fit, and dpo or kto for preference data.",
-            show_default=False,
         ),
     ] = None,
     serve: Annotated[
         str | None,
-        typer.Option(
-            "--serve",
-            metavar="NAME",
-            help="The TPU that serves the model with vLLM, or none.",
-            show_default=False,
-            autocompletion=completion.servers,
-        ),
+        typer.Option("--serve", metavar="NAME", help="The TPU that serves the model with vLLM, or none."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -111,7 +88,6 @@ def new(
             "--output",
             metavar="DIR",
             help="The recipe's folder; by default recipes, or this folder if it contains the data.",
-            show_default=False,
         ),
     ] = None,
     github: Annotated[

@@ -22,25 +22,19 @@ if TYPE_CHECKING:
 def parity(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RECIPE", help="YAML file of a recipe; with --compare, traces.", show_default=False
-        ),
+        typer.Argument(metavar="RECIPE", help="YAML file of a recipe; with --compare, traces."),
     ],
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare traces (.npz) that the scripts wrote with --trace.")
     ] = False,
     backends: Annotated[
         list[Backend] | None,
-        typer.Option(
-            "--backend", help="A backend to compare; may be repeated. By default all.", show_default=False
-        ),
+        typer.Option("--backend", help="A backend to compare; may be repeated. By default all."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to run.")] = 20,
     keep: Annotated[
         Path | None,
-        typer.Option(
-            "--keep", metavar="DIR", help="Keep the files of the runs in this folder.", show_default=False
-        ),
+        typer.Option("--keep", metavar="DIR", help="Keep the files of the runs in this folder."),
     ] = None,
     tolerances: Annotated[
         list[str] | None,
@@ -48,7 +42,6 @@ def parity(
             "--tolerance",
             metavar="QUANTITY=X",
             help="Another limit for initial, gradients, losses, trained or merged; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     Path | None,
-    typer.Option(
-        "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
-    ),
+    typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer."),
 ]
 Step = Annotated[
     Backend, typer.Option("--backend", help="The step to compile: train.py's, or train_torchax.py's.")
@@ -64,7 +62,7 @@ def plan(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one page with charts.", show_default=False),
+        typer.Option("--html", metavar="FILE", help="Write one page with charts."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
     model: Model = None,
@@ -238,18 +236,15 @@ def cost(
             "--hours",
             metavar="H",
             help="Hours that the server runs, in addition to 1 and 24; for the training see --train-hours.",
-            show_default=False,
         ),
     ] = None,
     train_hours: Annotated[
         float | None,
-        typer.Option("--train-hours", metavar="H", help="Hours that the training takes.", show_default=False),
+        typer.Option("--train-hours", metavar="H", help="Hours that the training takes."),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            "--run", metavar="DIR", help="Folder of a run; use its measured hours.", show_default=False
-        ),
+        typer.Option("--run", metavar="DIR", help="Folder of a run; use its measured hours."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     backend: Step = Backend.TUNIX,

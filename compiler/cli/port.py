@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import DONE, FAILED, Format, color, note, show
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ def port(
             help="The config of another tool, or its Python script, notebook or command line, followed by "
             "its other files: accelerate's or DeepSpeed's config, dataset_info.json, adapter_config.json. "
             "Or a folder. With --to, a recipe.",
-            show_default=False,
         ),
     ],
     output: Annotated[
@@ -88,25 +86,20 @@ def port(
             "--output",
             metavar="RECIPE",
             help="The file to write, or with folders the folder for recipes; by default, and with -, stdout.",
-            show_default=False,
         ),
     ] = None,
     dialect: Annotated[
         Dialect | None,
-        typer.Option(
-            "--from", help="The tool of the config; by default recognized from its keys.", show_default=False
-        ),
+        typer.Option("--from", help="The tool of the config; by default recognized from its keys."),
     ] = None,
     tool: Annotated[
         Tool | None,
-        typer.Option("--to", help="Port a recipe to this tool's config.", show_default=False),
+        typer.Option("--to", help="Port a recipe to this tool's config."),
     ] = None,
     script: Annotated[
         Script | None,
         typer.Option(
-            "--script",
-            help="The TRL script that the config is for; by default recognized from its keys.",
-            show_default=False,
+            "--script", help="The TRL script that the config is for; by default recognized from its keys."
         ),
     ] = None,
     command: Annotated[
@@ -116,17 +109,11 @@ def port(
             metavar="N",
             min=1,
             help="The training command to use, if a shell script has several.",
-            show_default=False,
         ),
     ] = None,
     accelerator: Annotated[
         str,
-        typer.Option(
-            "--accelerator",
-            metavar="NAME",
-            help="The machine that the recipe is for.",
-            autocompletion=completion.accelerators,
-        ),
+        typer.Option("--accelerator", metavar="NAME", help="The machine that the recipe is for."),
     ] = MACHINE,
     devices: Annotated[
         int | None,
@@ -135,7 +122,6 @@ def port(
             metavar="N",
             min=1,
             help="Number of GPUs of the source, if its files do not give it; with --to, of the config.",
-            show_default=False,
         ),
     ] = None,
     plan: Annotated[
@@ -153,30 +139,18 @@ def port(
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report", metavar="FILE", help="Write the report as .md or .json.", show_default=False
-        ),
+        typer.Option("--report", metavar="FILE", help="Write the report as .md or .json."),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write a page with both files side by side.",
-            show_default=False,
-        ),
+        typer.Option("--html", metavar="FILE", help="Write a page with both files side by side."),
     ] = None,
     format: Annotated[
         ReportFormat, typer.Option("--format", help="Format of the report.")
     ] = ReportFormat.TEXT,
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a key of the config; may be repeated.",
-            show_default=False,
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated."),
     ] = None,
 ) -> None:
     """Turn another tool's config into a recipe, with a report on every key.
@@ -290,9 +264,7 @@ def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diag
         return [Diagnostic("E1188", message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
     return [
         Diagnostic(
-            "E1188",
-            f"{option} applies to one run, and several files are ported",
-            help="port only that file",
+            "E1188", f"{option} applies to one run, and several files are ported", help="port only that file"
         )
         for option, given in of_one.items()
         if given is not None

@@ -27,22 +27,15 @@ def report(
             metavar="RUN_DIR",
             help="The folder of a run's checkpoints, a folder that contains such folders, or the results of "
             "a sweep; further ones are compared with it.",
-            show_default=False,
         ),
     ],
     compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="RUN", help="Another run to compare with it.", show_default=False),
+        typer.Option("--compare", metavar="RUN", help="Another run to compare with it."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="The page; by default NAME-report.html.",
-            show_default=False,
-        ),
+        typer.Option("-o", "--output", metavar="FILE", help="The page; by default NAME-report.html."),
     ] = None,
     plan: Annotated[
         Path | None,
@@ -50,16 +43,12 @@ def report(
             "--plan",
             metavar="FILE",
             help="Output of `recipe plan --json`; by default the plan in recipec's cache.",
-            show_default=False,
         ),
     ] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(
-            "--recipe",
-            metavar="FILE",
-            help="The run's recipe, to show where its values come from.",
-            show_default=False,
+            "--recipe", metavar="FILE", help="The run's recipe, to show where its values come from."
         ),
     ] = None,
     results: Annotated[
@@ -68,7 +57,6 @@ def report(
             "--results",
             metavar="PATH",
             help="A merged folder, results of bench.sh or eval.sh, or JSON from `recipe serve verify`.",
-            show_default=False,
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import FAILED, note, say
 
 app = typer.Typer(
@@ -40,12 +39,7 @@ class ServerDtype(str, Enum):  # noqa: UP042
 
 Artifact = Annotated[
     Path,
-    typer.Argument(
-        metavar="ARTIFACT",
-        help="An artifact's folder: generated/NAME.",
-        show_default=False,
-        autocompletion=completion.artifact_folders,
-    ),
+    typer.Argument(metavar="ARTIFACT", help="An artifact's folder: generated/NAME."),
 ]
 
 
@@ -54,21 +48,16 @@ def up(
     artifact: Artifact,
     model: Annotated[
         Path | None,
-        typer.Option(
-            "--model", metavar="DIR", help="Folder of the weights on this machine.", show_default=False
-        ),
+        typer.Option("--model", metavar="DIR", help="Folder of the weights on this machine."),
     ] = None,
     adapter: Annotated[
         Path | None,
-        typer.Option("--adapter", metavar="DIR", help="Folder of the PEFT adapter.", show_default=False),
+        typer.Option("--adapter", metavar="DIR", help="Folder of the PEFT adapter."),
     ] = None,
     base_image: Annotated[
         str | None,
         typer.Option(
-            "--base-image",
-            metavar="IMAGE",
-            help="Image to use instead of the recipe's serve.image.",
-            show_default=False,
+            "--base-image", metavar="IMAGE", help="Image to use instead of the recipe's serve.image."
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the server is ready.")] = False,
@@ -79,17 +68,11 @@ def up(
             metavar="MINUTES",
             min=0.01,
             help="How long the server may load and compile; by default 30.",
-            show_default=False,
         ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory limit of the container, such as 64g.",
-            show_default=False,
-        ),
+        typer.Option("--memory", metavar="SIZE", help="Memory limit of the container, such as 64g."),
     ] = None,
 ) -> None:
     """Build the image, start the server and wait until it answers.
@@ -128,16 +111,12 @@ def bench(
             "--url",
             metavar="URL",
             help="Address of a server other than the one of `recipe serve up`; vllm must then be on PATH.",
-            show_default=False,
         ),
     ] = None,
     results: Annotated[
         Path | None,
         typer.Option(
-            "--results",
-            metavar="DIR",
-            help="Folder of the results; by default ARTIFACT/results/bench.",
-            show_default=False,
+            "--results", metavar="DIR", help="Folder of the results; by default ARTIFACT/results/bench."
         ),
     ] = None,
     tokenizer: Annotated[
@@ -146,7 +125,6 @@ def bench(
             "--tokenizer",
             metavar="DIR",
             help="Folder of the model's tokenizer, as vllm sees it; by default the recipe's weights.",
-            show_default=False,
         ),
     ] = None,
     machine: Annotated[
@@ -155,7 +133,6 @@ def bench(
             "--machine",
             metavar="NAME",
             help="Machine of the server, such as v6e-8, if it cannot be detected.",
-            show_default=False,
         ),
     ] = None,
     usd_per_hour: Annotated[
@@ -165,18 +142,11 @@ def bench(
             metavar="X",
             min=1e-6,
             help="Price of the server's machine; by default the accelerator's.",
-            show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            metavar="MINUTES",
-            min=0.01,
-            help="Limit of one point; by default 30.",
-            show_default=False,
-        ),
+        typer.Option("--timeout", metavar="MINUTES", min=0.01, help="Limit of one point; by default 30."),
     ] = None,
 ) -> None:
     """Run the recipe's benchmark on the server.
@@ -192,9 +162,7 @@ def bench(
 def verify(
     url: Annotated[
         str,
-        typer.Argument(
-            metavar="URL", help="The endpoint, for example http://127.0.0.1:8000.", show_default=False
-        ),
+        typer.Argument(metavar="URL", help="The endpoint, for example http://127.0.0.1:8000."),
     ],
     artifact: Annotated[
         Path | None,
@@ -203,26 +171,20 @@ def verify(
             metavar="DIR",
             help="The artifact of the endpoint. It gives the folder of the merged weights, their served "
             "name and their types.",
-            show_default=False,
         ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="DIR", help="Folder of the merged weights.", show_default=False),
+        typer.Option("--model", metavar="DIR", help="Folder of the merged weights."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Name under which the weights are served.", show_default=False
-        ),
+        typer.Option("--name", metavar="NAME", help="Name under which the weights are served."),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="More prompts, as JSONL in the form of evaluate.prompts.",
-            show_default=False,
+            "--prompts", metavar="FILE", help="More prompts, as JSONL in the form of evaluate.prompts."
         ),
     ] = None,
     tokens: Annotated[
@@ -235,7 +197,6 @@ def verify(
             metavar="X",
             min=0,
             help="Allowed difference of log probabilities, instead of the measured one.",
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
@@ -244,9 +205,7 @@ def verify(
     server_dtype: Annotated[
         ServerDtype | None,
         typer.Option(
-            "--server-dtype",
-            help="The type in which the server computes, instead of the artifact's.",
-            show_default=False,
+            "--server-dtype", help="The type in which the server computes, instead of the artifact's."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -81,19 +81,16 @@ def sweep(
             "--over",
             metavar="PATH=[VALUE, ...]",
             help="A key and its values; may be repeated. All combinations are run.",
-            show_default=False,
         ),
     ],
     draw: Annotated[
         int | None,
-        typer.Option(
-            "--random", metavar="N", min=1, help="Run N combinations, drawn at random.", show_default=False
-        ),
+        typer.Option("--random", metavar="N", min=1, help="Run N combinations, drawn at random."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random draw.")] = 0,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="DIR", help="Passed to train.py as --model.", show_default=False),
+        typer.Option("--model", metavar="DIR", help="Passed to train.py as --model."),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -101,7 +98,6 @@ def sweep(
             "--data-dir",
             metavar="DIR",
             help="Passed to train.py as --data-dir; by default the recipe's folder.",
-            show_default=False,
         ),
     ] = None,
     launch: Annotated[
@@ -111,7 +107,6 @@ def sweep(
             metavar="COMMAND",
             help="Command that starts a run in its artifact's folder, instead of train.py on this machine, "
             "such as 'sky jobs launch -y launch/skypilot.yaml'.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[

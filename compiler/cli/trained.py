@@ -8,17 +8,11 @@ from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli import completion
 from recipec.compiler.cli.base import DONE, on_ctrl_c, result, say
 
 Folder = Annotated[
     Path,
-    typer.Argument(
-        metavar="FOLDER",
-        help="A merged model, a PEFT adapter, or an artifact that was merged.",
-        show_default=False,
-        autocompletion=completion.trained_folders,
-    ),
+    typer.Argument(metavar="FOLDER", help="A merged model, a PEFT adapter, or an artifact that was merged."),
 ]
 
 
@@ -26,13 +20,11 @@ def chat(
     folder: Folder,
     prompt: Annotated[
         str | None,
-        typer.Option(
-            "--prompt", metavar="TEXT", help="Answer only this prompt, and exit.", show_default=False
-        ),
+        typer.Option("--prompt", metavar="TEXT", help="Answer only this prompt, and exit."),
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="The system message.", show_default=False),
+        typer.Option("--system", metavar="TEXT", help="The system message."),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Maximum number of tokens of an answer.")
@@ -44,26 +36,17 @@ def chat(
             metavar="T",
             min=0.0,
             help="0 always takes the likeliest token; by default the model's generation_config.json decides.",
-            show_default=False,
         ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
-            "--base",
-            metavar="DIR",
-            help="Base model of an adapter, instead of the one that it names.",
-            show_default=False,
+            "--base", metavar="DIR", help="Base model of an adapter, instead of the one that it names."
         ),
     ] = None,
     template: Annotated[
         Path | None,
-        typer.Option(
-            "--chat-template",
-            metavar="FILE",
-            help="A chat template, instead of the model's.",
-            show_default=False,
-        ),
+        typer.Option("--chat-template", metavar="FILE", help="A chat template, instead of the model's."),
     ] = None,
 ) -> None:
     """Chat with a trained model on this machine, using transformers.
@@ -82,9 +65,7 @@ def chat(
 
 def push(
     folder: Folder,
-    repo: Annotated[
-        str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face hub.", show_default=False)
-    ],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="OWNER/NAME on the Hugging Face hub.")],
     revision: Annotated[
         str,
         typer.Option(

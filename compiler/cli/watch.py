@@ -15,7 +15,6 @@ def watch(
         typer.Argument(
             metavar="RUN_DIR",
             help="Folders of checkpoints, local or at gs:// addresses, or folders that contain such folders.",
-            show_default=False,
         ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Show the current state, and exit.")] = False,
@@ -26,7 +25,6 @@ def watch(
             metavar="SECONDS",
             min=0.1,
             help="Seconds between two updates; by default 2, or 15 at an address.",
-            show_default=False,
         ),
     ] = None,
     json: Annotated[

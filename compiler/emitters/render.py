@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,6 @@ from recipec import templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from jinja2.bccache import Bucket
 
 FOLDER = Path(templates.__file__).parent
 
@@ -97,25 +93,10 @@ def within_quotes(text: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
-
-    class Compiled(FileSystemBytecodeCache):
-        """A cache of compiled templates next to their sources (as for Python modules), if that is
-        writable."""
-
-        def load_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):
-                super().load_bytecode(bucket)
-
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            if not sys.dont_write_bytecode:
-                with suppress(OSError):
-                    os.makedirs(self.directory, exist_ok=True)
-                    super().dump_bytecode(bucket)
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
-        bytecode_cache=Compiled(str(FOLDER / "__pycache__"), f"%s.{sys.implementation.cache_tag}.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -16,7 +16,6 @@ from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.plan.at_hand import AtHand, look
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.compiler.report.recipe import matching
-from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.spec.load import load
 from tests.compiler.added_models import COMMIT, CONFIG, FOLDER, ID, Tensors, add, checkpoint, tensors_of
 
@@ -131,12 +130,6 @@ def test_revision_that_was_not_added_is_an_error(
     assert f"`recipe models add {ID} --revision v2`" in str(found.diagnostics[0].help)
 
 
-@pytest.mark.parametrize("id", ["a/" + "b" * 5000, "a/b\udcff", "..", "a//b", "a/../../b"])
-def test_malformed_model_ids_are_refused(id: str, recipe: Path) -> None:
-    with pytest.raises((catalog.UnknownModel, UnsupportedCheckpoint)):
-        catalog.find(id, Path())
-
-
 LAYER = "model.layers.0"
 
 
@@ -226,28 +219,6 @@ def test_tensors_that_do_not_fit_the_family_are_an_error(
     assert errors(lowered(recipe)) == [(code, "model.id", said)]
 
 
-def test_each_kind_of_tensor_fault_gives_one_diagnostic(
-    recipe: Path, files: dict[str, bytes], tensors: Tensors
-) -> None:
-    for kind in ("one missing", "another shape", "no float", "more layers"):
-        WRONG[kind][0](tensors)
-    add(Path(), files, tensors)
-    assert [code for code, *_ in errors(lowered(recipe))] == ["E0811", "E0812", "E0813", "E0814"]
-
-
-def test_error_for_quantized_weights_names_the_original_model(
-    recipe: Path, files: dict[str, bytes], tensors: Tensors
-) -> None:
-    fp8(tensors)
-    add(Path(), files, tensors, id="somebody/Qwen3-8B-dynamic-FP8")
-    add(Path(), files, tensors, id="somebody/Qwen3-8B-FP8")
-    ways = {"-dynamic-FP8": "the checkpoint that it was made from", "-FP8": "id: Qwen/Qwen3-8B"}
-    for name, help in ways.items():
-        found = lowered(recipe, f"model.id=somebody/Qwen3-8B{name}")
-        (one,) = (one for one in found.diagnostics if one.code == "E0813")
-        assert help in str(one.help)
-
-
 def test_added_model_that_differs_from_the_catalog_gives_a_warning(
     recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
@@ -264,8 +235,10 @@ def test_added_model_that_differs_from_the_catalog_gives_a_warning(
     assert "W0816" not in [code for code, *_ in errors(lowered(recipe, f"model.id={known}"))]
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tensors.json", "model.lock.json"])
-@pytest.mark.parametrize("how", ["gone", "changed"])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("gone", "config.json"), ("gone", "model.lock.json"), ("changed", "tensors.json")],
+)
 def test_missing_or_changed_file_of_an_added_model_is_an_error(
     how: str, name: str, recipe: Path, files: dict[str, bytes], tensors: Tensors
 ) -> None:
@@ -285,8 +258,7 @@ def test_missing_or_changed_file_of_an_added_model_is_an_error(
 @pytest.mark.parametrize(
     "lock",
     [
-        *(b"", b"[]", b'{"lock": 2}', b'{"lock": 1, "id": "a/b"}', b"\xff", b"[" * 9000),
-        json.dumps({"lock": 1, "id": ID, "commit": 5, "files": {"config.json": ""}}).encode(),
+        *(b'{"lock": 2}', b"\xff", b"[" * 9000),
         json.dumps({"lock": 1, "id": ID, "commit": COMMIT, "files": {"config.json": 1}}).encode(),
     ],
 )
@@ -298,7 +270,7 @@ def test_malformed_model_lock_json_is_an_error(
     assert code == "E0810" and message.startswith(f"{FOLDER}/model.lock.json ")
 
 
-@pytest.mark.parametrize("listed", [b"[]", b'{"a": 5}', b'{"a": {"b": 1}}', b'{"a": {"b": ["F32", ["x"]]}}'])
+@pytest.mark.parametrize("listed", [b"[]", b'{"a": {"b": ["F32", ["x"]]}}'])
 def test_malformed_tensors_json_is_an_error(listed: bytes, recipe: Path, files: dict[str, bytes]) -> None:
     add(Path(), files, listed)
     ((code, _, message),) = errors(lowered(recipe))
@@ -333,20 +305,6 @@ def test_added_model_without_chat_template_refuses_chat_data(
 
 
 STEM = "model.layers.1.mlp.experts.down_proj"
-UNPAIRED: dict[str, tuple[Callable[[Tensors], Any], str, str]] = {
-    "no scales": (without(f"{STEM}_scales"), "E0811", f"{STEM}_blocks has no {STEM}_scales"),
-    "no blocks": (without(f"{STEM}_blocks"), "E0811", f"{STEM}_scales has no {STEM}_blocks"),
-    "scales of another shape": (
-        lambda tensors: tensors.update({f"{STEM}_scales": ("U8", [4, 64, 2])}),
-        "E0812",
-        f"{STEM}_scales has shape [4, 64, 2], expected [4, 64, 3] as {STEM}_blocks has",
-    ),
-    "scales of another type": (
-        lambda tensors: tensors.update({f"{STEM}_scales": ("F32", [4, 64, 3])}),
-        "E0813",
-        f"{STEM}_scales has type F32, expected U8",
-    ),
-}
 
 
 def test_mxfp4_experts_are_checked_by_their_unpacked_shapes(recipe: Path, tmp_path: Path) -> None:
@@ -370,11 +328,10 @@ def test_mxfp4_experts_are_checked_by_their_unpacked_shapes(recipe: Path, tmp_pa
     found = lowered(recipe)
     assert errors(found) == []
     assert found.program is not None and found.program.family.name == "gpt_oss"
-    for change, code, said in UNPAIRED.values():
-        damaged = dict(tensors)
-        change(damaged)
-        add(Path(), files, damaged)
-        assert errors(lowered(recipe)) == [(code, "model.id", f"{LIST}: {said} (model.safetensors)")]
+    del tensors[f"{STEM}_scales"]
+    add(Path(), files, tensors)
+    said = f"{LIST}: {STEM}_blocks has no {STEM}_scales (model.safetensors)"
+    assert errors(lowered(recipe)) == [("E0811", "model.id", said)]
 
 
 UP = f"{LAYER}.mlp.up_proj.weight"

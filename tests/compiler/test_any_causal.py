@@ -122,7 +122,6 @@ def test_settings_unsupported_without_a_family_are_refused(
     ("kind", "tensors", "why"),
     [
         ("bamba", TENSORS | MAMBA, "carry a state from token to token"),
-        ("helium", TENSORS | MAMBA, "carry a state from token to token"),
         ("gemma3n_text", TENSORS, "not known to separate"),
     ],
 )
@@ -139,7 +138,6 @@ def test_packing_is_refused_if_samples_cannot_be_separated(
     ("changes", "tensors", "code", "words"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, TENSORS, "E0803", "it is an encoder-decoder"),
-        ({"architectures": ["LLaDADiffusionModel"]}, TENSORS, "E0803", "it is a diffusion model"),
         (
             {"architectures": ["XForSequenceClassification"]},
             TENSORS,
@@ -157,9 +155,6 @@ def test_packing_is_refused_if_samples_cannot_be_separated(
             "num_hidden_layers is 3, and there are tensors of layers 0-1",
         ),
         ({"hidden_size": 64}, TENSORS, "E0803", "hidden_size is 64"),
-        ({"num_hidden_layers": 10**9}, TENSORS, "E0803", "num_hidden_layers"),
-        ({"num_attention_heads": "x"}, TENSORS, "E0803", "num_attention_heads"),
-        ({"num_key_value_heads": "x"}, TENSORS, "E0803", "num_key_value_heads is 'x'"),
         ({"head_dim": -1}, TENSORS, "E0803", "head_dim is -1"),
         (
             {"model_type": "bamba"},
@@ -187,14 +182,11 @@ def test_unsuitable_checkpoints_are_refused_with_the_reason(
     ("name", "content", "words"),
     [
         ("model.safetensors", b"\xff" * 40, "model.safetensors is not a safetensors file"),
-        ("model.safetensors", b"\x02" + b"\0" * 7 + b"[]", "model.safetensors is not a safetensors file"),
         (
             "model.safetensors.index.json",
             b'{"weight_map": {"a": "b.safetensors"}}',
             "b.safetensors is missing",
         ),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "files of other folders"),
-        ("model.safetensors.index.json", b"{}", "has no weight_map"),
     ],
 )
 def test_damaged_safetensors_or_index_file_is_an_error(

@@ -63,55 +63,25 @@ DENSE_CLASSMETHODS = {
 }
 """Models of our own decoder that Tunix has a ModelConfig of, one for each size."""
 PUBLISHED = {
-    "meta-llama/Llama-3.1-8B": 8_030_261_248,
-    "meta-llama/Llama-3.1-70B": 70_553_706_496,
-    "meta-llama/Llama-3.2-1B": 1_235_814_400,
-    "meta-llama/Llama-3.2-3B": 3_212_749_824,
-    "Qwen/Qwen2.5-0.5B": 494_032_768,
-    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
-    "Qwen/Qwen2.5-3B": 3_085_938_688,
-    "Qwen/Qwen2.5-7B": 7_615_616_512,
-    "Qwen/Qwen2.5-14B": 14_770_033_664,
-    "Qwen/Qwen2.5-32B": 32_763_876_352,
     "Qwen/Qwen2.5-72B": 72_706_203_648,
-    "Qwen/Qwen3-4B": 4_022_468_096,
-    "Qwen/Qwen3-8B": 8_190_735_360,
-    "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
-    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
     "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
     "Qwen/Qwen3-Coder-Next": 79_674_391_296,
     "nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16": 3_973_556_832,
-    "openai/gpt-oss-20b": 20_914_757_184,
     "openai/gpt-oss-120b": 116_829_156_672,
-    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
     "mistral-community/Mixtral-8x22B-v0.1": 140_620_634_112,
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
     "allenai/OLMoE-1B-7B-0125-Instruct": 6_919_161_856,
     "ibm-granite/granite-3.1-3b-a800m-base": 3_298_788_864,
     "ibm-granite/granite-4.0-micro": 3_402_836_480,
-    "ibm-granite/granite-4.0-h-micro": 3_191_396_096,
     "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
-    "ibm-granite/granite-4.0-h-small": 32_207_337_984,
     "ai21labs/Jamba-v0.1": 51_570_323_328,
-    "LiquidAI/LFM2-350M": 354_483_968,
-    "LiquidAI/LFM2-700M": 742_489_344,
-    "LiquidAI/LFM2-1.2B": 1_170_340_608,
     "LiquidAI/LFM2-2.6B": 2_569_272_320,
     "Qwen/Qwen3.5-122B-A10B": 122_111_526_912,
-    "Qwen/Qwen3.6-35B-A3B": 34_660_610_688,
-    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
     "codellama/CodeLlama-34b-hf": 33_743_970_304,
     "meta-llama/Llama-3.1-405B": 405_853_388_800,
-    "01-ai/Yi-1.5-34B": 34_388_917_248,
-    "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
-    "tiiuae/Falcon3-7B-Base": 7_455_550_464,
-    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
     "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
-    "mistralai/Mistral-Small-Instruct-2409": 22_247_282_688,
     "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
     "google/gemma-7b": 8_537_680_896,
@@ -121,30 +91,23 @@ PUBLISHED = {
     "allenai/Olmo-3-1025-7B": 7_298_011_136,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "zai-org/GLM-4-9B-0414": 9_400_279_040,
-    "teknium/OpenHermes-2.5-Mistral-7B": 7_241_748_480,
     "bigcode/starcoder2-15b": 15_957_889_024,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "ByteDance-Seed/Seed-OSS-36B-Base": 36_151_104_512,
     "zai-org/glm-4-9b-chat-hf": 9_399_951_360,
     "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
     "allenai/OLMo-1B-hf": 1_176_764_416,
-    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V2.5": 235_741_434_880,
-    "bigcode/starcoder2-7b": 7_173_923_840,
     "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
-    "EleutherAI/pythia-70m": 70_426_624,
-    "EleutherAI/pythia-1b-deduped": 1_011_781_632,
     "EleutherAI/pythia-12b": 11_846_072_320,
     "EleutherAI/gpt-neox-20b": 20_554_567_680,
     "microsoft/phi-2": 2_779_683_840,
-    "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
     "stabilityai/stablelm-2-1_6b": 1_644_515_328,
-    "openbmb/MiniCPM5-1B": 1_080_632_832,
     "swiss-ai/Apertus-8B-Instruct-2509": 8_053_338_240,
     "tiiuae/Falcon-H1-7B-Instruct": 7_585_654_880,
     "tiiuae/falcon-7b": 7_217_189_760 - 65_024 * 4544,  # the checkpoint stores the tied head again
 }
-"""Parameters of the published checkpoints, as Hugging Face counts them."""
+"""Parameters of published checkpoints of each kind, as Hugging Face counts them."""
 GEMMA2: dict[str, tuple[str, dict[str, int]] | None] = {
     "google/gemma-2-2b": ("gemma2_2b", {"num_embed": 256_000}),
     "google/gemma-2-9b": ("gemma2_9b", {"num_embed": 256_000, "hidden_dim": 14_336}),
@@ -308,12 +271,10 @@ def test_decoder_entries_match_the_size_and_chat_word_in_their_name() -> None:
             assert entry["chat"] is not True, name
 
 
-@pytest.mark.parametrize("family", sorted({entry["family"] for entry in ENTRIES.values()}))
-def test_every_architecture_can_be_written_as_json_in_a_lock(family: str) -> None:
+def test_every_architecture_can_be_written_as_json_in_a_lock() -> None:
     """JSON has no infinity: recipe.lock.json is written without it."""
-    for name, entry in ENTRIES.items():
-        if entry["family"] == family:
-            json.dumps(dataclasses.asdict(model_of(name)[1]), allow_nan=False)
+    for name in {entry["family"]: name for name, entry in ENTRIES.items()}.values():
+        json.dumps(dataclasses.asdict(model_of(name)[1]), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -325,22 +286,14 @@ def test_models_have_as_many_parameters_as_published(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "title"),
     [
-        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama 3 8B"),
         ("meta-llama/Llama-3.1-8B", "Llama 3.1 8B"),
         ("Qwen/Qwen2.5-Coder-7B-Instruct", "Qwen 2.5 Coder 7B"),
-        ("Qwen/Qwen3-8B-Base", "Qwen 3 8B"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Qwen 3 4B Instruct 2507"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen 3 Coder 30B-A3B"),
-        ("openai/gpt-oss-20b", "gpt-oss 20B"),
         ("unsloth/gpt-oss-120b-BF16", "gpt-oss 120B"),
         ("ibm-granite/granite-3.1-3b-a800m-base", "Granite 3.1 3B-A800M"),
-        ("allenai/OLMoE-1B-7B-0125-Instruct", "OLMoE 1B 7B 0125"),
-        ("meta-llama/Llama-2-7b-chat-hf", "Llama 2 7B"),
         ("mistralai/Mistral-7B-v0.3", "Mistral 7B v0.3"),
-        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM 2 1.7B"),
-        ("microsoft/phi-4", "Phi 4"),
         ("microsoft/phi-1_5", "Phi 1.5"),
-        ("TinyLlama/TinyLlama_v1.1", "TinyLlama v1.1"),
         ("mistralai/Ministral-3-3B-Instruct-2512-BF16", "Ministral 3 3B Instruct 2512"),
     ],
 )
@@ -416,7 +369,7 @@ KV = ("shared", "independent")
 @pytest.mark.parametrize(
     ("name", "kv"),
     [
-        pytest.param(name, kv, marks=[] if (number + turn) % 2 == 0 else [pytest.mark.nightly])
+        pytest.param(name, kv, marks=[] if (number + turn) % 4 == 0 else [pytest.mark.nightly])
         for number, name in enumerate(ADAPTED)
         for turn, kv in enumerate(KV)
     ],

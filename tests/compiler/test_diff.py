@@ -37,10 +37,7 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
         (["mesh.axes={fsdp: 2, tp: 2}"], ["data-parallel devices (fsdp) 4 -> 2", "split over 1 device (tp)"]),
         (["lora.rank=32"], ["trained parameters 489,717,760 -> 244,858,880 (0.5x)"]),
         (["lora.targets=[q_proj, v_proj]"], ["k_proj loses its adapter in each of its 60 layers"]),
-        (["lora.layers=[5, 11]"], ["q_proj loses its adapter in its layers 0-4, 6-10, 12-59"]),
-        (["lora.alpha=128"], ["scale alpha / rank = 1 -> scale alpha / rank = 2"]),
         (["model.id=google/gemma-3-27b-it"], ["another model: Gemma 4 31B -> Gemma 3 27B"]),
-        (["mesh.accelerator=v6e-4"], ["trained on v5p-8: 4 chips", "-> v6e-4: 4 chips"]),
         (["train.steps=100"], ["length 1 epoch -> 100 steps"]),
         (["train.optimizer={learning_rate: 2e-4, max_grad_norm: 1.0, b1: 0.8}"],
          ["peak learning rate 0.0001 -> 0.0002 (2x)", "clipped to norm none -> 1",
@@ -57,7 +54,6 @@ def test_equal_recipes_have_no_differences(changed: Callable[..., str]) -> None:
         (["serve={}"], ["served on v6e-8"]),
         (["train.optimizer={name: sgd, momentum: 0.9}"],
          ["the optimizer's name adamw -> sgd", "the optimizer's momentum 0.0 -> 0.9"]),
-        (["data.fields={messages: turns}"], ["fields of the samples: {} -> {messages: turns}"]),
         (["xla.profile=none"], ["compiled with other flags of libtpu"]),
         (["sharding.rules=[{match: '.*down_proj.kernel', spec: [fsdp, tp]}]"],
          ["60 parameters sharded another way: layers.*.mlp.down_proj.kernel"]),
@@ -88,11 +84,6 @@ def test_added_or_removed_section_is_shown_with_its_values(changed: Callable[...
     assert "--- /dev/null\n+++ example/serve/Dockerfile\n" in text
     gone = changed("serve=null", both=("serve={}",))
     assert "no longer served" in gone and "  serve.port: 8000 -> (none)\n" in gone
-
-
-def test_changed_eval_seed_is_reported_as_other_held_out_rows(changed: Callable[..., str]) -> None:
-    text = changed("data.eval_seed=7", both=("data.eval_fraction=0.05",))
-    assert "other rows are held out to evaluate on" in text
 
 
 def test_changed_name_is_reported_as_no_change_in_the_run(changed: Callable[..., str]) -> None:

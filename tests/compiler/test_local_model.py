@@ -45,13 +45,9 @@ def test_local_config_json_gives_the_model_sizes(lowered: Lower, tmp_path: Path)
     [
         ({"hidden_size": 0}, "E0803"),
         ({"num_hidden_layers": 10**9}, "E0803"),
-        ({"layer_types": 5}, "E0803"),
         ({"hidden_size_per_layer_input": "x"}, "E0803"),
-        ({"num_global_key_value_heads": [1]}, "E0803"),
         ({"hidden_activation": "relu"}, "E0803"),
         ({"final_logit_softcapping": float("nan")}, "E0803"),
-        ({"final_logit_softcapping": float("inf")}, "E0803"),
-        ({"hidden_size_per_layer_input": float("nan")}, "E0803"),
         ({"sliding_window": 10**400}, "E0803"),
     ],
 )
@@ -62,7 +58,7 @@ def test_invalid_values_in_config_json_are_errors(
     assert code in {d.code for d in lowered(*SETS).diagnostics}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"model_type": "dbrx"}', "null"])
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"model_type": "dbrx"}'])
 def test_malformed_config_json_is_a_diagnostic(text: str, lowered: Lower, tmp_path: Path) -> None:
     write(tmp_path, text)
     found = [d for d in lowered(*SETS).diagnostics if d.severity == "error"]
@@ -95,7 +91,6 @@ def test_error_suggests_the_most_similar_model_id(wrong: str, right: str, tmp_pa
     "model_id",
     [
         "Qwen/Qwen3-Embedding-8B",
-        "someone/gemma-4-31B-tuned",
         "someone/Qwen-1.5B-tuned",
         "upstage/SOLAR-10.7B-v1.0",
         "owner/Lama-3.1-8B",
@@ -111,21 +106,14 @@ def test_error_suggests_no_model_of_another_publisher(model_id: str, tmp_path: P
 @pytest.mark.parametrize(
     ("model_id", "family"),
     [
-        ("tencent/Hunyuan-A13B-Instruct", "Hunyuan with experts, and others"),
         ("Qwen/Qwen3-VL-8B-Instruct", "Qwen 2 and 3 with images or sound"),
-        ("Qwen/Qwen-1_8B-Chat", "Qwen 1"),
         ("Phi-3.5-MoE-instruct", "Phi 3 small, with experts or with images"),
         ("meta-llama/Llama-Guard-4-12B", "Llama Guard 4"),
-        ("meta-llama/Llama-3.2-11B-Vision", "Llama 3.2 Vision"),
         ("THUDM/glm-4-9b-chat", "ChatGLM, and GLM 4 of 2024 with its own code"),
         ("zai-org/GLM-4.5V", "GLM 4 with images"),
-        ("tiiuae/falcon-rw-7b", "Falcon RW"),
         ("mistralai/Mamba-Codestral-7B-v0.1", "Mamba"),
-        ("XiaomiMiMo/MiMo-7B-RL", "MiMo"),
         ("allenai/OLMo-7B", "OLMo 1 with its own code"),
-        ("ibm-granite/granite-4.0-3b-vision", "Granite 4 with images or sound"),
         ("google/recurrentgemma-2b", "RecurrentGemma"),
-        ("black-forest-labs/FLUX.1-dev", "Stable Diffusion and FLUX"),
     ],
 )
 def test_id_of_an_unsupported_family_is_refused(model_id: str, family: str, tmp_path: Path) -> None:
@@ -134,24 +122,14 @@ def test_id_of_an_unsupported_family_is_refused(model_id: str, family: str, tmp_
     assert str(caught.value) == f"recipec has no model for {family}" and caught.value.key == "model_type"
 
 
-@pytest.mark.parametrize(
-    "model_id",
-    [
-        *(name for name, entry in catalog.entries().items() if "unsupported" not in entry),
-        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
-        "deepseek-ai/DeepSeek-V3-0324-BF16",
-        "deepseek-ai/DeepSeek-Coder-V2-Lite-Base",
-        "mistralai/Codestral-22B-v0.1",
-        "microsoft/Phi-3-medium-4k-instruct",
-        "google/codegemma-2b",
-        "THUDM/GLM-4-32B-0414",
-        "nvidia/Llama-3.1-Nemotron-Nano-8B-v1",
-        "google/medgemma-4b-it",
-    ],
-)
-def test_ids_similar_to_supported_models_are_unknown_not_unsupported(model_id: str, tmp_path: Path) -> None:
-    with pytest.raises(catalog.UnknownModel):
-        catalog.find(f"{model_id}-x", tmp_path)
+def test_ids_similar_to_supported_models_are_unknown_not_unsupported(tmp_path: Path) -> None:
+    others = ("google/codegemma-2b", "THUDM/GLM-4-32B-0414", "nvidia/Llama-3.1-Nemotron-Nano-8B-v1")
+    one_of_each = {
+        entry["family"]: name for name, entry in catalog.entries().items() if "unsupported" not in entry
+    }
+    for model_id in (*others, *one_of_each.values()):
+        with pytest.raises(catalog.UnknownModel):
+            catalog.find(f"{model_id}-x", tmp_path)
 
 
 def test_copies_of_a_model_use_the_catalog_entry_of_the_original(lowered: Lower) -> None:
@@ -164,11 +142,8 @@ def test_copies_of_a_model_use_the_catalog_entry_of_the_original(lowered: Lower)
 @pytest.mark.parametrize(
     ("copy", "original"),
     [
-        ("NousResearch/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
         ("unsloth/llama-2-7b-chat", "meta-llama/Llama-2-7b-chat-hf"),
-        ("unsloth/mistral-7b-v0.3", "mistralai/Mistral-7B-v0.3"),
         ("alpindale/Mistral-7B-v0.2-hf", "mistral-community/Mistral-7B-v0.2"),
-        ("THUDM/GLM-4-9B-0414", "zai-org/GLM-4-9B-0414"),
         ("CohereForAI/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-r7b-12-2024"),
         ("TheBloke/Llama-2-7B-GPTQ", "meta-llama/Llama-2-7b-hf"),
         ("nvidia/Qwen3-32B-NVFP4", "Qwen/Qwen3-32B"),
@@ -193,12 +168,6 @@ def test_quantized_copy_is_refused_with_the_id_of_the_original(copy: str, tmp_pa
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(copy, tmp_path)
     assert (caught.value.code, caught.value.help) == ("E0803", "id: Qwen/Qwen3-8B")
-
-
-def test_title_comes_from_the_model_id_or_the_folder_path() -> None:
-    assert catalog.title("google/gemma-4-26B-A4B-it") == "Gemma 4 26B-A4B"
-    assert catalog.title("google/gemma-3-270m") == "Gemma 3 270M"
-    assert catalog.title("./checkpoint") == "./checkpoint"
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("olmoe", True), ("granitemoe", False)])

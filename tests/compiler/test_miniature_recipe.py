@@ -13,7 +13,7 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.rehearse.miniature import VOCABULARY, shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import LEARNING_RATE, derive, scale_axes
-from recipec.compiler.rehearse.rehearse import conversations, write_miniature, write_yaml
+from recipec.compiler.rehearse.rehearse import write_miniature, write_yaml
 from recipec.runtime.data.new_tokens import token_ids, with_tokens
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
@@ -89,12 +89,6 @@ def test_qat_group_size_divides_the_miniature_inputs(tmp_path: Path) -> None:
     assert {"train.qat.group_size", "train.qat.start_step"} <= replaced.keys()
 
 
-def test_mesh_topology_becomes_virtual_cpu_devices(tmp_path: Path) -> None:
-    small, _ = miniature(tmp_path, BASE | {"mesh": {"topology": "v5p:2x2x1", "axes": {"fsdp": 1, "tp": 4}}})
-    assert small.recipe.mesh.topology is None
-    assert small.accelerator.name == "cpu-4"
-
-
 @pytest.mark.parametrize(
     ("layers", "small_layers"),
     [("20-59", [2, 3, 4, 5]), ([54], [4]), ([0, 30], [0, 3]), ("0-59", list(range(6)))],
@@ -151,10 +145,3 @@ def test_miniatures_tokenizer_has_the_tokens_that_new_ones_replace(tmp_path: Pat
     files = {file.name: file.read_bytes() for file in (tmp_path / "model").glob("*.json")}
     made = json.loads(with_tokens(files, tokens, VOCABULARY, "model")["tokenizer.json"])
     assert tokens.keys() <= token_ids(made).keys()
-
-
-def test_generated_conversations_are_distinct_and_alternate_roles() -> None:
-    rows = conversations(104)
-    assert len({str(row) for row in rows}) == 104
-    for row in rows:
-        assert [message["role"] for message in row] == ["user", "assistant"] * (len(row) // 2)

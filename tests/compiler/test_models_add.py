@@ -21,9 +21,7 @@ from tests.compiler.hub_server import (
     BROKEN,
     CUT,
     CUT_ONCE,
-    LONGER,
     OLDER,
-    SHORTER,
     WHOLE,
     Hub,
     Repository,
@@ -150,9 +148,6 @@ def test_hf_endpoint_and_hf_token_are_used_and_the_cdn_gets_no_token(hub: Hub, t
     """Run in a new process, which reads the variables as usual. The CDN never gets the token."""
     hub.models[ID].gated = True
     given = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-    done = command("models", "add", ID, **given)
-    assert done.returncode == 1 and "its terms have to be accepted" in done.stderr
-    assert not Path("models").exists()
     done = command("models", "add", ID, HF_TOKEN=hub.token, **given)
     assert done.returncode == 0, done.stderr
     assert names(FOLDER) == BROUGHT and not done.stderr.count("Traceback")
@@ -178,13 +173,9 @@ def test_hub_file_names_that_leave_the_folder_are_ignored(hub: Hub) -> None:
     assert names(Path()) == {f"{FOLDER}/{name}" for name in BROUGHT | {"additional_chat_templates/a.jinja"}}
 
 
-def without_fast(files: dict[str, bytes]) -> None:
-    files["tokenizer.model"] = b"sentencepiece"
-    del files["tokenizer.json"]
-
-
 def test_slow_tokenizer_is_downloaded_if_no_fast_tokenizer_exists(hub: Hub) -> None:
-    without_fast(hub.models[ID].files)
+    hub.models[ID].files["tokenizer.model"] = b"sentencepiece"
+    del hub.models[ID].files["tokenizer.json"]
     recipe("models", "add", ID)
     assert names(FOLDER) == BROUGHT - {"tokenizer.json"} | {"tokenizer.model"}
 
@@ -230,63 +221,40 @@ def index(weight_map: Any) -> Broken:
     return holds(INDEX, json.dumps({"weight_map": weight_map}).encode())
 
 
-def only(*kept: str) -> Broken:
-    def change(repository: Repository) -> None:
-        repository.files = {name: b"{}" for name in kept}
-
-    return change
-
-
 REFUSED: dict[str, tuple[Broken, str]] = {
     "gated": (lambda r: setattr(r, "gated", True), "its terms have to be accepted on the hub"),
     "private": (lambda r: setattr(r, "private", True), "the hub has no such model, or it is private"),
     "no revision": (lambda r: setattr(r, "revisions", {"dev": COMMIT}), "the hub has no revision"),
     "no commit": (lambda r: setattr(r, "revisions", {"main": "HEAD"}), "the hub gives no commit of it"),
     "cut for good": (fault("tokenizer.json", CUT), "the connection to"),
-    "cut in a small file": (fault("config.json", CUT), "the connection to"),
-    "a body longer than said": (fault("config.json", SHORTER), "config.json"),
-    "a body shorter than said": (fault("chat_template.jinja", LONGER), "the connection to"),
     "a size that lies": (lambda r: r.sizes.update({"tokenizer.json": 5}), "tokenizer.json"),
     "a file that is too large": (lambda r: r.sizes.update({"tokenizer.json": 1 << 40}), "more than the"),
     "an error of the hub": (fault("config.json", BROKEN), "the hub answered 500"),
-    "an error of a shard": (fault(FIRST, BROKEN), "the hub answered 500"),
     "a header cut for good": (fault(SECOND, CUT), "the connection to"),
     "whole files for parts": (
         fault(FIRST, WHOLE),
         f"a part of {FIRST} was requested, but the whole file was sent",
     ),
     "a header longer than all": (lies(b"{}", 1 << 62), f"the header of {SECOND}"),
-    "a header that goes on": (lies(b"{}", 5000), f"the header of {SECOND}"),
-    "a header that is no JSON": (lies(b"{nothing"), f"the header of {SECOND}"),
-    "a header that is a list": (lies(b"[]"), f"the header of {SECOND}"),
     "a header nested deep": (lies(b"[" * 90_000), f"the header of {SECOND}"),
-    "a shape of texts": (lies(entry(shape=["x"])), f"the header of {SECOND}"),
-    "a shape that is none": (lies(entry(shape=7)), f"the header of {SECOND}"),
     "a shape below zero": (lies(entry(shape=[-2])), "a size or an offset is not a whole number"),
     "a shape without its bytes": (lies(entry(shape=[3])), "bytes that do not fit its shape"),
     "bytes beyond the file": (
         lies(entry(shape=[1 << 20], data_offsets=[0, 1 << 22])),
         "bytes, and its tensors",
     ),
-    "a type that is none": (lies(entry(dtype=5)), f"the header of {SECOND}"),
     "an empty file": (holds(SECOND, b""), f"the header of {SECOND}"),
     "a file that is not there": (gone(SECOND), f"names {SECOND}, which does not exist"),
     "an index of another folder": (index({"a": "../a"}), "not one of the repository's folder"),
-    "an index of nothing": (index({}), "has no weight_map"),
     "an index that is none": (holds(INDEX, b"\xff"), "has no weight_map"),
     "an index of other tensors": (index({"a": FIRST, "b": SECOND}), f"names a in {FIRST}"),
     "no weights": (gone(INDEX), "neither model.safetensors nor"),
     "no config": (gone("config.json"), "it has no config.json"),
-    "an adapter": (only("adapter_config.json"), "it has no config.json"),
     "a config that is none": (holds("config.json", b"[1]"), "is not a JSON object"),
     "another kind of model": (config(model_type="t5"), "cannot be trained by this version"),
     "its own code": (
         config(model_type="evil", auto_map={"AutoConfig": "modeling_evil.Config"}),
         "(modeling_evil.Config): such code is never run",
-    ),
-    "stored in FP8 of another form": (
-        config(quantization_config={"quant_method": "fbgemm_fp8"}),
-        "stored quantized (FBGEMM FP8)",
     ),
     "FP8 in blocks without a size": (
         config(quantization_config={"quant_method": "fp8", "weight_block_size": [128]}),
@@ -307,7 +275,7 @@ def test_failed_models_add_gives_one_error_and_leaves_no_files(kind: str, hub: H
     assert not names(Path()) and not Path("models").exists()
 
 
-@pytest.mark.parametrize("kind", ["a file that is not there", "a header cut for good", "its own code"])
+@pytest.mark.parametrize("kind", ["a file that is not there", "a header cut for good"])
 def test_failed_models_add_keeps_the_existing_folder(kind: str, hub: Hub) -> None:
     recipe("models", "add", ID)
     before = {name: (FOLDER / name).read_bytes() for name in names(FOLDER)}
@@ -334,7 +302,7 @@ def test_models_add_does_not_replace_files_of_the_user(hub: Hub) -> None:
     assert (FOLDER / "config.json").read_text() == "mine" and names(Path()) == {f"{FOLDER}/config.json"}
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", FIRST])
+@pytest.mark.parametrize("name", ["tokenizer.json", FIRST])
 def test_models_add_retries_after_a_broken_connection(name: str, hub: Hub) -> None:
     hub.models[ID].faults[name] = CUT_ONCE
     status, _, errors = recipe("models", "add", ID)
@@ -356,22 +324,10 @@ def test_model_with_fp8_weights_is_added(size: Any, hub: Hub) -> None:
     assert status == 0 and names(FOLDER) == BROUGHT, errors
 
 
-def test_auto_map_code_of_a_supported_model_is_ignored(hub: Hub) -> None:
-    config(auto_map={"AutoConfig": "modeling_evil.Config"})(hub.models[ID])
-    assert recipe("models", "add", ID)[0] == 0
-    assert "modeling_evil.py" not in names(FOLDER)
-
-
-@pytest.mark.parametrize("wrong", ["", "a b/c", "../x", "a/b/c", "x" * 200, "a/..", "a--b/c"])
+@pytest.mark.parametrize("wrong", ["", "a b/c", "../x", "x" * 200])
 def test_invalid_model_id_gives_an_error(wrong: str, hub: Hub) -> None:
     status, out, errors = recipe("models", "add", wrong)
     assert (status, out) == (1, "") and errors.startswith("error: `") and not names(Path())
-
-
-def test_unreachable_hub_gives_an_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    status, _, errors = recipe("models", "add", ID)
-    assert status == 1 and "the hub was not reached at http://127.0.0.1:9 (" in errors
 
 
 def test_without_huggingface_hub_it_says_what_to_install(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

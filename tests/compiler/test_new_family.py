@@ -1,4 +1,4 @@
-"""Tests that a family needs only one module: docs/extending.md's is added to a copy of the checkout."""
+"""Tests that docs/extending.md's family of one module, and its template, work in a copy of the checkout."""
 
 from __future__ import annotations
 
@@ -58,15 +58,18 @@ write_checkpoint(pathlib.Path("small"), config, dtype="float32")
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the checkout with the family's module, and with a recipe of one of its models in work/."""
+    """Copy the checkout with the page's files, and with a recipe of one of the family's models in work/."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("recipec", "spec", "compiler", "runtime", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=ignored)
-    page = blocks(ROOT / "docs" / "extending.md")
-    (module,) = [block for block in page if block.title and block.title.startswith("runtime/")]
-    assert not (root / module.title).exists()
-    (root / module.title).write_text(module.text, encoding="utf-8")
+    files = {block.title: block.text for block in blocks(ROOT / "docs" / "extending.md") if block.title}
+    (module,) = (path for path in files if path.startswith("runtime/"))
+    for path in (module, "templates/Makefile.j2", "compiler/emitters/makefile.py"):
+        assert not (root / path).exists()
+        (root / path).write_text(files[path], encoding="utf-8")
+    (root / "emit.diff").write_text(files["compiler/emitters/emit.py"], encoding="utf-8")
+    subprocess.run(["git", "apply", "emit.diff"], cwd=root, check=True, timeout=60)
     (root / "work" / "checkpoint").mkdir(parents=True)
     (root / "work" / "checkpoint" / "config.json").write_text(json.dumps(CONFIG))
     (root / "work" / "recipe.yaml").write_text(RECIPE)
@@ -95,6 +98,9 @@ def test_recipe_of_a_new_family_is_checked_explained_and_built(copy: Path) -> No
     assert "64 layers" in explained
     run(copy, *recipe, "build", "recipe.yaml", "--backend", "trl")
     built = copy / "work" / "generated"
+    makefile = (built / "new" / "Makefile").read_text()
+    assert makefile.startswith("# new: the commands of README.md.\n.PHONY: train merge\n")
+    assert "Makefile" in json.loads((built / "new" / "recipe.lock.json").read_text())["files"]
     families = {path.name for path in (built / "runtime" / "model" / "families").iterdir()}
     assert "exaone4.py" in families and "llama.py" not in families
     assert 'family="exaone4"' in (built / "new" / "train.py").read_text()

@@ -25,24 +25,8 @@ serve: {extra_args: {seed: 1}, env: {A: b}, tensor_parallel_size: 2}
 """
 
 ODD = [
-    "null",
-    "0",
-    "-1",
-    "7",
-    "1000000000",
-    ".nan",
-    '""',
-    "x",
-    '"../x"',
-    "~",
-    "[]",
-    "{}",
-    "true",
-    '"("',
-    '"."',
-    "v5p-8",
-    "cpu-1",
-    "9" * 30,
+    *("null", "0", "-1", "7", "1000000000", ".nan", '""', "x", '"../x"', "~", "[]", "{}", "true"),
+    *('"("', '"."', "v5p-8", "cpu-1", "9" * 30),
 ]
 
 
@@ -69,13 +53,12 @@ def assert_answered(path: Path, sets: Sequence[str]) -> None:
         assert any(d.severity == "error" for d in lowered.diagnostics)
 
 
-def test_two_odd_values_for_each_key_raise_no_exception(recipe: Path) -> None:
-    """Try two values for every key, drawn by the key's name, so that they are the same each time."""
-    tried = {key: Random(key).sample(ODD, 2) for key in keys(recipe)}
-    assert {value for values in tried.values() for value in values} == set(ODD)
-    for key, values in tried.items():
-        for value in values:
-            assert_answered(recipe, [f"{key}={value}"])
+def test_an_odd_value_for_each_key_raises_no_exception(recipe: Path) -> None:
+    """Try one value for every key, drawn by the key's name, so that it is the same each time."""
+    tried = {key: Random(key).choice(ODD) for key in keys(recipe)}
+    assert {*tried.values()} == set(ODD)
+    for key, value in tried.items():
+        assert_answered(recipe, [f"{key}={value}"])
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.packages import require_packages
-from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, ArtifactRun, claim, done_line
+from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, ArtifactRun, claim
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure
 from recipec.compiler.rehearse.quickstart import check_losses
 from tests.waiting import gone
@@ -61,17 +59,6 @@ def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
     run.pipeline.step("kill", run.kill)
     assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 exists"
     assert run.saved_steps(run.resumed) == [1]
-
-
-def test_kill_step_copies_the_compilation_cache_but_not_the_data_cache(tmp_path: Path) -> None:
-    run, _ = make_run(tmp_path, "time.sleep(2)")
-    run = replace(run, cache="kept")
-    for name in ("xla", "data"):
-        (run.whole / "kept" / name).mkdir(parents=True)
-        (run.whole / "kept" / name / "entry").write_text("it")
-    run.pipeline.step("kill", run.kill)
-    assert (run.resumed / "kept" / "xla" / "entry").read_text() == "it"
-    assert not (run.resumed / "kept" / "data").exists()
 
 
 def test_kill_step_fails_if_the_run_ends_before_the_kill(tmp_path: Path) -> None:
@@ -123,18 +110,6 @@ def test_an_interrupt_ends_the_script_and_its_children(tmp_path: Path) -> None:
         assert gone(pid)
 
 
-def test_shown_commands_shorten_paths_below_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, screen = make_run(tmp_path)
-    run.pipeline.show_commands = True
-    monkeypatch.chdir(tmp_path)
-    run.pipeline.step("train", run.train)
-    shown = screen.getvalue().splitlines()[0]
-    assert shown.startswith("$ ")
-    assert shown.endswith("artifact/train.py --model model --data-dir " + f"{tmp_path} --output work/whole")
-
-
 def test_incomplete_last_line_of_metrics_jsonl_is_ignored(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path)
     folder = run.whole / "checkpoints"
@@ -142,15 +117,6 @@ def test_incomplete_last_line_of_metrics_jsonl_is_ignored(tmp_path: Path) -> Non
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.5}) + '\n{"step": 2, "lo')
     assert run.losses(run.whole) == [2.5]
     assert run.last_step(run.whole) == 1
-
-
-def test_done_line_parses_the_figures_of_a_run() -> None:
-    assert done_line("x\ndone: steps=40 tokens/s=812 loss=1.2\n") == {
-        "steps": "40",
-        "tokens/s": "812",
-        "loss": "1.2",
-    }
-    assert done_line("nothing") == {}
 
 
 def test_quickstart_requires_falling_losses() -> None:
@@ -175,9 +141,3 @@ def test_only_a_folder_made_by_a_rehearsal_is_cleared(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds other files"):
         claim(other)
     assert (other / "generated").is_dir()
-
-
-def test_missing_packages_are_named() -> None:
-    require_packages("this")
-    with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):
-        require_packages("this", ("jax", "no_such_package"))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.compiler.commands import recipe
 
-OVER = ["--over", "lora.rank=[8, 16]", "--over", "train.optimizer.learning_rate=[1e-4, 2e-4, 4e-4]"]
+OVER = ["--over", "lora.rank=[8, 16]", "--over", "train.optimizer.learning_rate=[1e-4, 2e-4]"]
 
 
 @pytest.fixture
@@ -48,19 +48,19 @@ def test_sweep_runs_each_combination_once_and_lists_the_best_first(
     arguments = [recipe_file, *OVER, "-o", tmp_path / "out", "--set", f"checkpoint.directory={directory}"]
     status, printed, errors = recipe("sweep", *arguments)
     assert status == 0, errors
-    assert started == [f"example-{number}" for number in range(1, 7)]
+    assert started == [f"example-{number}" for number in range(1, 5)]
     rows = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert rows["by"] == "best_eval_loss"
     first = rows["runs"][0]
     assert (first["lora.rank"], first["train.optimizer.learning_rate"], first["at_step"]) == (16, 1e-4, 1)
-    assert printed.splitlines()[2].split()[:3] == ["example-4", "16", "0.0001"]
+    assert printed.splitlines()[2].split()[:3] == ["example-3", "16", "0.0001"]
     page = (tmp_path / "out" / "sweep.html").read_text()
-    assert ("example-4" in page) == (directory == "run"), (
+    assert ("example-3" in page) == (directory == "run"), (
         "runs are told apart by what differs in their addresses"
     )
 
     status, _, errors = recipe("sweep", *arguments)
-    assert status == 0 and errors.count("completed already") == 6 and len(started) == 6
+    assert status == 0 and errors.count("completed already") == 4 and len(started) == 4
 
 
 def test_random_sweep_starts_two_runs_and_invalid_sweep_starts_no_run(
@@ -91,12 +91,3 @@ def test_random_sweep_starts_two_runs_and_invalid_sweep_starts_no_run(
     assert status == 1 and "E0103" in errors
     status, _, errors = recipe("sweep", *arguments, "--launch", "sky 'jobs")
     assert status == 2 and "No closing quotation" in errors and len(started) == 2
-
-
-def test_sweep_over_a_value_that_the_recipe_needs_names_each_run(
-    recipe_file: Path, tmp_path: Path, started: list[str]
-) -> None:
-    arguments = [recipe_file, "--set", "lora.rank=0", "--set", "checkpoint.directory=run", "-o", tmp_path]
-    status, _, errors = recipe("sweep", *arguments, "--over", "lora.rank=[8, 16]")
-    assert status == 0, errors
-    assert started == ["example-1", "example-2"]

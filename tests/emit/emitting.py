@@ -28,12 +28,15 @@ serve: {accelerator: v6e-8}
 EVERYTHING = {
     "plain": ["serve=null"],
     "rules": [
+        "train.schedule={name: linear, warmup_steps: 3}",
+        "train.steps=9",
         "sharding.rules=[{match: '.*mlp.down_proj.*', spec: [tp, fsdp]}, {match: 'final.*', spec: [null]}]",
         "mesh.axes={fsdp: 2, tp: 2}",
         "lora.layers=20-59",
         "model.revision=main",
     ],
     "lists": [
+        "train.schedule={name: cosine, warmup_ratio: 0.1}",
         "lora.layers=[0, 5, 11]",
         "lora.targets=['layers.[0-9]+.self_attn.q_proj', 'o_proj']",
         "data.train=[a.jsonl, gs://bucket/b.jsonl, a-rather-long-folder-name/a-rather-long-file-name.jsonl]",
@@ -42,18 +45,17 @@ EVERYTHING = {
         "checkpoint.directory=gs://a-bucket-with-a-long-name/some-rather-long-folder-name/another-folder/run-1",
     ],
     "constant": ["train.schedule={name: constant}", "train.steps=10", "train.optimizer.max_grad_norm=1.0"],
-    "constant-warmup": ["train.schedule={name: constant, warmup_steps: 7}"],
-    "linear": ["train.schedule={name: linear, final_ratio: 0.1}"],
-    "linear-warmup": ["train.schedule={name: linear, warmup_steps: 3}", "train.steps=9"],
-    "linear-ratio": ["train.schedule={name: linear, warmup_ratio: 0.03}"],
-    "cosine": ["train.schedule={name: cosine}", "train.optimizer.learning_rate=2.5e-5"],
-    "cosine-ratio": ["train.schedule={name: cosine, warmup_ratio: 0.1}"],
     "template": [
-        'data.chat_template="{% for m in messages %}<|turn>{{ m.role }} {{ m.content }}<turn|>{% endfor %}"',
+        "train.schedule={name: constant, warmup_steps: 7}",
         "data.shuffle_seed=null",
+        'data.chat_template="{% for m in messages %}<|turn>{{ m.role }} {{ m.content }}<turn|>{% endfor %}"',
     ],
-    "template-file": ["data.chat_template=templates/a-folder-of-templates/a-template-with-a-long-name.jinja"],
+    "template-file": [
+        "train.schedule={name: linear, final_ratio: 0.1}",
+        "data.chat_template=templates/a-folder-of-templates/a-template-with-a-long-name.jinja",
+    ],
     "served": [
+        "train.schedule={name: linear, warmup_ratio: 0.03}",
         "serve.extra_args={max_log_len: 10, disable_log_stats: true, async_scheduling: false, "
         'ignore_patterns: [a b, c], limit_mm_per_prompt: {image: 0}, chat_template: "it\'s \\"$HOME\\""}',
         'serve.env={GREETING: \'say "hi" for $5 \\ now\', EMPTY: ""}',
@@ -71,34 +73,38 @@ EVERYTHING = {
         "serve.model=./base",
         "serve.autoscaling={max_replicas: 3}",
     ],
-    "adapter-of-the-hub": [
-        "serve.weights=adapter",
-        "serve.env={MODEL_IMPL_TYPE: vllm}",
-        "model.revision=main",
-    ],
     "bucket": [
         "serve.model=gs://bucket/merged",
         "serve.host=0.0.0.0",
         "serve.autoscaling={min_replicas: 2, max_replicas: 4}",
     ],
     "adapter-in-a-bucket": [
+        "model.revision=main",
         "serve.weights=adapter",
         "serve.env={MODEL_IMPL_TYPE: vllm}",
         "merge.output=gs://bucket/merged",
         "serve.host='::'",
     ],
     "hub": ["serve.model=somebody/merged", "serve.decode_block_sizes=[1, 1024, 1, 1024]"],
-    "elsewhere": ["serve.model=~/models/merged", 'serve.smoke_prompts=["What\'s $HOME?"]'],
-    "copied-by-hand": ["merge.output=s3://bucket/merged"],
-    "evaluated": ["evaluate.tasks=[gsm8k]"],
-    "v5e": ["serve.accelerator=v5e-8", "serve.kv_cache_dtype=auto"],
-    "cpu": ["mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}", "name=on", "model.dtype=float32"],
+    "elsewhere": [
+        "serve.model=~/models/merged",
+        'serve.smoke_prompts=["What\'s $HOME?"]',
+        "serve.accelerator=v5e-8",
+        "serve.kv_cache_dtype=auto",
+    ],
+    "copied-by-hand": ["merge.output=s3://bucket/merged", "evaluate.tasks=[gsm8k]"],
+    "cpu": [
+        "train.schedule={name: cosine}",
+        "train.optimizer.learning_rate=2.5e-5",
+        "mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}",
+        "name=on",
+        "model.dtype=float32",
+    ],
     "tpu7x": [
         "mesh={topology: 'tpu7x:1x1x1', axes: {fsdp: 2, tp: 1}}",
         "serve.accelerator=tpu7x-2",
         "serve.tensor_parallel_size=2",
     ],
-    "long-name": ["name=a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"],
 }
 """--set arguments by recipe, which together use every branch of the emitters."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 import tarfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from emitting import RECIPE, compiled, files_of
 from typer.testing import CliRunner
 
 from recipec.compiler.artifacts.archive import pack
-from recipec.compiler.artifacts.artifact import SCHEMA, write
+from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, write
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
@@ -32,18 +31,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) -> None:
-    path = pack("sample", Path("generated"))
-    assert path == Path("sample.tar.gz")
-    with tarfile.open(path) as archive:
+    done = CliRunner().invoke(app, ["pack", "sample"])
+    assert done.exit_code == 0 and done.output == "sample.tar.gz\n"
+    with tarfile.open("sample.tar.gz") as archive:
         members = archive.getmembers()
     names = [member.name for member in members]
     assert names == sorted(names)
-    assert {
-        "sample/train.py",
-        "sample/recipe.lock.json",
-        "sample/data/train.jsonl",
-        "runtime/training/train.py",
-    } <= {*names}
+    lock = json.loads((project / "generated/sample" / LOCK).read_bytes())
+    assert {name for name in names if "/" in name} == {
+        *(f"sample/{path}" for path in (*lock["files"], LOCK, "data/train.jsonl")),
+        *(f"runtime/{path}" for path in lock["runtime"]),
+    }
     assert SCHEMA in names
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
@@ -74,42 +72,12 @@ def test_the_same_contents_give_the_same_bytes(project: Path) -> None:
     assert pack("sample", Path("generated"), archive=project / "elsewhere/x.tar.gz").read_bytes() == first
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "is missing"), (b"{}", "is stale")])
-def test_pack_refuses_missing_or_stale_schema(project: Path, content: bytes | None, said: str) -> None:
-    path = project / "generated" / SCHEMA
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=f"{SCHEMA} {said}") as raised:
+def test_pack_refuses_missing_schema(project: Path) -> None:
+    (project / "generated" / SCHEMA).unlink()
+    with pytest.raises(ArtifactError, match=f"{SCHEMA} is missing") as raised:
         pack("sample", Path("generated"))
     assert raised.value.help == "build it again: recipe build RECIPE"
     assert not Path("sample.tar.gz").exists()
-
-
-def test_unpacked_scripts_start_in_another_folder(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    away = tmp_path_factory.mktemp("away")
-    with tarfile.open(pack("sample", Path("generated"))) as archive:
-        archive.extractall(away / "unpacked", filter="data")
-    (away / "cwd").mkdir()
-    # Without this checkout on the path, the scripts import the archive's modules.
-    code = (
-        "import os, runpy, sys;"
-        "sys.path = [p for p in sys.path if p and not os.path.exists(os.path.join(p, 'compiler', 'cli'))];"
-        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
-    )
-
-    def python(*words: object) -> str:
-        command = [sys.executable, "-c", *map(str, words)]
-        done = subprocess.run(command, cwd=away / "cwd", capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    started = f"{code} sys.argv = [sys.argv[1], '--help']; runpy.run_path(sys.argv[0], run_name='__main__')"
-    for script in ("train.py", "merge.py"):
-        assert "--model" in python(started, away / "unpacked/sample" / script)
-    imported = "import runtime.merging.merge, runtime.training.train; print(runtime.__file__)"
-    said = python(f"{code} sys.path.insert(0, {str(away / 'unpacked')!r}); {imported}")
-    assert said.strip() == str(away / "unpacked/runtime/__init__.py")
 
 
 def test_pack_names_missing_data_and_writes_no_archive(project: Path) -> None:
@@ -167,9 +135,3 @@ def test_pack_of_artifact_built_with_set_needs_the_artifact_recipe(project: Path
     assert "--recipe" in str(error.value.help)
     (project / "recipes/data").rename(project / "generated/sample/data")
     pack("sample", Path("generated"), recipe=Path("generated/sample/recipe.yaml"))
-
-
-def test_pack_command_prints_the_archive_name(project: Path) -> None:
-    runner = CliRunner()
-    done = runner.invoke(app, ["pack", "sample"])
-    assert done.exit_code == 0 and done.output.strip() == "sample.tar.gz"

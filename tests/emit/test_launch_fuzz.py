@@ -28,8 +28,8 @@ from recipec.compiler.lowering.facts import gather
 from recipec.compiler.lowering.program import Program
 from recipec.spec.diagnostics import has_errors
 
-CASES = 40
-RUN = 12
+CASES = 20
+RUN = 6
 """How many of them are run: the slowest readers are the shells."""
 
 CANARY = "CANARY"

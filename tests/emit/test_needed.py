@@ -19,7 +19,6 @@ from recipec.compiler.artifacts.artifact import (
     backends_of,
     check,
     modules,
-    runtime_digest,
     runtime_files,
     write,
 )
@@ -218,28 +217,7 @@ def test_shared_runtime_has_the_modules_of_all_artifacts_in_the_folder(tmp_path:
     assert (out / SCHEMA).is_file()
 
 
-def test_forced_build_keeps_a_copy_of_an_edited_runtime_file(tmp_path: Path) -> None:
-    out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
-    write(out, {"sample": files})
-    (out / "runtime/training/train.py").write_text("edited")
-    assert any("runtime/training/train.py was edited" in line for line in write(out, {"sample": files}, True))
-    assert (out / "runtime/training/train.py.kept").read_text() == "edited"
-    assert check(out, {"sample": files}) == ""
-
-
-def test_rebuild_removes_unneeded_modules_of_an_old_full_runtime_copy(tmp_path: Path) -> None:
-    """Build over an artifact whose lock has one digest of all of runtime/, written whole."""
-    out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
-    earlier = {**files, LOCK: json.dumps(json.loads(files[LOCK]) | {RUNTIME: runtime_digest()}).encode()}
-    write(out, {"sample": earlier})
-    for path, content in runtime_files().items():
-        (out / RUNTIME / path).parent.mkdir(parents=True, exist_ok=True)
-        (out / RUNTIME / path).write_bytes(content)
-    assert write(out, {"sample": files}) == []
-    assert set(modules(out / RUNTIME)) == listed(files)
-
-
-@pytest.mark.parametrize("most", [3, pytest.param(99, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("most", [2, pytest.param(99, marks=pytest.mark.nightly)])
 def test_recipe_artifacts_run_with_only_their_own_runtime_on_the_path(
     root: Path, tmp_path: Path, most: int
 ) -> None:

@@ -30,8 +30,8 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving.container import Container
 from recipec.spec.diagnostics import has_errors, render_text
 
-CASES = 150
-RUN = 40
+CASES = 80
+RUN = 20
 """How many of them a shell runs, which is slow."""
 
 CANARY = "canary-of-a-test"

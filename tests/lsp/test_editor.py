@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,26 +141,11 @@ def test_go_to_definition_leads_to_extended_base(editor: Editor, place: Path) ->
         (("rank: 16", "rank: '16'"), ("rank: 16", "rank: 16"), "Change to `rank: 16`"),
         (("accelerator: v5p-8", "accelerator: v5p8"), ("v5p-8", "v5p-8"), "Change to `v5p-8`"),
         (("gemma-4-31B-it", "gemma-4-31b-it"), ("a", "a"), "Change to `google/gemma-4-31B-it`"),
-        (
-            ("rank: 16", "rank: 16, rank_pattern: {q_prj: 8}"),
-            ("rank: 16", "rank: 16, rank_pattern: {q_proj: 8}"),
-            "Change to `q_proj`",
-        ),
-        (
-            ("lora:", "serve: {extra_args: {gpu_memory_utilisatio: 0.9}}\nlora:"),
-            ("lora:", "serve: {extra_args: {gpu_memory_utilization: 0.9}}\nlora:"),
-            "Change to `gpu_memory_utilization`",
-        ),
+        (("prepare.py:clean", "prepare.py:claen"), ("a", "a"), "Change to `prepare.py:clean`"),
         (
             ("lora:", "serve: {extra_args: {compilation_config: {mod: 3}}}\nlora:"),
             ("lora:", "serve: {extra_args: {compilation_config: {mode: 3}}}\nlora:"),
             "Change to `mode`",
-        ),
-        (("prepare.py:clean", "prepare.py:claen"), ("a", "a"), "Change to `prepare.py:clean`"),
-        (
-            ("lora:", "merge: {quantization: fp8}\nserve: {accelerator: v6e-8, quantization: fp8}\nlora:"),
-            ("lora:", "merge: {quantization: fp8}\nserve: {accelerator: v6e-8, quantization: null}\nlora:"),
-            "Change to `quantization: null`",
         ),
     ],
 )
@@ -182,11 +166,6 @@ def test_quick_fix_gives_the_corrected_text(
     [
         ("name: base\n", "", "name: gemma4-31b-codev\n"),
         ("{id: google/gemma-4-31B-it, ", "{", "{id: google/gemma-4-31B-it, "),
-        (
-            "[train.jsonl]",
-            "\n    - weight: 1.0\n      limit: 3",
-            "\n    - weight: 1.0\n      path: data/train.jsonl\n      limit: 3",
-        ),
         (
             "[train.jsonl]",
             "\n    - weight: 1.0\n\n      limit: 3",
@@ -259,10 +238,7 @@ ASKED = b'{"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": 
 SKIPPED = "error: a message whose length is missing or cannot be taken is skipped"
 UNSIZED = (
     b"\r\n" + ASKED,
-    b"Content-Type: x\r\n\r\n" + ASKED,
     b"Content-Length: -5\r\n\r\n" + ASKED,
-    b"Content-Length: 0\r\n\r\n",
-    b"Content-Length: 99999999999999\r\n\r\n" + ASKED,
     b"Content-Length: " + b"9" * 100_000 + b"\r\n\r\n" + ASKED,
     b"Content-Length: many\r\n\r\n" + ASKED * 3_000,
 )
@@ -283,7 +259,7 @@ def test_message_with_invalid_content_length_is_skipped(
 
 def test_server_logs_malformed_messages_to_stderr_and_continues() -> None:
     begin = framed(b'{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"capabilities": {}}}')
-    bad = UNSIZED[2], *map(framed, (b"{no JSON", b"[" * 100_000, ASKED, b'{"jsonrpc": "2.0", "method": 5}'))
+    bad = UNSIZED[1], *map(framed, (b"{no JSON", b"[" * 100_000, ASKED, b'{"jsonrpc": "2.0", "method": 5}'))
     end = framed(b'{"jsonrpc": "2.0", "id": 2, "method": "shutdown"}')
     end += framed(b'{"jsonrpc": "2.0", "method": "exit"}')
     command, sent = [sys.executable, "-m", "recipec.compiler.cli.main", "lsp"], b"".join((begin, *bad, end))
@@ -323,21 +299,6 @@ def test_killed_check_process_is_restarted(editor: Editor, place: Path) -> None:
     editor.close(uri)
 
 
-def test_flagship_diagnostics_arrive_within_5_seconds_of_a_change(editor: Editor) -> None:
-    path = ROOT / "recipes" / "gemma4-31b-v5p8.yaml"
-    uri, text = editor.open(path), path.read_text(encoding="utf-8")
-    editor.diagnostics(uri)
-    took = []
-    for number in range(3):
-        start = time.monotonic()
-        editor.change(uri, f"{text}# {number}\n")
-        editor.diagnostics(uri)
-        took.append(time.monotonic() - start)
-    print(f"diagnostics of {path.name}: {min(took):.2f} s after a change, a pause of 0.15 s in it")
-    assert min(took) < 5
-    editor.close(uri)
-
-
 def test_check_process_recovers_after_timeout_and_failure(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
@@ -350,7 +311,7 @@ def test_check_process_recovers_after_timeout_and_failure(
         process = Process(told.append)
         try:
             await process.ask("ready")
-            process.seconds = 1
+            process.seconds = 0.3
             assert await process.ask("check", EditorDocument(path, endless)) is None
             process.seconds = 60
             assert await process.ask("check", None) is None
@@ -361,7 +322,9 @@ def test_check_process_recovers_after_timeout_and_failure(
         return made
 
     assert "E0101" in [found.code for found, _ in asyncio.run(asked()).diagnostics]
-    assert told[0] == "check took more than 1 seconds" and told[1].startswith("check failed: AttributeError")
+    assert told[0] == "check took more than 0.3 seconds" and told[1].startswith(
+        "check failed: AttributeError"
+    )
     assert len(told) == 2
 
 

@@ -82,7 +82,6 @@ def test_existing_pre_commit_config_is_only_appended_to(repository: Path) -> Non
     ("content", "said"),
     [
         (b"repos: [", "is not YAML"),
-        (b"- a\n", "no list of `repos`"),
         (b"repos: 3\n", "no list of `repos`"),
         (b"\xff\xfe\x00", "is not UTF-8"),
     ],

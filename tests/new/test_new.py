@@ -62,20 +62,10 @@ def checked(text: str) -> None:
     assert lowered.program is not None and not worse, worse
 
 
-def distinct() -> list[str]:
-    """Return a model of each shape, because equal shapes get equal recipes. e2e tries all models."""
-    shapes = {json.dumps(catalog.entries()[name]["config"], sort_keys=True): name for name in MODELS}
-    return list(shapes.values())
-
-
-def test_every_model_family_gets_a_recipe_that_passes_checks() -> None:
-    """Try the model with the fewest layers of each family, whose checks take the least time.
-
-    For a few, the recipe omits dropout within the model, and says so.
-    """
-    deepest_first = sorted(distinct(), key=lambda name: -catalog.find(name, Path()).architecture.num_layers)
-    families = {catalog.entries()[name]["family"]: name for name in deepest_first}
-    for model, accelerator in zip(families.values(), cycle(ACCELERATORS), strict=False):
+def test_models_of_all_kinds_get_a_recipe_that_passes_checks() -> None:
+    """Try the smallest model of every third family. e2e tries all models."""
+    first_last = {catalog.entries()[name]["family"]: name for name in reversed(MODELS)}
+    for model, accelerator in zip([*first_last.values()][::3], cycle(ACCELERATORS), strict=False):
         if catalog.find(model, Path()).architecture.routing[0]:
             accelerator = "v5p-128"
         found = made(model, accelerator).diagnostics
@@ -103,18 +93,6 @@ def test_draft_uses_qlora_only_if_lora_does_not_fit() -> None:
     draft = made("Qwen/Qwen3-32B", "v5e-8").draft
     assert (draft.method, draft.quantize, draft.tp) == ("qlora", True, 1)
     assert made("Qwen/Qwen3-4B", "v5e-8").draft.method == "lora"
-
-
-def test_error_for_too_large_model_names_accelerators_that_fit() -> None:
-    with pytest.raises(ArtifactError, match=r"^google/gemma-3-27b-it does not fit v5e-1: ") as refused:
-        made("google/gemma-3-27b-it", "v5e-1")
-    assert refused.value.help is not None and "v6e-8 (LoRA)" in refused.value.help
-
-
-def test_multi_host_recipe_writes_checkpoints_to_bucket() -> None:
-    text = made("meta-llama/Llama-3.1-70B-Instruct", "v5p-16").text
-    assert "gs://my-bucket/sample" in text and "axes: {fsdp: 8, tp: 1}" in text
-    checked(text)
 
 
 def test_accelerator_suggested_in_error_fits_the_model() -> None:
@@ -155,7 +133,6 @@ def test_existing_recipe_and_schema_are_not_overwritten(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["demo"], 2, "give --model and --accelerator"),
         (["demo", "--model", "google/gemma-3-1b-it"], 2, "give --accelerator"),
         (
             ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--data", "hf://a/b"],
@@ -175,7 +152,6 @@ def test_existing_recipe_and_schema_are_not_overwritten(folder: Path) -> None:
             1,
             "no no.jsonl",
         ),
-        (["demo", "--model", "./empty", "--accelerator", "v6e-1"], 1, "config.json"),
         (["demo", "--model", "Qwen/Qwen3-8B-AWQ", "--accelerator", "v6e-8"], 1, "stored quantized"),
     ],
 )
@@ -206,7 +182,7 @@ def test_data_file_determines_format_fields_and_max_length(folder: Path) -> None
     assert CliRunner().invoke(app, ["check", "recipes/qa.yaml"]).exit_code == 0
 
 
-@pytest.mark.parametrize(("count", "short"), [(5, True), (800, False), (20_000, False)])
+@pytest.mark.parametrize(("count", "short"), [(5, True), (20_000, False)])
 def test_sample_count_determines_epochs_and_few_samples_warning(
     folder: Path, count: int, short: bool
 ) -> None:
@@ -251,11 +227,9 @@ def test_data_outside_of_recipe_folder_is_refused(folder: Path) -> None:
     ("row", "format"),
     [
         ({"messages": []}, "chat"),
-        ({"conversations": []}, "chat"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference"),
         ({"instruction": "a", "input": "", "output": "b"}, "instruction"),
         ({"prompt": "a", "completion": "b"}, "prompt_completion"),
-        ({"text": "a"}, "text"),
     ],
 )
 def test_column_names_determine_data_format(row: dict[str, object], format: str) -> None:
@@ -266,9 +240,7 @@ def test_column_names_determine_data_format(row: dict[str, object], format: str)
     ("row", "model", "format"),
     [
         ({"question": "a", "answer": "b"}, "Qwen/Qwen3-4B", "instruction"),
-        ({"input": "a", "output": "b"}, "Qwen/Qwen3-4B", "instruction"),
         ({"question": "a", "answer": "b"}, "google/gemma-3-4b-pt", "prompt_completion"),
-        ({"prompt": "a", "completion": "b"}, "Qwen/Qwen3-4B", "prompt_completion"),
     ],
 )
 def test_question_answer_format_depends_on_columns_and_chat_model(
@@ -291,8 +263,6 @@ def test_unusable_data_file_gives_its_reason(folder: Path) -> None:
         ),
         "comma.json": (b'[{"text": "a"}\n {"text": "b"}]', "not JSON at line 2, column 2: Expecting ','"),
         "notes.txt": (b"words\n", "its name ends in none of .jsonl, "),
-        "packed.jsonl.gz": (b"not gzip", "cannot be read"),
-        "quotes.json": (b'[{"text": "a"', "cannot be read"),
         "long.jsonl": (b'{"text": "%s"}' % (b"a" * MOST), "line 1 has more than 8 MB"),
     }
     for name, (content, said) in cases.items():
@@ -335,13 +305,6 @@ def test_unrecognized_columns_are_refused_or_asked_for_on_a_terminal(
     recipe = load(folder / "odd.yaml").recipe
     assert recipe is not None and recipe.data.format == "instruction"
     assert recipe.data.fields == {"instruction": "foo"}
-
-
-def test_csv_and_json_data_files_are_read(folder: Path) -> None:
-    (folder / "a.csv").write_text("question,answer\nwhy,because\n")
-    (folder / "b.json").write_text('[{"text": "a"}, {"text": "b"}]')
-    assert look(folder / "a.csv", None).format == "prompt_completion"
-    assert look(folder / "b.json", None).rows == 2
 
 
 def test_model_directory_is_written_relative_to_recipe_folder(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from recipec.compiler.plan.results import Plan
 from recipec.compiler.rehearse.miniature import shrink
 from recipec.spec.load import load
 from scripts import recipes
-from scripts.recipe_pages import Planned, Record, head, page, with_head
+from scripts.recipe_pages import Planned, Record, head, with_head
 
 MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
 
@@ -31,8 +30,6 @@ WARNINGS = {
     "gemma4-31b-paper": {*OWN_DATA, "W0407"},
 }
 """Intended warnings of `recipe check`: the published run padded its samples."""
-
-NAMES = [path.stem for path in recipes.paths()]
 
 
 @pytest.fixture(scope="module")
@@ -61,34 +58,12 @@ def planned(record: Record) -> Planned:
     return dataclasses.replace(record.recipes["llama31-8b-v6e8"], seconds=1.0, mfu=0.4, interval=(0.9, 1.2))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shipped_recipe_has_no_errors_and_only_known_warnings(
-    name: str, lowered: Mapping[str, Lowered]
-) -> None:
-    found = {each.code for each in lowered[name].diagnostics if each.severity != "note"}
-    assert found == WARNINGS.get(name, set())
-    path = recipes.FOLDER / f"{name}.yaml"
-    program = lowered[name].program
-    assert program is not None and program.name == name
-    assert path.read_text(encoding="utf-8").startswith(MODELINE)
-
-
-def test_shipped_recipes_cover_common_models_methods_and_machines(
-    programs: Mapping[str, Program],
-) -> None:
-    trained = {one.recipe.model.id.removesuffix("-it").rpartition("/")[2] for one in programs.values()}
-    assert {
-        *("gemma-4-31B", "gemma-4-26B-A4B", "gemma-4-E4B", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"),
-        *(f"Llama-3.{size}-Instruct" for size in ("1-8B", "1-70B", "2-1B", "2-3B")),
-        *("Qwen3-4B-Instruct-2507", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
-    } <= trained
-    assert {program.accelerator.generation for program in programs.values()} == {
-        *("cpu", "v5e", "v5p", "v6e", "tpu7x"),
-    }
-    quantized = {program.lora.quantize for program in programs.values() if program.lora}
-    assert {None, "nf4", "int8"} <= quantized
-    assert {program.recipe.train.objective for program in programs.values()} == {"sft", "dpo"}
-    assert any(program.lora is None for program in programs.values())
+def test_shipped_recipes_have_no_errors_and_only_known_warnings(lowered: Mapping[str, Lowered]) -> None:
+    for name, made in lowered.items():
+        found = {each.code for each in made.diagnostics if each.severity != "note"}
+        assert found == WARNINGS.get(name, set()), name
+        assert made.program is not None and made.program.name == name
+        assert (recipes.FOLDER / f"{name}.yaml").read_text(encoding="utf-8").startswith(MODELINE)
 
 
 def test_plan_record_is_current_for_every_tpu_recipe(programs: Mapping[str, Program], record: Record) -> None:
@@ -148,15 +123,10 @@ def test_fits_table_memory_never_falls_from_qlora_to_lora_to_full(record: Record
     ("change", "same"),
     [
         ("remat.policy=decoder", False),
-        ("data.max_length=2048", False),
-        ("train.global_batch_size=32", False),
         ("cost.train_usd_per_hour=1", False),
-        ("lora.rank=16", False),
         ("mesh={accelerator: v6e-4, axes: {fsdp: 4}}", False),
         ("train.epochs=3", True),
-        ("train.eval_every=7", True),
         ("data.train=[data/mine.jsonl]", True),
-        ("serve=null", True),
         ("name=another", True),
     ],
 )
@@ -197,44 +167,6 @@ def test_recipe_head_is_inserted_once_replaced_and_removed(planned: Planned) -> 
     assert with_head(once, []) == text
     assert all(len(line) <= 110 for line in lines)
     assert "\n".join(lines) in once and not any(line in text for line in lines)
-
-
-def test_recipe_head_states_the_planned_figures(planned: Planned) -> None:
-    used = {"weights": 3 * 2**30, "temporaries": 2**29}
-    used |= dict.fromkeys(("adapters", "optimizer", "batch", "padding", "code"), 0)
-    made = dataclasses.replace(
-        planned,
-        memory=dataclasses.replace(planned.memory, **used, available=16 * 2**30),
-        seconds=1.0,
-        interval=(0.9, 2.0),
-        micro_batches=2,
-        tokens=65536,
-        usd_per_hour=36.0,
-        date="2026-01-02",
-        versions={"libtpu": "1.2", "jax": "3.4"},
-    )
-    said = re.sub(r"\n# ", " ", "\n".join(head(made)))
-    assert said == (
-        "# Estimates: 3.5 of 16.00 GiB on each device; 1.80 to 4.00 s an optimizer step of 65,536 tokens, "
-        "16,400 to 36,400 tokens/s, US$ 0.27 to 0.61 a million tokens. By libtpu 1.2 and jax 3.4 on "
-        "2026-01-02, not measured: docs/recipes.md says what the two figures are."
-    )
-    assert "US$" not in "".join(head(dataclasses.replace(made, usd_per_hour=None)))
-    assert "3.5 of 16.00 GiB on each device. By libtpu" in head(dataclasses.replace(made, seconds=None))[0]
-
-
-def test_the_page_has_a_row_for_each_recipe_and_model(
-    programs: Mapping[str, Program], record: Record
-) -> None:
-    text = page(programs, record, {})
-    of_tpus = [name for name, program in programs.items() if program.accelerator.platform == "tpu"]
-    assert all(text.count(f"| `recipe build recipes/{name}.yaml` |") == 1 for name in of_tpus)
-    assert all(f"`{name}`" in text or f"recipes/{name}.yaml" in text for name in programs)
-    experts = [
-        name for name in of_tpus if programs[name].architecture.expert_layers and record.recipes[name].parts
-    ]
-    rows = len(of_tpus) + len(record.fits) + len(experts) + len(programs)
-    assert text.count("\n| ") == rows + 8  # a head and a rule each
 
 
 def test_write_command_rewrites_only_stale_files(
@@ -295,26 +227,3 @@ def test_plan_command_compiles_only_changed_or_named_recipes(
     assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan", "no-such"]) == 1
     assert "there is no recipe no-such" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("lowered_once")
-def test_interrupted_plan_command_keeps_finished_plans(
-    planned: Planned,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(recipes, "RECORD", tmp_path / "estimates.json")
-    done: list[str] = []
-
-    def compiles(of: Program) -> None:
-        if done:
-            raise KeyboardInterrupt
-        done.append(of.name)
-
-    monkeypatch.setattr(recipes, "plan", compiles)
-    monkeypatch.setattr(recipes, "planned", lambda of, made: planned)
-    assert recipes.main(["plan"]) == 130
-    assert recipes.read() == Record({done[0]: planned}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["estimates.json"]
-    assert capsys.readouterr().err.strip() == "interrupted: what was compiled is kept"

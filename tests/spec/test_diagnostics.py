@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipec.spec.codes import CODES
-from recipec.spec.diagnostics import Diagnostic, Span, in_order, render_json, render_text, summary
+from recipec.spec.diagnostics import Diagnostic, Span, in_order, render_json, render_text
 
 LINE = "  axes: {fsdp: 4, tp: 8}"
 ERROR = Diagnostic(
@@ -61,10 +60,6 @@ def test_diagnostics_in_json_have_every_field() -> None:
     ]
 
 
-def test_no_diagnostics_print_nothing() -> None:
-    assert render_text([]) == "" and render_json([]) == [] and summary([]) == ""
-
-
 def test_diagnostics_are_colored_only_when_asked() -> None:
     assert "\x1b[" not in render_text([ERROR])
     assert "\x1b[1;31merror[E0105]\x1b[0m" in render_text([ERROR], color=True)
@@ -106,8 +101,3 @@ def test_diagnostics_are_sorted_by_position_without_duplicates() -> None:
     first = Diagnostic("E0105", "z", span=Span("a", 1, 9, ""))
     nowhere = Diagnostic("E0105", "a")
     assert in_order([nowhere, second, first, second]) == [first, second, nowhere]
-
-
-def test_summary_counts_errors_and_warnings() -> None:
-    warning = next(code for code in CODES if code[0] == "W")
-    assert summary([ERROR, Diagnostic(warning, "w"), ERROR]) == "2 errors, 1 warning"

@@ -151,7 +151,7 @@ def test_key_path_is_split_and_joined_unchanged(path: str, parts: tuple[object, 
     assert paths.join(paths.split(path)) == path
 
 
-@pytest.mark.parametrize("path", [".a", "a.", "a..b", "[0]", "a[-1]", "a[b]", "a b", "a.[0]", 'a["b]'])
+@pytest.mark.parametrize("path", [".a", "a.", "[0]", "a[-1]", "a b", 'a["b]'])
 def test_malformed_key_paths_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="not a path of a recipe"):
         paths.split(path)

