@@ -64,7 +64,8 @@ Part = tuple[Files, Mapping[str, str]]
 @functools.cache
 def runtime_digest() -> str:
     """Return the sha256 over the paths and contents of runtime/."""
-    return tree_digest(runtime_files())
+    files = runtime_files()
+    return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
 
 
 @functools.cache
@@ -73,11 +74,6 @@ def schema_file() -> bytes:
     from recipec.spec.schema import text
 
     return text().encode()
-
-
-def tree_digest(files: Files) -> str:
-    """Return the sha256 over paths and contents, independent of their order."""
-    return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
 
 
 def write(
@@ -102,7 +98,7 @@ def write(
     _refuse_obstacles(out_dir, artifacts)
     notes = []
     with _made(out_dir), changing(out_dir) as change:
-        clear(out_dir, {RUNTIME, SCHEMA, wheel.REQUIREMENTS, *artifacts, *artifacts_in(out_dir)})
+        clear(out_dir)
         parts: dict[str, Part] = {}
         copied, present = _runtime(out_dir, artifacts)
         if copied != present:
@@ -201,8 +197,6 @@ def _recorded_runtime(out_dir: Path, present: Files) -> dict[str, str]:
     """Return the same for runtime/: ANY for a file whose digest is in one of the locks, else "" (it was
     edited)."""
     built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
-    if tree_digest(present) in built:  # locks of recipec 0.1.0 had one digest of the whole folder
-        return dict.fromkeys(present, ANY)
     known: dict[str, set[str]] = {path: {digest(found)} for path, found in runtime_files().items()}
     for files in built:
         for path, recorded in files.items() if isinstance(files, dict) else ():
@@ -246,16 +240,13 @@ def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, File
     """Return what runtime/ holds after the artifacts are written, and the existing files that this replaces.
 
     Files that only other artifacts in the folder need stay: in this version's form, or unchanged if this
-        version
-    has no such file.
+    version has no such file.
     """
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
     others = [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
     present = {path: content(out_dir / RUNTIME / path) for path in modules(out_dir / RUNTIME)}
     wanted = {path for lock in (*locks, *others) for path in needs(lock)}
     kept = {path for lock in others for path in needs(lock)}
-    if any(lock.get("runtime") == tree_digest(present) for lock in others):
-        wanted, kept = wanted | {*present}, kept | {*present}
     now = runtime_files()
     return (
         {path: now[path] for path in sorted(wanted) if path in now},
@@ -339,7 +330,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
         if path.exists() and not path.is_dir():
             raise ArtifactError(f"{path} is in the way: it is not a folder", "choose another folder with -o")
     present = modules(out_dir / RUNTIME)
-    if present and not {"model/families/base.py", "families/base.py"} & {*present}:
+    if present and "model/families/base.py" not in present:
         raise ArtifactError(
             f"{out_dir / RUNTIME} holds other modules or scripts, where the runtime would go",
             "choose another folder with -o",

@@ -6,10 +6,9 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -32,10 +31,8 @@ WAYS_OUT = {
 """Helps for errors of the operating system."""
 
 START, END = ".recipe-", ".part"
-LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}(\.part)?")
-"""Prefix and suffix of temporary files. Builds and archives of earlier versions had no END."""
-ARCHIVE = b"\x1f\x8b\x08\0\0\0\0\0"
-"""The first bytes of each archive of `recipe pack`: a gzip header without a time."""
+LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}\.part")
+"""Prefix, suffix and pattern of temporary files."""
 
 
 @contextmanager
@@ -80,13 +77,8 @@ def _locked(folder: Path) -> tuple[int, str]:
         os.close(handle)
 
 
-def clear(folder: Path, built: Collection[str] = ()) -> None:
-    """Remove what killed commands left in a folder. What may belong to something else stays.
-
-    Args:
-        built: file names that a build may contain; if given, leftover builds of earlier versions are removed
-            too.
-    """
+def clear(folder: Path) -> None:
+    """Remove what killed commands left in a folder. What may belong to something else stays."""
     found: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
         found = [entry.path for entry in entries if LEFT.fullmatch(entry.name)]
@@ -95,14 +87,9 @@ def clear(folder: Path, built: Collection[str] = ()) -> None:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 about = os.fstat(handle)
-                if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) not in (0o600, 0o700):
-                    continue
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if stat.S_ISREG(about.st_mode):
-                    if path.endswith(END) or os.read(handle, len(ARCHIVE)) in (b"", ARCHIVE):
-                        os.unlink(path)
-                elif stat.S_ISDIR(about.st_mode) and built and {*os.listdir(handle)} <= {*built}:
-                    shutil.rmtree(path)
+                if about.st_uid == os.getuid() and about.st_mode == stat.S_IFREG | 0o600:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
             finally:
                 os.close(handle)
 

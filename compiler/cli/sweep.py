@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import shlex
 import subprocess
 import sys
@@ -83,11 +82,6 @@ def sweep(
             help="A key and its values; may be repeated. All combinations are run.",
         ),
     ],
-    draw: Annotated[
-        int | None,
-        typer.Option("--random", metavar="N", min=1, help="Run N combinations, drawn at random."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the random draw.")] = 0,
     model: Annotated[
         str | None,
         typer.Option("--model", metavar="DIR", help="Passed to train.py as --model."),
@@ -123,7 +117,7 @@ def sweep(
         launched = shlex.split(launch or "")
     except ValueError as error:
         raise typer.BadParameter(f"{launch}: {error}", param_hint="--launch") from None
-    points = _points(recipe, _combinations(over, draw, seed), sets or (), output)
+    points = _points(recipe, _combinations(over), sets or (), output)
     _build(points, output)
     tell(f"{output}: {len(points)} runs")
     command = [
@@ -152,7 +146,7 @@ def sweep(
         raise typer.Exit(FAILED)
 
 
-def _combinations(over: Sequence[str], draw: int | None, seed: int) -> list[dict[str, Any]]:
+def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
     """The values of each run by their paths.
 
     Raises:
@@ -175,10 +169,7 @@ def _combinations(over: Sequence[str], draw: int | None, seed: int) -> list[dict
             raise typer.BadParameter("--over name: the runs are named by their numbers")
         # A date is text, as everywhere in a recipe.
         keys[path] = json.loads(json.dumps(values, default=str))
-    every = [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
-    if draw is None or draw >= len(every):
-        return every
-    return sorted(random.Random(seed).sample(every, draw), key=every.index)
+    return [dict(zip(keys, chosen, strict=True)) for chosen in itertools.product(*keys.values())]
 
 
 def _points(

@@ -15,7 +15,7 @@ import pytest
 from recipec.compiler.artifacts import artifact, whole
 from recipec.compiler.artifacts.artifact import LOCK, write
 from recipec.compiler.artifacts.whole import STAGING, finish
-from recipec.compiler.artifacts.writing import ARCHIVE, replacing
+from recipec.compiler.artifacts.writing import replacing
 from recipec.compiler.errors import ArtifactError
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
@@ -228,16 +228,11 @@ def test_build_replaces_user_file_only_with_force_and_keeps_a_copy(path: str, ou
 
 
 def test_build_removes_only_temporary_files_of_killed_commands(out: Path) -> None:
-    ours = [out / ".recipe-abcd_123.part", out / ".recipe-zyxw9876", out / ".recipe-old_fold"]
-    theirs = [out / ".recipe-settings", out / ".recipe-mine0001.part", out / ".recipe-folder_1"]
-    ours[1].write_bytes(ARCHIVE + b"...")
-    theirs[0].write_text("mine")
-    for folder, name in ((ours[2], "one"), (theirs[2], "notes")):
-        (folder / name).mkdir(parents=True)
-        folder.chmod(0o700)
-    for file in (ours[0], theirs[1]):
+    ours = [out / ".recipe-abcd_123.part", out / ".recipe-zyxw9876.part"]
+    theirs = [out / ".recipe-settings", out / ".recipe-mine0001.part", out / ".recipe-folder_1.part"]
+    theirs[2].mkdir(mode=0o700)
+    for file in (*ours, *theirs[:2]):
         file.write_text("half")
-    for file in (*ours[:2], theirs[0]):
         file.chmod(0o600)
     theirs[1].chmod(0o644)
     with replacing(out / "page.html") as first:
