@@ -44,7 +44,8 @@ def write(files: Mapping[Path, str]) -> None:
             staged[target] = _stage(target, text)
         with uninterrupted():
             for target in files:
-                os.replace(staged.pop(target), target)
+                os.replace(staged[target], target)
+                del staged[target]
                 made.append(target)
     except BaseException:
         for name in staged.values():

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.explain.explain import explain
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.plan.at_hand import AtHand, look
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
-from recipec.compiler.report.recipe import matching
 from recipec.spec.load import load
 from tests.compiler.added_models import COMMIT, CONFIG, FOLDER, ID, Tensors, add, checkpoint, tensors_of
 
@@ -82,28 +80,6 @@ def test_added_model_is_found_by_its_id_and_locked_to_its_commit(
     settings = artifact["train.py"].decode()
     assert f'id="{ID}"' in settings and f'revision="{COMMIT}"' in settings
     assert json.loads(artifact["recipe.lock.json"])["recipe"]["model"]["revision"] == COMMIT
-
-
-def test_explain_names_folder_and_commit_of_an_added_model(
-    recipe: Path, files: dict[str, bytes], tensors: Tensors
-) -> None:
-    add(Path(), files, tensors)
-    loaded = load(recipe, ())
-    program = lower(loaded).program
-    assert program is not None
-    text = explain(program, loaded, "model")
-    assert f"its sizes are from {FOLDER}/config.json, added from the hub at commit {COMMIT}" in text
-    (row,) = (line for line in text.splitlines() if line.lstrip().startswith("model.revision"))
-    assert row.split() == ["model.revision", COMMIT, f"{FOLDER}/model.lock.json"]
-
-
-def test_report_matches_a_run_only_with_its_recipe(
-    recipe: Path, files: dict[str, bytes], tensors: Tensors
-) -> None:
-    add(Path(), files, tensors)
-    program = lowered(recipe).program
-    assert program is not None and matching(program.recipe, recipe, None) is not None
-    assert matching(program.recipe, recipe, recipe.read_text().replace(ID, "other/model")) is None
 
 
 @pytest.mark.parametrize("given", ["v1", COMMIT])

@@ -69,8 +69,3 @@ def test_card_command_and_artifact_readme_agree() -> None:
         assert f"| {' | '.join(row)} |" in readme
         assert row[2] == (values["verified"][kind] or {"found": "not yet"})["found"]
         assert row[0] in shown() and row[2] in shown()
-
-
-def test_card_of_a_cpu_recipe_omits_the_tpu_checks() -> None:
-    found = card.card(compiled(recipes.FOLDER / "quickstart.yaml"))
-    assert set(found) == {"rehearsed", "numerics", "served"}

@@ -105,21 +105,6 @@ def test_without_baseline_and_serve_only_training_is_priced(program: Lowered) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ("mesh.accelerator=cpu-4", "cost.train_usd_per_hour"),
-        ("serve.accelerator=tpu7x-8", "cost.serve_usd_per_hour"),
-    ],
-)
-def test_error_for_an_unknown_price_names_its_recipe_key(program: Lowered, change: str, key: str) -> None:
-    changed = program(change)
-    with pytest.raises(ArtifactError, match="not in the catalog") as caught:
-        cost(changed, GIVEN)
-    assert caught.value.help is not None and key in caught.value.help
-    assert cost(program(change, f"{key}=1"), GIVEN).rows
-
-
 @pytest.mark.parametrize("hours", [-1.0, math.nan])
 def test_negative_or_infinite_hours_are_refused(program: Lowered, hours: float) -> None:
     with pytest.raises(ArtifactError, match="--serve-hours"):

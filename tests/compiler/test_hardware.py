@@ -43,12 +43,6 @@ def test_names_of_accelerators_resolve_to_chips_and_topologies(
     assert (found.topology, found.hbm_gib, found.platform) == (topology, hbm, "tpu")
 
 
-def test_cpu_devices_are_virtual() -> None:
-    found = hardware.from_name("cpu-6")
-    assert (found.platform, found.devices, found.hbm_gib) == ("cpu", 6, None)
-    assert found.describe() == "cpu-6: 6 virtual CPU devices"
-
-
 def test_description_says_if_the_number_counts_tensorcores() -> None:
     assert "4 chips (the number in its name counts TensorCores)" in hardware.from_name("v5p-8").describe()
     assert "TensorCores" not in hardware.from_name("v6e-8").describe()
@@ -113,12 +107,6 @@ def test_dcn_axis_and_hosts_on_a_cpu_add_no_devices() -> None:
 )
 def test_host_counts_lists_the_valid_numbers_of_hosts(given: Mesh, counts: list[int]) -> None:
     assert hardware.host_counts(given) == counts
-
-
-def test_v6e_8_on_two_hosts_has_no_gke_machine_type() -> None:
-    assert hardware.accelerator(mesh("v6e-8", fsdp=8)).gke_machine == "ct6e-standard-8t"
-    pair = hardware.accelerator(mesh("v6e-8", hosts=2, fsdp=8))
-    assert (pair.hosts, pair.gke_machine) == (2, None)
 
 
 @pytest.fixture

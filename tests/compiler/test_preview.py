@@ -147,17 +147,6 @@ def test_dropped_rows_are_listed_and_too_many_are_an_error(
     assert recipe("preview", quickstart, *given, "--set", "data.max_invalid_ratio=0.5")[0] == 0
 
 
-def test_loss_brackets_differ_from_brackets_in_the_text(
-    quickstart: Path, model: Path, tmp_path: Path
-) -> None:
-    rows(tmp_path / "a.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
-    given = ("--data-dir", tmp_path, "--set", "data.train=[a.jsonl]", "--model", model)
-    status, printed, _ = recipe("preview", quickstart, *given)
-    assert status == 0
-    assert "--- a.jsonl:1: " in printed
-    assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
-
-
 def test_preview_of_preferences_shows_chosen_and_rejected(
     quickstart: Path, model: Path, tmp_path: Path
 ) -> None:

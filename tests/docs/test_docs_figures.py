@@ -46,30 +46,6 @@ def pinned() -> dict[str, set[str]]:
     return found
 
 
-def test_features_page_states_the_measured_merge_figures() -> None:
-    shown = "docs/features.md"
-    assert figure(shown, r"A base of ([\d.]+) GB in") == figure(
-        "docs/benchmarks.md", r"base of ([\d.]+) GB in"
-    )
-    resident = figure("docs/benchmarks.md", r"resident ([\d.]+) GB, the base")
-    assert figure(shown, r"A base of [\d.]+ GB in ([\d.]+) GB of memory") == round(resident, 1)
-    merge = figure("docs/benchmarks.md", r"\| merge\.py \| [\d.]+ \| [\d., ]+ \| [\d.]+ \| ([\d.]+) \|")
-    faster = figure("docs/benchmarks.md", r"Against PEFT the merge is ([\d.]+) times as fast")
-    words = " ".join(text(shown).split())
-    assert ("in less time than `cp -r`" in words) == (
-        merge < 1
-    ) and "several times as fast as PEFT's" in words
-    assert faster > 3  # the meaning of "several"
-
-
-def test_features_page_states_the_measured_training_speed() -> None:
-    page, said = text("docs/benchmarks.md"), " ".join(text("docs/features.md").split())
-    cpu, gpu = (float(found) for found in re.findall(r"chunked loss \| [\d,]+ \| ([\d.]+) \|", page))
-    trl = float(re.findall(r"train_trl.py.* ([\d.]+) \|", page)[0])
-    assert f"trains {cpu:.1f} times as many real tokens a second as Tunix's own path on one CPU" in said
-    assert f"and {gpu:.1f} times as many on an H100, {gpu / trl:.1f} times TRL's" in said
-
-
 def test_start_page_states_the_recorded_plan() -> None:
     """Compare with the recorded plan, as `recipe plan` prints it. docs/recipes.md has the same source."""
     plan = json.loads(text("recipes/estimates.json"))["recipes"]["gemma4-31b-v5p8"]

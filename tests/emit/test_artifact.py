@@ -146,12 +146,6 @@ def test_rebuild_keeps_checkpoints_and_user_files(built: Path, tmp_path: Path) -
     assert check(built, {"sample": changed}) == ""
 
 
-def test_rebuild_replaces_edited_file_with_a_note(built: Path, files: dict[str, bytes]) -> None:
-    (built / "sample/train.py").write_text("edited")
-    assert any("train.py was edited" in note for note in write(built, {"sample": files}))
-    assert check(built, {"sample": files}) == ""
-
-
 def test_lock_cannot_delete_files_outside_the_artifact(
     built: Path, files: dict[str, bytes], tmp_path: Path
 ) -> None:

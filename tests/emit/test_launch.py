@@ -144,11 +144,9 @@ def without_none(value: Any) -> Any:
     ("shape", "slices", "hosts", "chips"),
     [
         ("one-host", 1, 1, 4),
-        ("four-hosts", 1, 4, 4),
         ("eight-chips", 1, 1, 8),
         ("pairs", 1, 2, 4),
         ("slices-of-pairs", 2, 2, 4),
-        ("slices-of-four", 2, 4, 4),
         ("ironwood", 1, 2, 4),
     ],
 )

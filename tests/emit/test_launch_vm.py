@@ -266,21 +266,6 @@ def test_gcloud_failure_is_not_read_as_absent_machine(
     assert not cloud.calls("create") and not cloud.calls("delete")
 
 
-def test_help_explains_every_command(clouds: Callable[..., Cloud]) -> None:
-    cloud = clouds()
-    ran = cloud.run("--help", ZONE="", PATH=tools(cloud.folder))
-    explained = re.findall(r"^  (\S+)", ran.out, re.MULTILINE)
-    refused = cloud.run("fly")
-    assert ran.status == 0 and ran.out.endswith("to the hosts, in a file: HF_TOKEN\n")
-    assert explained == re.findall(r"[a-z]+(?=,| and| *$)", refused.err.partition("one of ")[2])
-    command = ["bash", str(cloud.laptop / "generated/sample/launch/host.sh")]
-    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  (\S+)", told, re.MULTILINE) == [
-        *("setup", "stage", "probe", "train", "start", "state", "follow", "stop", "merge"),
-    ]
-    assert subprocess.run(command, capture_output=True).returncode == 1
-
-
 def test_run_follows_a_running_training(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     first = start_training(cloud, "train")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from recipec.compiler.errors import ArtifactError
 from scripts import scale
 from scripts.recipes import key
 
@@ -24,11 +23,6 @@ def test_scale_page_matches_the_record(record: scale.Record) -> None:
     assert scale.page(text, {**record, "v5p-32": other}) != text
     fewer = {name: one for name, one in record.items() if name != "v5p-32"}
     assert re.search(r"left out: .*\bv5p-32\b", scale.page(text, fewer))
-
-
-def test_page_without_table_placeholder_is_refused(record: scale.Record) -> None:
-    with pytest.raises(ArtifactError, match="no place for the table growing"):
-        scale.page(scale.PAGE.read_text(encoding="utf-8").replace("<!-- growing -->", ""), record)
 
 
 def test_scale_record_is_of_the_current_recipe(record: scale.Record) -> None:

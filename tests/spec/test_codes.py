@@ -69,8 +69,3 @@ def test_codes_in_the_sources_are_exactly_the_registered_codes(root: Path) -> No
 
 def test_every_code_is_in_a_golden_case_or_in_the_exception_list(root: Path) -> None:
     assert set(CODES) - used(*(root / "tests").rglob("stderr.txt")) == set(WITHOUT_GOLDEN)
-
-
-def test_codes_without_a_golden_case_appear_in_other_tests(root: Path) -> None:
-    elsewhere = [path for path in (root / "tests").rglob("*.py") if path != Path(__file__)]
-    assert set(WITHOUT_GOLDEN) <= used(*elsewhere)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipec.spec.diagnostics import Diagnostic, Span, in_order, render_json, render_text
+from recipec.spec.diagnostics import Diagnostic, Span, render_json, render_text
 
 LINE = "  axes: {fsdp: 4, tp: 8}"
 ERROR = Diagnostic(
@@ -94,10 +94,3 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 def test_unregistered_code_raises_value_error() -> None:
     with pytest.raises(ValueError, match="E9999"):
         Diagnostic("E9999", "no such code")
-
-
-def test_diagnostics_are_sorted_by_position_without_duplicates() -> None:
-    second = Diagnostic("E0105", "b", span=Span("a", 2, 1, ""))
-    first = Diagnostic("E0105", "z", span=Span("a", 1, 9, ""))
-    nowhere = Diagnostic("E0105", "a")
-    assert in_order([nowhere, second, first, second]) == [first, second, nowhere]
