@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.terminal import color, console, doing, log, manner, note, on_ctrl_c, result, say, tell
-from recipec.compiler.wording import mesh_axes
+from recipec.compiler.terminal import color, console, doing, manner, note, on_ctrl_c, result, say, tell
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -75,8 +74,6 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
                 lowered = lower(loaded, planning)
     except TooLong:
         loaded, lowered = _unending(path)
-    if manner.verbose:
-        _detail(loaded, lowered)
     return loaded, lowered
 
 
@@ -120,26 +117,3 @@ def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
 
 def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
-
-
-def _detail(loaded: Loaded, lowered: Lowered) -> None:
-    """What a recipe came to, for --verbose."""
-    from recipec.compiler.wording import plural, quantity
-    from recipec.spec.tree import walk
-
-    root, program = loaded.sources.root, lowered.program
-    if root is not None:
-        files = {node.place.span.file: None for _, _, node in walk(root) if node.place.kind != "set"}
-        log.info("values from %s", ", ".join(files))
-    if program is None:
-        return
-    axes = mesh_axes(program.recipe.mesh.axes)
-    log.info("model from %s; %s", program.model_origin, program.accelerator.describe())
-    log.info(
-        "mesh %s, %s a step; %s, %s trained in %s",
-        axes,
-        plural(program.accumulation_steps, "micro-batch").replace("batchs", "batches"),
-        plural(len(program.parameters), "array"),
-        quantity(program.trainable_parameters),
-        plural(len(program.adapters), "adapter"),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +56,7 @@ def parity(
 
     limits = _limits(tolerances or ())
     # With --json, stdout is the JSON's alone.
-    console = _on_stderr() if as_json else new_console()
+    console = new_console(sys.stderr if as_json else None)
     if compare:
         if keep or backends or sets:
             raise typer.BadParameter(
@@ -134,11 +135,3 @@ def _limits(given: Sequence[str]) -> dict[str, float]:
         if not 0 <= limits[name] < float("inf"):
             raise typer.BadParameter(f"{value!r} is not a limit", param_hint=f"--tolerance {name}=X")
     return limits
-
-
-def _on_stderr() -> Console:
-    import sys
-
-    from recipec.compiler.rehearse.pipeline import new_console
-
-    return new_console(sys.stderr)

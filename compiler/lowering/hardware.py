@@ -27,27 +27,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.wording import plural
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Mesh
 
 DATA = Path(__file__).parents[1] / "data" / "hardware.json"
 
 
-class MeshSection(Protocol):
-    """The part of a recipe's `mesh` that names the hardware."""
-
-    @property
-    def accelerator(self) -> str | None: ...
-
-    @property
-    def topology(self) -> str | None: ...
-
-    @property
-    def hosts(self) -> int | None: ...
-
-    @property
-    def axes(self) -> Mapping[str, int]: ...
+OF_A_GENERATION = (
+    *("hbm_gib", "bf16_tflops", "eight_bits", "eight_bit_tflops", "usd_per_chip_hour", "price_date"),
+    *("runtime_version", "name_counts", "tensorcores_per_chip", "fp8_kv_cache", "fp8_matmul"),
+    *("hbm_gb_per_s", "ici_gb_per_s", "attention_block"),
+)
+"""What an accelerator has as its generation's entry of data/hardware.json says it."""
 
 
 class UnknownAccelerator(ValueError):
@@ -100,18 +95,18 @@ class Accelerator:
     devices: int
     hosts: int
     platform: str
-    hbm_gib: float | None
-    bf16_tflops: float | None
-    eight_bits: str | None
-    eight_bit_tflops: float | None
-    topology: str | None
-    usd_per_chip_hour: float | None
-    price_date: str | None
-    runtime_version: str | None
-    name_counts: str
-    tensorcores_per_chip: int
-    fp8_kv_cache: bool
-    fp8_matmul: bool
+    hbm_gib: float | None = None
+    bf16_tflops: float | None = None
+    eight_bits: str | None = None
+    eight_bit_tflops: float | None = None
+    topology: str | None = None
+    usd_per_chip_hour: float | None = None
+    price_date: str | None = None
+    runtime_version: str | None = None
+    name_counts: str = "devices"
+    tensorcores_per_chip: int = 0
+    fp8_kv_cache: bool = False
+    fp8_matmul: bool = False
     hbm_gb_per_s: float | None = None
     ici_gb_per_s: float | None = None
     slices: int = 1
@@ -175,7 +170,7 @@ def supported_by_vllm(*support: str) -> list[str]:
     return [name for name, data in generations().items() if data["vllm"]["support"] in support]
 
 
-def accelerator(mesh: MeshSection) -> Accelerator:
+def accelerator(mesh: Mesh) -> Accelerator:
     """Return the hardware that a recipe's `mesh` section asks for.
 
     Raises:
@@ -203,7 +198,7 @@ def arranged(slices: int, fsdp: int, tp: int, cp: int = 1) -> dict[str, int]:
     return {**several, "fsdp": fsdp, **({"cp": cp} if cp > 1 else {}), "tp": tp}
 
 
-def host_counts(mesh: MeshSection) -> list[int]:
+def host_counts(mesh: Mesh) -> list[int]:
     """Return the possible numbers of hosts of a recipe's accelerator.
 
     A TPU slice consists of Cloud TPU VMs, or on GKE of machines with 4 chips. Virtual CPU devices can be
@@ -240,7 +235,8 @@ def from_name(name: str) -> Accelerator:
     if match and generation == "cpu" and len(match[2]) > 3:
         raise UnknownAccelerator(f"`{name}` is too many virtual devices", "cpu-1 to cpu-999; cpu-8 is usual")
     if match and generation == "cpu":
-        return _cpu(int(match[2]))
+        devices = int(match[2])
+        return Accelerator(f"cpu-{devices}", "cpu", devices, devices, hosts=1, platform="cpu")
     if match is None or generation not in generations():
         close = get_close_matches(name.lower(), known_names(), n=1, cutoff=0.5)
         hint = f"did you mean `{close[0]}`? " if close else ""
@@ -301,47 +297,11 @@ def _tpu(generation: str, shape: str) -> Accelerator:
         devices=chips * data["devices_per_chip"],
         hosts=1 if chips in data["single_host_chips"] else math.ceil(chips / data["chips_per_host"]),
         platform="tpu",
-        hbm_gib=data["hbm_gib"],
-        bf16_tflops=data["bf16_tflops"],
-        eight_bits=data["eight_bits"],
-        eight_bit_tflops=data["eight_bit_tflops"],
         topology=shape,
-        usd_per_chip_hour=data["usd_per_chip_hour"],
-        price_date=data["price_date"],
-        runtime_version=data["runtime_version"],
-        name_counts=data["name_counts"],
-        tensorcores_per_chip=data["tensorcores_per_chip"],
-        fp8_kv_cache=data["fp8_kv_cache"],
-        fp8_matmul=data["fp8_matmul"],
-        hbm_gb_per_s=data["hbm_gb_per_s"],
-        ici_gb_per_s=data["ici_gb_per_s"],
         gke_accelerator=data["gke"]["accelerator"],
         gke_machine=data["gke"]["machines"].get(str(chips)),
         gke_disk=data["gke"]["disk"],
-        attention_block=data["attention_block"],
-    )
-
-
-def _cpu(devices: int) -> Accelerator:
-    return Accelerator(
-        name=f"cpu-{devices}",
-        generation="cpu",
-        chips=devices,
-        devices=devices,
-        hosts=1,
-        platform="cpu",
-        hbm_gib=None,
-        bf16_tflops=None,
-        eight_bits=None,
-        eight_bit_tflops=None,
-        topology=None,
-        usd_per_chip_hour=None,
-        price_date=None,
-        runtime_version=None,
-        name_counts="devices",
-        tensorcores_per_chip=0,
-        fp8_kv_cache=False,
-        fp8_matmul=False,
+        **{name: data[name] for name in OF_A_GENERATION},
     )
 
 

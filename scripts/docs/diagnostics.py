@@ -1,4 +1,4 @@
-"""The pages of the diagnostics: every code of spec/codes.py, with what `recipe` prints for it."""
+"""The pages of the diagnostics: every code of docs/diagnostics.md, with what `recipe` prints for it."""
 
 from __future__ import annotations
 

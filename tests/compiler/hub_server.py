@@ -22,12 +22,9 @@ OLDER = "89abcdef0123456789abcdef0123456789abcdef"
 LARGE = (".safetensors", "tokenizer.json")
 """Endings of the files on the CDN."""
 
-CUT, CUT_ONCE, LONGER, SHORTER, BROKEN, WHOLE = "cut", "cut once", "longer", "shorter", "broken", "whole"
-"""Faults of a body.
-
-In order: it ends before it begins, it ends in its middle once, its Content-Length is too large, its
-Content-Length is too small, its status is 500, and it is the whole file instead of a part.
-"""
+CUT, CUT_ONCE, WHOLE = "cut", "cut once", "whole"
+"""Faults of a body: it ends before it begins, ends in its middle once, or is the whole file instead of a
+part."""
 
 
 @dataclass
@@ -66,7 +63,6 @@ class Hub:
 
     address: str
     models: dict[str, Repository] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
     token: str = "hf_right"
     requests: list[tuple[str, str, str, dict[str, str]]] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
@@ -122,9 +118,6 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
                 self._refuse(404, "RepoNotFound")
 
         def _info(self, model: str, revision: str) -> None:
-            if model in hub.renamed:
-                self._send(307, {"Location": self.path.replace(model, hub.renamed[model])}, b"")
-                return
             repository = self._open(model, revision, files=False)
             if repository is None:
                 return
@@ -205,9 +198,6 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
             if name not in repository.files:
                 self._refuse(404, "EntryNotFound")
                 return
-            if repository.faults.get(name) == BROKEN:
-                self._refuse(500, "")
-                return
             content = repository.files[name]
             about = {
                 "X-Repo-Commit": repository.revisions.get(revision, revision),
@@ -236,11 +226,6 @@ def _handler(hub: Hub, which: str) -> type[BaseHTTPRequestHandler]:
             length, sent = len(content), content
             if once or (fault == CUT and self.command == "GET"):
                 sent = content[: len(content) // 2 if once else 0]
-            elif fault == LONGER:
-                length += 7
-            elif fault == SHORTER:
-                length -= 7
-                sent = content[:length]
             self._send(status, {**headers, "Content-Length": str(length)}, sent)
             if len(sent) != length:
                 self.close_connection = True

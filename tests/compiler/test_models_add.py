@@ -57,7 +57,7 @@ def server() -> Iterator[Hub]:
 @pytest.fixture
 def hub(server: Hub, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """Set up the hub with one model, an empty folder, and no pause between retries."""
-    server.models, server.renamed = {ID: Repository(dict(files))}, {}
+    server.models = {ID: Repository(dict(files))}
     server.requests.clear()
     server.cut.clear()
     reached_by(server, monkeypatch.setattr, str(tmp_path / "cache"))

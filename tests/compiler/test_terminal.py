@@ -78,12 +78,11 @@ def test_quiet_still_prints_explain_and_json_output() -> None:
     assert status == 0 and json.loads(printed)[0]["code"] == "N0307"
 
 
-def test_verbose_prints_files_derived_values_and_times() -> None:
+def test_verbose_prints_files_and_times() -> None:
     for words in (["-v", "check", QUICKSTART], ["check", QUICKSTART, "--verbose"]):
         status, _, said = run(*words)
         assert status == 0
         assert re.search(rf"recipe: reading {QUICKSTART}: \d+\.\d\d s", said)
-        assert "cpu-8: 8 virtual CPU devices" in said and "mesh fsdp 4 x tp 2" in said
         assert re.search(r"recipe: \d+\.\d\d s in all", said)
     assert "in all" not in run("check", QUICKSTART)[2]  # a later command is not verbose
 
