@@ -29,13 +29,14 @@ from recipec.compiler.cli.base import (
     show,
     tell,
 )
+from recipec.compiler.wording import table
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.report.place import Place
     from recipec.compiler.report.run import Run
 
-SUMMARY, PAGE = "sweep.json", "sweep.html"
+SUMMARY = "sweep.json"
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,10 @@ def sweep(
         if subprocess.run(launched or command, cwd=point.folder).returncode:
             failed.append(point.program.name)
             say(f"error: {point.program.name} failed; the other runs continue")
-    if launched:
-        tell(f"when they have ended: recipe report {' '.join(point.checkpoints for point in points)}")
-    elif len(failed) < len(points):
+    if not launched and len(failed) < len(points):
         _compare(points, output)
+    page = f"recipe report {' '.join(point.checkpoints for point in points)}"
+    tell(f"{'when they have ended' if launched else 'a page that compares them'}: {page}")
     if failed:
         raise typer.Exit(FAILED)
 
@@ -208,8 +209,7 @@ def _build(points: Sequence[Point], output: Path) -> None:
 
 
 def _compare(points: Sequence[Point], output: Path) -> None:
-    """Prints a table of the runs, the best first, and writes it and the page that compares them."""
-    from recipec.compiler.packages import install, missing_packages
+    """Prints a table of the runs, the best first, and writes it."""
     from recipec.compiler.report.run import METRICS, read_runs
 
     there = [point for point in points if point.place.text(METRICS) is not None]
@@ -219,21 +219,9 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     by = "best_eval_loss" if any(row["best_eval_loss"] is not None for row in rows) else "loss"
     rows.sort(key=lambda row: (row[by] is None, row[by] or 0.0))
     (output / SUMMARY).write_text(json.dumps({"by": by, "runs": rows}, indent=2) + "\n", encoding="utf-8")
-    result(_table(rows))
+    names = list(rows[0])
+    result("\n".join(table([names, *([_cell(row[name]) for name in names] for row in rows)])))
     tell(f"{output / SUMMARY}: written")
-    if missing_packages(["plotly"]):
-        note(f"note: the page needs plotly: {install('report')}")
-        return
-    from recipec.compiler.cli.report import write
-    from recipec.compiler.report.document import run_page
-    from recipec.compiler.report.outcome import outcome
-
-    ordered = [runs[row["name"]] for row in rows]
-    write(
-        output / PAGE,
-        run_page(ordered, None, outcome(ordered[0], []), "The runs of a sweep are not planned."),
-    )
-    tell(f"{output / PAGE}: written")
 
 
 def _figures(run: Run) -> dict[str, Any]:
@@ -245,15 +233,6 @@ def _figures(run: Run) -> dict[str, Any]:
         "loss": losses[-1][1] if losses else None,
         "tokens_per_second": run.tokens_per_second,
     }
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Columns of text, as wide as what stands in them."""
-    names = list(rows[0])
-    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -54,10 +54,6 @@ def test_sweep_runs_each_combination_once_and_lists_the_best_first(
     first = rows["runs"][0]
     assert (first["lora.rank"], first["train.optimizer.learning_rate"], first["at_step"]) == (16, 1e-4, 1)
     assert printed.splitlines()[2].split()[:3] == ["example-3", "16", "0.0001"]
-    page = (tmp_path / "out" / "sweep.html").read_text()
-    assert ("example-3" in page) == (directory == "run"), (
-        "runs are told apart by what differs in their addresses"
-    )
 
     status, _, errors = recipe("sweep", *arguments)
     assert status == 0 and errors.count("completed already") == 4 and len(started) == 4
