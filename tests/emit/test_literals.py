@@ -13,7 +13,7 @@ from recipec.compiler.emitters.settings import layer_numbers
 
 
 def random_value(source: random.Random, depth: int = 0) -> Value:
-    words = ["a", "it's", 'say "hi"', "both ' and \"", "tab\tnew\nline", "\\d+.*", "é ü 語", "", "x" * 40]
+    words = ["a", "it's", 'say "hi"', "both ' and \"", "tab\tnew\nline", "\\d+\\n.*", "é ü 語", "", "x" * 40]
     words.append("\x00\x7f")
     leaves: list[Value] = [None, True, 7, -3, 1e-8, 0.05, 64.0, 2.5e-7, 1e22, *words]
     if depth > 2 or source.random() < 0.4:
