@@ -135,19 +135,6 @@ def test_server_on_non_loopback_host_requires_api_key(host: str, tmp_path: Path)
     assert not any("sentinel" in word for word in started.words)
 
 
-def test_compose_mounts_the_weights_read_only_and_keeps_the_cache() -> None:
-    files = variant()
-    compose = yaml(files["serve/compose.yaml"])
-    service = compose["services"]["vllm"]
-    assert service["privileged"] is True and service["network_mode"] == "host"
-    assert service["shm_size"] == "16gb" and service["restart"] == "unless-stopped"
-    weights, cache = service["volumes"]
-    assert weights["read_only"] is True and weights["target"] == "/model"
-    assert weights["source"] == "${MODEL_DIR:-../merged}"
-    assert cache["source"] in compose["volumes"]
-    assert f'ENV VLLM_XLA_CACHE_PATH="{cache["target"]}"\n' in files["serve/Dockerfile"]
-
-
 @pytest.mark.parametrize(("given", "seconds"), [(None, 150), (5, 35), (0, 30)])
 def test_requests_in_flight_have_time_to_finish(given: int | None, seconds: int) -> None:
     files = variant(extra_args={} if given is None else {"shutdown_timeout": given})
@@ -277,14 +264,6 @@ def test_long_name_is_shortened_to_fit_pod_names() -> None:
     assert name.startswith(app.removesuffix("-serve")) and len(f"{app}-0123456789") <= 63
     assert app.endswith("-serve") and "--" not in app
     assert name in found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]["command"]
-
-
-def test_names_like_yaml_keywords_stay_strings(name: str = "on") -> None:
-    files = variant(name=name)
-    assert yaml(files["serve/compose.yaml"])["name"] == name
-    assert f'\nname: "{name}"\n' in files["serve/compose.yaml"]
-    names = {item["metadata"]["name"] for item in objects(files["serve/k8s.yaml"]).values()}
-    assert names == {f"{name}-serve", f"{name}-serve-hyperdisk-balanced"}
 
 
 def test_training_and_serving_share_no_object_names(tmp_path: Path) -> None:
