@@ -44,6 +44,13 @@ if TYPE_CHECKING:
 
 STEPS = 20
 
+EXPECTED: Mapping[str, float] = {
+    **{"miniature": 0.5, "compile": 0.5, "tunix": 36, "torchax": 35, "trl": 21},
+    **{"control": 21, "merge": 51, "compare": 0.5},
+}
+"""Seconds that the steps of a flagship in miniature took; their ratios give the estimate of the time left."""
+
+
 LEARNING_RATE = 1e-3
 """Small enough that in most models rounding errors do not grow from step to step, and large enough that
 twenty steps move every adapter by far more than the tolerance."""
@@ -104,7 +111,7 @@ def parity(
     require_packages("comparing backends")
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
-    pipeline = Pipeline(console, work / "logs")
+    pipeline = Pipeline(console, work / "logs", expected=_expected(program, backends.chosen))
     found = Parity(False, work, left_out=backends.left_out)
     try:
         _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
@@ -160,6 +167,14 @@ def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
     if program.lora is None or program.lora.principal or Backend.TRL not in backends:
         return False
     return facts_of(program.family.name).chaotic
+
+
+def _expected(program: Program, backends: Sequence[Backend]) -> Mapping[str, float]:
+    """Return the relative durations of a comparison's steps."""
+    left_out = {backend.value for backend in Backend if backend not in backends}
+    if not _has_control(program, backends):
+        left_out.add("control")
+    return {step: seconds for step, seconds in EXPECTED.items() if step not in left_out}
 
 
 def _compile(

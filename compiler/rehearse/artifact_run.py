@@ -64,11 +64,6 @@ class ArtifactRun:
         """Output folder of the run that is killed and resumed."""
         return self.work / "resumed"
 
-    def continue_and_merge(self) -> None:
-        """Run the steps after the training: a run that is killed and resumed, and its merged weights."""
-        for step in (self.kill, self.resume, self.compare, self.merge, self.verify):
-            self.pipeline.step(step.__name__, step)
-
     def train(self) -> str:
         """Train without interruption; return the loss and its decrease."""
         text = self._train(self.whole, "train")
@@ -140,6 +135,10 @@ class ArtifactRun:
             return []
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
 
+    def environment(self) -> dict[str, str]:
+        """Return the scripts' environment variables; see `script_environment`."""
+        return script_environment(self.work)
+
     def _train(
         self, output: Path, log: str, resume: bool = False, until: Callable[[], bool] | None = None
     ) -> str:
@@ -158,7 +157,7 @@ class ArtifactRun:
         ]
 
     def _script(self, command: list[str], log: str, until: Callable[[], bool] | None = None) -> str:
-        return self.pipeline.script([sys.executable, *command], log, script_environment(self.work), until)
+        return self.pipeline.script([sys.executable, *command], log, self.environment(), until)
 
     def _metrics(self, output: Path) -> list[dict[str, Any]]:
         path = output / self.checkpoints / "metrics.jsonl"

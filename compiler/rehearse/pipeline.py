@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.terminal import manner
+from recipec.runtime.progress import FORESEEABLE, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,11 +59,13 @@ class Pipeline:
         console: where progress is shown; as plain lines if it is not a terminal.
         logs: folder with one text file per script.
         show_commands: whether each script's command line is printed.
+        expected: relative duration of each step, by name; without it no remaining time is shown.
     """
 
     console: Console
     logs: Path
     show_commands: bool = False
+    expected: Mapping[str, float] = field(default_factory=dict)
     results: list[StepResult] = field(default_factory=list)
     _say: Callable[[str], None] = lambda text: None
 
@@ -176,7 +179,7 @@ class Pipeline:
 
             def show(text: str) -> None:
                 passed = time.monotonic() - start
-                line = Text(f"{name}, {passed:.0f} s  {text}")
+                line = Text(f"{name}, {passed:.0f} s{self._left(name, passed)}  {text}")
                 line.truncate(self.console.width - 4)
                 status.update(line)
 
@@ -185,6 +188,17 @@ class Pipeline:
                 yield
             finally:
                 self._say = lambda text: None
+
+    def _left(self, name: str, passed: float) -> str:
+        """Estimate the remaining time, at the pace of the finished steps: ", 40 s left"."""
+        done = sum(self.expected.get(result.step, 0.0) for result in self.results)
+        if done <= FORESEEABLE * sum(self.expected.values()) or name not in self.expected:
+            return ""
+        pace = sum(result.seconds for result in self.results) / done
+        present = max(0.0, self.expected[name] * pace - passed)
+        names = {name, *(result.step for result in self.results)}
+        rest = sum(share for step, share in self.expected.items() if step not in names)
+        return f", {duration(present + rest * pace)} left"
 
     def _record(self, result: StepResult) -> None:
         self.results.append(result)

@@ -30,6 +30,7 @@ from recipec.compiler.rehearse.pipeline import (
     report_failure,
     say,
 )
+from recipec.compiler.rehearse.rehearse import EXPECTED
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}\n  = help: {error.help}", file=sys.stderr)
         return 1
     console = new_console()
-    pipeline = Pipeline(console, output / "logs", show_commands=True)
+    pipeline = Pipeline(console, output / "logs", show_commands=True, expected=EXPECTED)
     try:
         _run(output, pipeline)
     except StepFailed as error:
@@ -92,7 +93,11 @@ def _run(output: Path, pipeline: Pipeline) -> None:
     )
     pipeline.step("train", run.train)
     pipeline.step("learn", lambda: check_losses(run.losses(run.whole), run.evaluation_losses(run.whole)))
-    run.continue_and_merge()
+    pipeline.step("kill", run.kill)
+    pipeline.step("resume", run.resume)
+    pipeline.step("compare", run.compare)
+    pipeline.step("merge", run.merge)
+    pipeline.step("verify", run.verify)
 
 
 def compiled() -> Program:

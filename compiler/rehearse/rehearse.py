@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 STEPS = 12
 
 TRAIN_ROWS, EVAL_ROWS = 96, 8
+EXPECTED: Mapping[str, float] = {
+    **{"miniature": 0.5, "compile": 0.5, "train": 60, "kill": 30},
+    **{"resume": 40, "compare": 1, "merge": 2, "verify": 12},
+}
+"""Seconds that the steps of three recipes took; their ratios are used to estimate the remaining time."""
 
 RECIPE = "recipe.yaml"
 TRAIN_FILE, EVAL_FILE = "rehearsal-train.jsonl", "rehearsal-eval.jsonl"
@@ -86,7 +91,7 @@ def rehearse(
         require_packages(f"rehearsing {program.recipe.model.id}", ("torch", "peft", "torchax"), ("torchax",))
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"rehearse-{program.name}-"))
-    pipeline = Pipeline(console, work / "logs")
+    pipeline = Pipeline(console, work / "logs", expected=EXPECTED)
     try:
         _run(program, max(4, steps), work, pipeline)
     except StepFailed as error:
@@ -117,7 +122,11 @@ def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
         processes=processes(program),
     )
     pipeline.step("train", run.train)
-    run.continue_and_merge()
+    pipeline.step("kill", run.kill)
+    pipeline.step("resume", run.resume)
+    pipeline.step("compare", run.compare)
+    pipeline.step("merge", run.merge)
+    pipeline.step("verify", run.verify)
 
 
 def write_miniature(program: Program, work: Path, dtype: str | None = None) -> str:
