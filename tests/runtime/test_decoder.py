@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 from tests.runtime import training
 from tests.runtime.decoders import CASES, EVERY, LIMIT, YARN, make
-from tests.runtime.references import reference_logits
+from tests.runtime.references import logits_apart
 
 AXES = {"fsdp": 2, "tp": 2}
 TWO = {"num_hidden_layers": 2}
@@ -64,28 +63,6 @@ def test_logits_match_transformers(
     print(f"\n{case}: logits differ by {difference:.1e} of {size:.1f}")
     assert size > 5, "logits are not flat"
     assert difference <= LIMIT * size
-
-
-def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
-    """Return the largest difference from transformers' logits, and the largest logit."""
-    import torch
-
-    padded, packed = training.batch(0), training.packed_batch()
-    with torch.no_grad():
-        expected = reference_logits(model, padded).numpy()
-    names = ("tokens", "positions", "segment_ids")
-    both = {name: np.concatenate([padded[name], packed[name]]) for name in names}  # one program
-    first, found = np.split(training.logits(built, mesh, both), 2)
-    built.provider.check_used()
-    real = padded["segment_ids"] > 0
-    worst = np.abs(first - expected)[real].max()
-    for row, segments in enumerate(packed["segment_ids"]):
-        for segment in (1, 2):
-            mine = segments == segment
-            with torch.no_grad():
-                alone = model(torch.tensor(packed["tokens"][row, mine])[None].long(), use_cache=False).logits
-            worst = max(worst, np.abs(found[row, mine] - alone[0].numpy()).max())
-    return float(worst), float(np.abs(expected[real]).max())
 
 
 @pytest.mark.usefixtures("highest")
