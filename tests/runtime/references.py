@@ -37,6 +37,28 @@ def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     )
 
 
+def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
+    """Return the largest difference from transformers' logits, and the largest logit."""
+    import torch
+
+    padded, packed = training.batch(0), training.packed_batch()
+    with torch.no_grad():
+        expected = reference_logits(model, padded).numpy()
+    names = ("tokens", "positions", "segment_ids")
+    both = {name: np.concatenate([padded[name], packed[name]]) for name in names}  # one program
+    first, found = np.split(training.logits(built, mesh, both), 2)
+    built.provider.check_used()
+    real = padded["segment_ids"] > 0
+    worst = np.abs(first - expected)[real].max()
+    for row, segments in enumerate(packed["segment_ids"]):
+        for segment in (1, 2):
+            mine = segments == segment
+            with torch.no_grad():
+                alone = model(torch.tensor(packed["tokens"][row, mine])[None].long(), use_cache=False).logits
+            worst = max(worst, np.abs(found[row, mine] - alone[0].numpy()).max())
+    return float(worst), float(np.abs(expected[real]).max())
+
+
 def losses(folder: Path) -> dict[str, list[float]]:
     import json
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,44 +10,33 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from tests.runtime import decoders, training
+from tests.runtime import training
 from tests.runtime.test_attention import LAYERS, PACKED, differ, loss_and_gradients, moved, with_splash
 
 TOLERANCE = 1e-5
 """For a loss of 6 and gradients of up to 0.5, in float32."""
 ALONE = {"fsdp": 1, "tp": 1}
-MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], bool]] = {
-    "gemma4, splash": (
-        partial(tiny.make_gemma4, multimodal=False, **LAYERS),
-        {"cp": 2, "fsdp": 2, "tp": 2},
-        True,
-    ),
-    "gemma4, dot": (
-        partial(tiny.make_gemma4, multimodal=False, **LAYERS),
-        {"fsdp": 2, "cp": 4, "tp": 1},
-        False,
-    ),
-    "mistral, splash": (partial(decoders.make, "mistral"), {"fsdp": 1, "cp": 4, "tp": 2}, True),
-}
 
 
-@pytest.mark.parametrize("model", [*list(MODELS)[:2], pytest.param("mistral, splash", marks=pytest.mark.e2e)])
-def test_context_parallel_loss_and_gradients_match_one_device(model: str, tmp_path: Path) -> None:
+def test_context_parallel_loss_and_gradients_match_one_device(tmp_path: Path) -> None:
     """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
-    make, axes, splash = MODELS[model]
-    make(tmp_path / "base")
+    tiny.make_gemma4(tmp_path, multimodal=False, **LAYERS)
     found = []
-    for own in (axes, ALONE):
-        mesh, built = training.build(tmp_path / "base", own)
+    for axes, splash in (
+        (ALONE, False),
+        ({"cp": 2, "fsdp": 2, "tp": 2}, True),
+        ({"fsdp": 2, "cp": 4, "tp": 1}, False),
+    ):
+        mesh, built = training.build(tmp_path, axes)
         moved(built)
-        forward = with_splash(built) if splash and own is axes else built.forward
+        forward = with_splash(built) if splash else built.forward
         found.append(loss_and_gradients(forward, built, mesh)(PACKED))
         weights = [array for array in training.placed(built.model) if array.ndim > 1]
-        assert any("cp" in str(array.sharding.spec) for array in weights) == (own is axes)
-    assert max(np.abs(gradient).max() for gradient in found[1][1].values()) > 0.05
-    loss, gradients = differ(*found)
-    assert loss < TOLERANCE
-    assert gradients < TOLERANCE
+        assert any("cp" in str(array.sharding.spec) for array in weights) == (axes is not ALONE)
+    alone, *split = found
+    assert max(np.abs(gradient).max() for gradient in alone[1].values()) > 0.05
+    for one in split:
+        assert max(differ(one, alone)) < TOLERANCE
 
 
 def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> None:

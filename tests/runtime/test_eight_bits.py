@@ -44,8 +44,9 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("dense", "int8"), ("heads", "fp8"), ("output", "int8"), ("fused", "fp8")]
+)
 def test_eight_bit_product_and_gradients_match_rounded_operands(name: str, kind: str) -> None:
     """Compare a product and its gradient.
 
@@ -94,21 +95,14 @@ LAYERS = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
 TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gemma4") / "model"
-    tiny.make_gemma4(folder, **SIZES, **LAYERS)
-    return folder
-
-
-def learned(model: Path, axes: dict[str, int], products: str | None, quantize: str | None = "int8") -> Any:
+def learned(model: Path, axes: dict[str, int], products: str) -> Any:
     """Return the loss of one batch and the adapters' gradients."""
     import jax
     from flax import nnx
 
     from recipec.runtime.training.loss import batch_loss
 
-    _, built = training.build(model, axes, quantize=quantize, products=products, targets=TARGETS)
+    _, built = training.build(model, axes, quantize="int8", products=products, targets=TARGETS)
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
 
@@ -137,8 +131,8 @@ def cosine(found: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return dot / float(np.sqrt(norms[0] * norms[1]))
 
 
-def test_eight_bit_gradients_match_straight_through_and_another_mesh(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+def test_eight_bit_gradients_match_straight_through_on_another_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the gradient passes straight through the rounding, and equals another mesh's.
 
@@ -149,12 +143,11 @@ def test_eight_bit_gradients_match_straight_through_and_another_mesh(
 
     from recipec.runtime.model import eight_bits
 
+    tiny.make_gemma4(tmp_path, **SIZES, **LAYERS)
     product = eight_bits.product_of_codes
     with jax.default_matmul_precision("highest"):
-        loss, gradients, text = learned(model, MESH, "forward")
-        both, rough, both_text = learned(model, MESH, "both")
-        alone, single, _ = learned(model, {"fsdp": 8, "tp": 1}, "both")
-        stored, exact, _ = learned(model, MESH, None)
+        loss, gradients, text = learned(tmp_path, MESH, "forward")
+        both, rough, both_text = learned(tmp_path, MESH, "both")
 
         def straight_through(equation: str, both: bool, x: Any, codes: Any, scale: Any) -> Any:
             value = jax.lax.stop_gradient(product(equation, both, x, codes, scale))
@@ -162,18 +155,11 @@ def test_eight_bit_gradients_match_straight_through_and_another_mesh(
             return value + plain - jax.lax.stop_gradient(plain)
 
         monkeypatch.setattr(eight_bits, "product_of_codes", straight_through)
-        expected, wanted, _ = learned(model, MESH, "forward")
-    found = {
-        "straight through": cosine(gradients, wanted),
-        "forward": cosine(gradients, exact),
-        "both": cosine(rough, exact),
-        "another mesh": cosine(rough, single),
-    }
-    print(f"\nloss {stored:.5f} of stored weights, {loss:.5f} of products, {alone:.5f} on another mesh")
-    print(f"cosines of gradients {found}")
+        expected, wanted, _ = learned(tmp_path, {"fsdp": 8, "tp": 1}, "forward")
+    found = {"forward": cosine(gradients, wanted), "both": cosine(rough, wanted)}
+    print(f"\nloss {loss:.5f} and {expected:.5f} on another mesh, cosines of gradients {found}")
     # Two programs may round a code differently by a sum's last bits; this changed the loss by up to 3.4e-4.
-    assert abs(loss - expected) <= 1e-3 * loss
-    assert both == loss and abs(alone - loss) <= 2e-3 * loss and 0 < abs(loss - stored) <= 0.01 * stored
+    assert both == loss and abs(loss - expected) <= 1e-3 * loss
     assert min(found.values()) > 0.99
     eight = [one.count("xi8>, tensor<") for one in (text, both_text)]
     assert eight[1] > eight[0] > 0, "the gradient's products are of codes too"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +56,13 @@ def test_operands_and_gradients_match_torchao(case: str) -> None:
         assert np.array_equal(found == 0, expected == 0), "the same codes are cut off"
 
 
-@pytest.mark.parametrize("equation", ["btd,ndh->btnh", "btnh,nhd->btd", "bsd,ckdh->cbskh", "btd,vd->btv"])
+@pytest.mark.parametrize("equation", ["btnh,nhd->btd", "bsd,ckdh->cbskh"])
 def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
     """In every layout of a weight, also with groups that extend over several heads."""
     import jax
     import jax.numpy as jnp
 
-    from recipec.runtime.model.fake_quantize import int4, int8, mxfp4, operands
+    from recipec.runtime.model.fake_quantize import int4, int8, operands
 
     sizes = dict(zip("btndhckvs", (2, 5, 3, 24, 8, 2, 3, 7, 5), strict=True))
     inputs, output = equation.split("->")
@@ -83,8 +82,6 @@ def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
     assert np.abs(np.asarray(found[1]) - weight).max() > 0.01
     tokens = x.reshape(*x.shape[: x.ndim - len(summed)], -1)
     assert np.array_equal(np.asarray(found[0]).reshape(tokens.shape), np.asarray(int8(tokens, (2,))))
-    blocks, _ = operands(equation, x, weight, FakeQuantization("mxfp4", "mxfp4", 12))
-    assert np.array_equal(np.asarray(blocks).reshape(-1, 12), np.asarray(mxfp4(x.reshape(-1, 12), 1)))
 
 
 def fake_linear(how: FakeQuantization) -> Any:
@@ -152,45 +149,35 @@ def replace_linear(model: Any, how: FakeQuantization, names: str) -> Any:
 
 
 WEIGHTS = FakeQuantization("int4", None, 8)
-BOTH = FakeQuantization("int4", "int8", 8)
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-LORA: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], FakeQuantization, float]] = {
-    "qwen3": (tiny.make_qwen3, {"num_hidden_layers": 2}, ("q_proj", "v_proj", "down_proj"), BOTH, 2e-3),
-    "gemma4": (
-        tiny.make_gemma4,
-        {"multimodal": False, **LAYERS},
-        ("q_proj", "v_proj", "o_proj"),
-        WEIGHTS,
-        1e-5,
+
+
+def test_lora_qat_steps_match_peft_with_rounded_projections(tmp_path: Path) -> None:
+    """Compare 20 steps with PEFT's adapters on linear layers that round as torchtune's QATLoRALinear does:
+    the base's product, and not the adapter's. Gemma has keys and values in one array, of which only the
+    values are adapted."""
+    targets = ("q_proj", "v_proj", "o_proj")
+    folder = tmp_path / "base"
+    model = tiny.make_gemma4(folder, multimodal=False, **LAYERS)
+    reference = replace_linear(model, WEIGHTS, "|".join(targets))
+    axes = {"fsdp": 4, "tp": 2}
+    alike = twenty_steps(folder, reference, axes, tmp_path / "run", targets=targets, qat=WEIGHTS)
+    print(f"\n{alike}")
+    assert alike.losses <= 1e-5 and alike.gradients <= 1e-5
+
+
+FULL: dict[str, tuple[Any, FakeQuantization, int, float]] = {
+    "llama": (tiny.make_llama, FakeQuantization("int4", "int8", 8, head=True), 1, 3e-3),
+    "phi3": (
+        functools.partial(decoders.make, "phi3", tie_word_embeddings=True),
+        FakeQuantization("int4_asymmetric", None, 12, head=True, start_step=2),
+        5,
+        1e-4,
     ),
 }
-"""Models, targets, what is rounded, and the largest difference of a loss. Gemma has keys and values in one
-array, of which only the values are adapted. An activation that float32's noise puts on the other side of a
-half moves by a whole code, and a loss by up to 1e-3; what is rounded moves the first loss by 0.1."""
-
-
-@pytest.mark.parametrize("name", LORA)
-def test_lora_qat_steps_match_peft_with_rounded_projections(name: str, tmp_path: Path) -> None:
-    """Compare 20 steps with PEFT's adapters on linear layers that round as torchtune's QATLoRALinear does:
-    the base's product, and not the adapter's."""
-    make, sizes, targets, how, near = LORA[name]
-    folder = tmp_path / "base"
-    reference = replace_linear(make(folder, **sizes), how, "|".join(targets))
-    axes = {"fsdp": 4, "tp": 2}
-    alike = twenty_steps(folder, reference, axes, tmp_path / "run", targets=targets, qat=how)
-    print(f"\n{name}: {alike}")
-    assert alike.losses <= near and alike.gradients <= near
-
-
-SPREAD = FakeQuantization("int4_asymmetric", None, 12)
-FULL: dict[str, tuple[Any, FakeQuantization, int, float]] = {
-    "llama": (tiny.make_llama, replace(BOTH, head=True), 1, 3e-3),
-    "qwen3": (tiny.make_qwen3, replace(SPREAD, group_size=16, head=True), 5, 1e-4),
-    "phi3": (functools.partial(decoders.make, "phi3"), replace(SPREAD, start_step=2), 5, 1e-4),
-}
-"""Models, what is rounded, steps, and the largest difference of a loss. Llama has a head of its own, Qwen the
-embedding, and Phi has fused projections. In int4 the largest weight of a group is 7.5 times its scale: once
-the weights of two runs differ in the last bit, this weight may get another code."""
+"""Models, what is rounded, steps, and the largest difference of a loss. Llama has a head of its own, and Phi
+has fused projections and the embedding as its head. In int4 the largest weight of a group is 7.5 times its
+scale: once the weights of two runs differ in the last bit, this weight may get another code."""
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -131,22 +131,6 @@ def _named(mesh: Any, spec: Any) -> Any:
     return NamedSharding(mesh, spec)
 
 
-def test_rematerialization_does_not_change_logits(gemma3: Path) -> None:
-    one, found, programs = training.batch(0), {}, {}
-    for policy in ("none", "block", "decoder"):
-        mesh, built = training.build(gemma3, MESH, remat=policy)
-        assert len(training.adapters(built)) == 24
-        randomize(built)
-        found[policy] = training.logits(built, mesh, one)
-        programs[policy] = jaxpr(built, mesh)
-        built.provider.check_used()
-    assert np.array_equal(found["none"], found["block"])
-    assert np.array_equal(found["none"], found["decoder"])
-    counts = {policy: len(re.findall(r"checkpoint\[|remat2?\[", text)) for policy, text in programs.items()}
-    # Attention and feed-forward of each of the two layers; or each layer.
-    assert counts == {"none": 0, "block": 4, "decoder": 2}
-
-
 @pytest.mark.parametrize("family", ["gemma4", "gemma3"])
 def test_activation_sharding_constraints_apply_on_cpu(
     family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -173,13 +157,9 @@ def test_sharding_omits_axes_that_do_not_divide() -> None:
     assert divisible((8,), ("other",), axes) == (None,)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma3"])
-def test_bfloat16_model_computes_in_bfloat16_with_float32_adapters(
-    family: str, request: pytest.FixtureRequest
-) -> None:
-    folder = request.getfixturevalue(family)
+def test_bfloat16_model_computes_in_bfloat16_with_float32_adapters(gemma4: Path) -> None:
     one = training.batch(0)
-    mesh, built = training.build(folder, MESH, dtype="bfloat16", remat="none")
+    mesh, built = training.build(gemma4, MESH, dtype="bfloat16", remat="none")
     randomize(built)
     assert {array.dtype for array in training.adapters(built).values()} == {np.dtype("float32")}
     low = training.logits(built, mesh, one)
@@ -189,7 +169,7 @@ def test_bfloat16_model_computes_in_bfloat16_with_float32_adapters(
     assert f"bf16[{rows},{length},{hidden}]" in text
     residual = re.findall(rf"(bf16|f32)\[{rows},{length},128\] = dot_general", text)
     assert residual.count("bf16") >= 4, "gate and up of two layers"
-    mesh, exact = training.build(folder, MESH, remat="none")
+    mesh, exact = training.build(gemma4, MESH, remat="none")
     randomize(exact)
     high = training.logits(exact, mesh, one)
     difference = np.abs(low - high)[one["segment_ids"] > 0]
@@ -310,6 +290,7 @@ def test_dropout_changes_training_loss_repeatably_and_not_evaluation(gemma4: Pat
     from recipec.runtime.training.loss import batch_loss
 
     mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
+    _, without = training.build(gemma4, MESH, dropout=0.0, remat="decoder")
     randomize(built)
     graph, state = nnx.split(built.model)
     one = training.batch(0)
@@ -319,39 +300,8 @@ def test_dropout_changes_training_loss_repeatably_and_not_evaluation(gemma4: Pat
         with built.provider.training(0, index, len(one["tokens"])):
             return batch_loss(built.forward, nnx.merge(graph, state), one)
 
-    @jax.jit
-    def whole(state: Any) -> Any:
-        return batch_loss(built.forward, nnx.merge(graph, state), one)
-
     with mesh:
         first = [float(dropped(state, np.int32(i))) for i in (0, 1, 0)]
-        plain = float(whole(state))
     assert first[0] == first[2] != first[1]
-    assert plain not in first
-
-    mesh, without = training.build(gemma4, MESH, dropout=0.0, remat="decoder")
-    randomize(without)
-    graph, state = nnx.split(without.model)
-    with mesh:
-        assert plain == float(whole(state)), "evaluation has no dropout"
-
-
-def test_tracing_time_is_linear_in_number_of_layers() -> None:
-    import time
-
-    from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.model.loading import abstract_model
-    from recipec.runtime.settings import ModelSettings
-
-    lora = LoraSettings(rank=4, alpha=4.0, targets=training.TARGETS, dropout=0.0)
-
-    def seconds(layers: int) -> float:
-        config = {**tiny.gemma4_text(num_hidden_layers=layers), "model_type": "gemma4_text"}
-        family = FAMILIES["gemma4"]
-        settings = ModelSettings(id="", family="gemma4")
-        start = time.process_time()
-        abstract_model(family, family.architecture(config), settings, lora, MESH)
-        return time.process_time() - start
-
-    seconds(2)
-    assert seconds(60) < 12 * seconds(12) + 1.0
+    evaluation, plain = (re.sub(" at 0x[0-9a-f]+", "", jaxpr(one, mesh)) for one in (built, without))
+    assert evaluation == plain, "evaluation has no dropout"

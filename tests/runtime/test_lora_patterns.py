@@ -1,10 +1,10 @@
-"""Tests of rsLoRA, rank_pattern and alpha_pattern against PEFT: trained, merged and exported."""
+"""Tests of rsLoRA, rank_pattern and alpha_pattern against PEFT, without a run.
+
+test_methods.py trains with them, and test_merge_parity.py merges and exports."""
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 
 from recipec.compiler.lowering.program import trained_size
-from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.initial import initial_pair
 from recipec.runtime.model.lora import trained_mask
+from recipec.runtime.peft.exporting import adapter_config, peft_pattern
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.references import losses, reference_logits, split
-from tests.runtime.runs import lora_section, write_lock
-from tests.runtime.torch_models import torch_logits
+from tests.runtime.runs import lora_section
 
 SIZES = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 OPTIONS: dict[str, Any] = {
@@ -34,7 +32,6 @@ OPTIONS: dict[str, Any] = {
     "alpha_pattern": {r"layers\.0\.self_attn\.[kv]_proj": 3.0},
     "layers": (0, 2),
 }
-STEPS = 4
 
 
 def gemma4_adapters(**options: Any) -> dict[str, Any]:
@@ -103,113 +100,13 @@ def test_old_record_without_patterns_or_rslora_is_read() -> None:
     assert list(recorded.rank_pattern) == ["v_proj", ".*"], "the order of the record's pairs counts"
 
 
-class Case:
-    """Four steps in Tunix and in PEFT from the same adapters, and the outputs of merging Tunix's."""
-
-    def __init__(self, folder: Path) -> None:
-        import optax
-
-        self.folder = folder
-        self.reference = tiny.make_gemma4(folder / "base", multimodal=False, **SIZES)
-        self.base = HFCheckpoint.open(folder / "base")
-        schedule = optax.constant_schedule(1e-2)
-        mesh, built = training.build(folder / "base", {"fsdp": 4, "tp": 2}, **OPTIONS)
-        start = split(built)
-        with mesh:
-            trainer = training.trainer(
-                built, mesh, folder / "run", optax.adamw(schedule, weight_decay=0.0), 1, every_steps=STEPS
-            )
-            training.fit(trainer, folder / "run", STEPS, schedule, 1)
-        self.losses = losses(folder / "run")["loss"]
-        section = {key: list(value.items()) if "pattern" in key else value for key, value in OPTIONS.items()}
-        write_lock(folder / "run", self.base, lora_section(**section, dropout=0.0))
-        self.peft, self.peft_losses = self.train_peft(start)
-        model = ModelSettings(id=str(folder / "base"), family="gemma4")
-        status = merge.main(
-            folder, model, checkpoint="run", output="merged", dtype="float32", adapter=True, argv=[]
-        )
-        assert status == 0
-
-    def load(self, name: str) -> Any:
-        return type(self.reference).from_pretrained(self.folder / name, dtype="float32")
-
-    def train_peft(self, start: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[Any, list[float]]:
-        import peft
-        import torch
-
-        config = peft.LoraConfig(
-            r=OPTIONS["rank"],
-            lora_alpha=OPTIONS["alpha"],
-            use_rslora=True,
-            rank_pattern=OPTIONS["rank_pattern"],
-            alpha_pattern=OPTIONS["alpha_pattern"],
-            layers_to_transform=list(OPTIONS["layers"]),
-            target_modules=list(training.TARGETS),
-        )
-        model = peft.get_peft_model(self.load("base"), config)
-        weights = {
-            name[name.index("layers.") :].removesuffix(".default.weight"): parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        expected = {
-            f"{name}.lora_{letter}": pair[i].shape
-            for name, pair in start.items()
-            for i, letter in enumerate("AB")
-        }
-        assert {name: tuple(w.shape) for name, w in weights.items()} == expected, "the same ranks as PEFT's"
-        with torch.no_grad():
-            for name, pair in start.items():
-                for letter, value in zip("AB", pair, strict=True):
-                    weights[f"{name}.lora_{letter}"].copy_(torch.tensor(value))
-        optimizer = torch.optim.AdamW(weights.values(), lr=1e-2, weight_decay=0.0)
-        found = []
-        for step in range(STEPS):
-            one = training.batch(step)
-            chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
-            targets = torch.tensor(one["tokens"][:, 1:]).long()
-            nll = -chosen.gather(-1, targets[..., None])[..., 0]
-            loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(float(loss))
-        return model, found
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        return Case(tmp_path_factory.mktemp("patterns"))
-
-
-def test_training_with_patterns_matches_peft_losses(case: Case) -> None:
-    difference = np.abs(np.array(case.losses) - case.peft_losses).max()
-    print(f"\nlosses differ by {difference:.1e} of {case.losses[0]:.1f}")
-    assert difference <= 1e-4
-
-
-def test_merged_model_and_exported_adapter_match_peft_logits(case: Case) -> None:
-    import peft
-
-    from recipec.runtime.merging.logits import token_rows
-
-    rows = token_rows(500, 8)
-    expected = torch_logits(case.peft, rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # PEFT warns about missing and unexpected keys
-        adapted = peft.PeftModel.from_pretrained(case.load("base"), case.folder / "merged-adapter")
-    found = {"merged": torch_logits(case.load("merged"), rows), "adapter": torch_logits(adapted, rows)}
-    differences = {name: float(np.abs(logits - expected).max()) for name, logits in found.items()}
-    print(f"\n{differences} of {np.abs(expected).max():.1f}")
-    assert max(differences.values()) <= 5e-5
-    assert np.abs(expected - torch_logits(case.reference, rows)).max() > 0.1
-
-
-def test_exported_adapter_config_records_rslora_and_patterns(case: Case) -> None:
-    config = json.loads((case.folder / "merged-adapter" / "adapter_config.json").read_text())
+def test_exported_adapter_config_records_rslora_and_patterns(tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path, multimodal=False, **SIZES)
+    base = HFCheckpoint.open(tmp_path)
+    settings = LoraSettings(**OPTIONS, dropout=0.0, targets=training.TARGETS)
+    adapters = build_adapters(base.family, base.architecture, settings)
+    names = [part.name for adapter in adapters for part in adapter.projections]
+    config = adapter_config(base, ModelSettings(id="base", family="gemma4"), settings, names)
     assert config["use_rslora"] is True
     assert (config["r"], config["lora_alpha"]) == (4, 8)
     assert list(config["rank_pattern"].items()) == [("k_proj", 2), ("down_proj", 6)]
@@ -217,8 +114,6 @@ def test_exported_adapter_config_records_rslora_and_patterns(case: Case) -> None
 
 
 def test_export_writes_full_names_for_patterns_peft_reads_differently() -> None:
-    from recipec.runtime.peft.exporting import peft_pattern
-
     wanted = {"model.language_model.layers.0.mlp.up_proj": 2, "model.language_model.layers.1.mlp.up_proj": 4}
     assert peft_pattern({r"^model\.layers\.0\..*": 2}, wanted, 4) == {
         r"model\.language_model\.layers\.0\.mlp\.up_proj": 2

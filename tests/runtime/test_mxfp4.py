@@ -16,9 +16,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.headers import Tensor
 from tests.runtime import decoders, mxfp4
-from tests.runtime.decoders import EVERY, LIMIT
-
-AXES = {"fsdp": 2, "tp": 2}
+from tests.runtime.decoders import EVERY
 
 
 def test_every_mxfp4_byte_and_scale_matches_transformers() -> None:
@@ -64,17 +62,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     published: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import jax
-
     from recipec.runtime.backends.model import load_model
-    from recipec.runtime.checkpoints.adapter_reader import load_trained
     from recipec.runtime.merging import merge
-    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
-    from recipec.runtime.model.loading import build
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings, ModelSettings
+    from recipec.runtime.settings import ModelSettings
     from tests.runtime.runs import lora_section, save_run
-    from tests.runtime.torch_models import torch_logits
 
     folder, model = published
     base = HFCheckpoint.open(folder)
@@ -109,34 +100,6 @@ def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     assert not any(info.values())
     for name in experts:
         assert merged.state_dict()[name].equal(model.state_dict()[name])
-
-    trained = load_trained(tmp_path / "run", "latest", base)
-    mesh = start(MeshSettings("cpu", 4, AXES))
-    settings = ModelSettings(id=str(folder), family="gpt_oss", dtype="float32", remat="none")
-    built = build(base, settings, trained.settings, mesh)
-    rows = token_rows(base.architecture.vocab_size, 8)
-    with jax.default_matmul_precision("highest"):
-        set_adapters(built, trained, mesh)
-        found = logits(built, rows, mesh)
-    wanted = torch_logits(merged, rows)
-    size = float(np.abs(wanted).max())
-    difference = float(np.abs(found - wanted).max())
-    print(f"\nmxfp4: merged logits differ by {difference:.1e} of {size:.1f}")
-    assert size > 5 and difference <= LIMIT * size
-
-
-@pytest.mark.nightly
-def test_twenty_training_steps_on_mxfp4_match_peft(published: tuple[Path, Any], tmp_path: Path) -> None:
-    import jax
-
-    from tests.runtime.references import twenty_steps
-
-    folder, model = published
-    with jax.default_matmul_precision("highest"):
-        alike = twenty_steps(folder, model, AXES, tmp_path / "run", targets=EVERY)
-    print(f"\nmxfp4: {alike}")
-    assert alike.losses <= LIMIT * alike.of_loss
-    assert alike.parameters <= 0.02 * alike.moved
 
 
 Arrays = dict[str, np.ndarray]
