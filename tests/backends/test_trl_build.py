@@ -31,18 +31,22 @@ train: {global_batch_size: 8, micro_batch_size: 1, optimizer: {learning_rate: 0.
 
 VARIANTS = {
     "adamw": [],
+    "full": ["lora=null"],
     "float32 on a CPU": [
         "mesh={accelerator: cpu-1, axes: {fsdp: 1}}",
         "model.dtype=float32",
         "remat.policy=none",
     ],
     "sgd": ["train.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}", "train.schedule.name=constant"],
+    "rmsprop": ["train.optimizer={name: rmsprop, eps: 1.0e-6, momentum: 0.9, weight_decay: 0}"],
     "adafactor": ["train.optimizer={name: adafactor, learning_rate: 0.01, weight_decay: 0}"],
     "constant": ["train.schedule={name: constant, warmup_steps: 3}"],
     "steps": ["train.steps=9", "train.schedule={name: linear, warmup_steps: 2}"],
     "ends in its warm-up": ["train.steps=9", "train.schedule={name: cosine, warmup_steps: 12}"],
     "linear": ["train.schedule={name: linear, final_ratio: 0.2, warmup_ratio: 0.25}"],
+    "linear to nothing": ["train.schedule={name: linear}"],
     "cosine": ["train.schedule={name: cosine, final_ratio: 0.1, warmup_steps: 4}"],
+    "dpo": ["data.format=preference", "train={objective: dpo, beta: 0.2, label_smoothing: 0.1}"],
     "orpo of all weights": ["data.format=preference", "train.objective=orpo", "lora=null"],
     "template": ["data.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
 }
@@ -70,7 +74,7 @@ STEPS = 9
 
 @pytest.mark.parametrize(
     "variant",
-    ["adamw", "constant", "steps", "ends in its warm-up", "linear", "cosine"],
+    ["adamw", "sgd", "constant", "steps", "ends in its warm-up", "linear", "linear to nothing", "cosine"],
 )
 def test_trl_schedule_matches_train_py(variant: str, tmp_path: Path) -> None:
     """Compare to a millionth of the peak, because optax computes in float32."""
@@ -95,9 +99,7 @@ def test_optimizer_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
         schedule.step()
 
 
-@pytest.mark.parametrize(
-    "variant", ["float32 on a CPU", "sgd", "adafactor", "orpo of all weights", "template"]
-)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_train_trl_script_passes_ruff(variant: str, tmp_path: Path) -> None:
     script = tmp_path / "train_trl.py"
     script.write_text(files(tmp_path, *VARIANTS[variant])["baseline/train_trl.py"])
@@ -254,7 +256,20 @@ def test_ram_efficient_loading_is_off_for_nf4_and_gemma4(
     assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text
 
 
-PORTED = """\
+PREFERENCES = {
+    "dpo.yaml": """\
+model_name_or_path: Qwen/Qwen3-0.6B
+datasets:
+  - path: json
+    data_files: pairs.jsonl
+use_peft: true
+learning_rate: 1e-5
+max_steps: 200
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+beta: 0.2
+""",
+    "axolotl.yaml": """\
 base_model: Qwen/Qwen3-0.6B
 rl: dpo
 rl_beta: 0.2
@@ -272,26 +287,24 @@ micro_batch_size: 2
 gradient_accumulation_steps: 2
 max_steps: 200
 learning_rate: 1e-5
-"""
-"""A configuration of Axolotl."""
+""",
+}
 
 
-def test_ported_dpo_config_builds_train_trl_with_the_same_settings(tmp_path: Path) -> None:
-    source, made = tmp_path / "axolotl.yaml", tmp_path / "recipe.yaml"
-    source.write_text(PORTED)
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_ported_dpo_config_builds_train_trl_with_the_same_settings(name: str, tmp_path: Path) -> None:
+    source, made = tmp_path / name, tmp_path / "recipe.yaml"
+    source.write_text(PREFERENCES[name])
     row = {"prompt": "Name a river.", "chosen": " Rhine", "rejected": " Stone"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    script = ["--script", "dpo"] if name == "dpo.yaml" else []  # ORPO has a beta, too
     for command in (
-        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8"],
+        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8", *script],
         ["build", str(made), "--backend", "trl", "-o", str(tmp_path / "out")],
     ):
         done = CliRunner().invoke(app, command, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "out").glob("*/baseline/train_trl.py")
     train = functions(path.read_text(), tmp_path)["TRAIN"]
-    assert (train.objective, train.beta, train.loss_type, train.label_smoothing) == (
-        "dpo",
-        0.2,
-        "robust",
-        0.1,
-    )
+    loss = ("robust", 0.1) if name == "axolotl.yaml" else ("sigmoid", 0.0)
+    assert (train.objective, train.beta, train.loss_type, train.label_smoothing) == ("dpo", 0.2, *loss)

@@ -538,6 +538,7 @@ SHORT = {
 """Cases whose head width, 8, is the hidden size over the number of heads, regardless of head_dim."""
 
 
+ALWAYS = ("phi3",)
 E2E = (
     *("afmoe", "apertus", "qwen3_moe", "olmo2", "starcoder2", "cohere2", "qwen3_next", "glm4_moe", "llama4"),
     *("deepseek_v3", "falcon_h1", "nemotron_h", "jamba"),
@@ -545,9 +546,10 @@ E2E = (
 
 
 def marked(case: str) -> Any:
-    """Mark a slow test's case: `make e2e` has those that differ most, `make nightly` the others.
-
-    In `make test`, test_methods.py trains the one with fused projections."""
+    """Mark a slow test's case: `make test` has the one with fused projections, `make e2e` those that differ
+    most from it, `make nightly` the others."""
+    if case in ALWAYS:
+        return case
     return pytest.param(case, marks=pytest.mark.e2e if case in E2E else pytest.mark.nightly)
 
 

@@ -18,7 +18,8 @@ from tests.runtime.built_models import randomize
 AXES = {"fsdp": 2, "tp": 2}
 
 
-def test_expert_products_with_adapters_match_merged_weights() -> None:
+@pytest.mark.parametrize("axes", [None, AXES], ids=["one device", "2x2"])
+def test_expert_products_with_adapters_match_merged_weights(axes: dict[str, int] | None) -> None:
     """Compare gradients too. Those of experts without a token are zero."""
     import jax
     import jax.numpy as jnp
@@ -60,8 +61,11 @@ def test_expert_products_with_adapters_match_merged_weights() -> None:
     with jax.default_matmul_precision("highest"):
         expected = jax.grad(by_weights, argnums=(0, 1), has_aux=True)(x, adapters)
         compute = jax.jit(jax.grad(by_adapters, argnums=(0, 1), has_aux=True))
-        with start(MeshSettings("cpu", 4, AXES)):
+        if axes is None:
             found = compute(x, adapters)
+        else:
+            with start(MeshSettings("cpu", 4, axes)):
+                found = compute(x, adapters)
     unused = [expert for expert in range(experts) if expert not in choices]
     for gradient in found[0][1].values():
         assert not np.asarray(gradient)[unused].any() and np.asarray(gradient)[choices].any()
@@ -218,3 +222,26 @@ def test_model_with_adapters_off_equals_the_base_model(
     training.logits(built, mesh, one)
     with pytest.raises(UserError, match=r"2 of 4 adapters .* among them layers.0.mlp.experts.down"):
         built.provider.check_used()
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("compiled_once")
+def test_resumed_expert_adapters_equal_uninterrupted_training(tmp_path: Path) -> None:
+    """Resume adapters of experts and their optimizer state."""
+    import optax
+
+    decoders.make("qwen3_moe", tmp_path / "base", num_hidden_layers=1, mlp_only_layers=[])
+
+    def run(folder: Path, steps: int) -> dict[str, np.ndarray]:
+        mesh, built = training.build(tmp_path / "base", AXES, targets=("q_proj", "experts", "router"))
+        with mesh:
+            trainer = training.trainer(built, mesh, folder, optax.adamw(1e-2))
+            training.fit(trainer, folder, steps, optax.constant_schedule(1e-2))
+        return training.adapters(built)
+
+    whole = run(tmp_path / "whole", 3)
+    run(tmp_path / "parts", 2)
+    parts = run(tmp_path / "parts", 3)
+    assert len(whole) == 8 and all(whole[path].any() for path in whole)
+    for path, array in whole.items():
+        assert np.array_equal(parts[path], array), path

@@ -54,6 +54,9 @@ OTHER_NAMES = {
 }
 """What transformers' models call differently than checkpoints do, and the checkpoints' names."""
 
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+"""Hunyuan's scaling of the rotary base."""
+
 SMALL_LLAMA = {
     "model_type": "llama",
     "hidden_size": 24,
@@ -61,6 +64,15 @@ SMALL_LLAMA = {
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+
+
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "hidden_size_per_layer_input": 0,
 }
 
 
@@ -212,10 +224,21 @@ def test_old_and_new_dense_rope_keys_give_same_architecture(name: str) -> None:
     assert family.architecture(old) == family.architecture(new)
 
 
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize("context", [{"original_max_position_embeddings": 32}, {}])
-def test_llama_rope_frequencies_match_transformers(context: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {**tiny.LLAMA3_ROPE, "rope_theta": 500_000.0},
+        {**tiny.LLAMA3_ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
+    ],
+    ids=["llama3-short", "llama3.2"],
+)
+def test_llama_rope_frequencies_match_transformers(
+    rope: dict[str, Any], context: dict[str, int], head_dim: int
+) -> None:
     """Give the length before scaling in rope_parameters, next to them, or as the longest position."""
-    rope, head_dim = {**tiny.LLAMA3_ROPE, "rope_theta": 500_000.0}, 64
+    rope = dict(rope)
     if not context:
         del rope["original_max_position_embeddings"]
     sizes = {"head_dim": head_dim, "max_position_embeddings": 1024, **context}
@@ -256,21 +279,54 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
     ("kind", "change", "key"),
     [
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"num_hidden_layers": 1, "layer_types": [["full_attention"]]}, "layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
         ("gemma2", {"query_pre_attn_scalar": float("inf")}, "query_pre_attn_scalar"),
+        ("gemma2", {"rms_norm_eps": 1.1e-6}, "rms_norm_eps"),
+        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar"),
+        ("gemma2", {"attention_dropout": 0.1}, "attention_dropout"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"sliding_window_pattern": 2}, "sliding_window_pattern"),
+        ("gemma3_text", {"sliding_window_pattern": 2, "layer_types": None}, "sliding_window_pattern"),
+        ("gemma3_text", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma3_text", {"layer_types": 5}, "layer_types"),
+        ("gemma3_text", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "layer_types"),
         ("gemma3_text", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar"),
         ("gemma3_text", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
         ("gemma3_text", {"rope_theta": "10000"}, "rope_theta"),
         ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters"),
         ("gemma3_text", {"num_attention_heads": 0}, "num_attention_heads"),
+        ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma4_text", {"layer_types": True}, "layer_types"),
+        ("gemma4_text", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 512}, "vocab_size_per_layer_input"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type"),
+        ("gemma4_text", {"enable_moe_block": True}, "num_experts"),
         ("gemma4_text", {"num_kv_shared_layers": 20}, "num_kv_shared_layers"),
+        ("gemma4_text", {**EXPERTS, "hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ("gemma4_text", {**EXPERTS, "top_k_experts": None}, "top_k_experts"),
+        ("gemma4_text", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma4_text", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("gemma4_text", {"final_logit_softcapping": float("nan")}, "final_logit_softcapping"),
+        ("gemma4_text", {"attention_bias": True}, "attention_bias"),
+        ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
+        ("gemma4_unified_text", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ("gemma4_unified_text", {"enable_moe_block": True}, "enable_moe_block"),
         ("llama", {"hidden_act": "swiglu"}, "hidden_act"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ("llama", {"rope_theta": "500000"}, "rope_theta"),
+        ("llama", {"rope_theta": 10**400}, "rope_theta"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ("llama", {"num_key_value_heads": 5}, "num_key_value_heads"),
@@ -280,7 +336,10 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("qwen2", {"rope_scaling": {"type": "proportional", "factor": 4.0}}, "rope_scaling"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
         ("dbrx", {}, "model_type"),
+        ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": ALPHA}, "rope_scaling"),
+        ("hunyuan_v1_dense", {"rope_scaling": {**ALPHA, "alpha": 1e308}}, "rope_scaling"),
         ("lfm2", {"block_ffn_dim_multiplier": 1e308}, "intermediate_size"),
+        ("minimax_m2", {"attn_type_list": 1}, "attn_type_list"),
         ("mistral4", {"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
     ],
 )
@@ -309,7 +368,7 @@ def test_default_share_of_a_head_that_rotates_is_exact() -> None:
     assert found.turned_dim == 30
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "gemma4_text", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("kind", sorted(kind for family in FAMILIES.values() for kind in family.model_types))
 def test_float32_rounded_config_values_give_same_architecture(kind: str) -> None:
     def architecture(convert: Callable[[float], float]) -> Architecture:
         full = {"rope_type": "proportional", "partial_rotary_factor": convert(0.1)}
@@ -366,16 +425,9 @@ def test_parse_layers_refuses_invalid_or_missing_layers(layers: Any, message: st
         parse_layers(layers, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "kv"),
-    [
-        ("recipec/tiny-gemma4", ("k_proj", "v_proj"), "shared"),
-        ("recipec/tiny-gemma4", ("v_proj",), "independent"),
-        ("google/gemma-3-270m", ("k_proj", "v_proj"), "independent"),
-        ("google/gemma-3-270m", ("q_proj", "o_proj", "down_proj"), "shared"),
-        ("a small llama", ("q_proj", "k_proj", "o_proj", "down_proj"), "independent"),
-    ],
-)
+@pytest.mark.parametrize("kv", ["independent", "shared"])
+@pytest.mark.parametrize("targets", [("k_proj", "v_proj"), ("v_proj",), ("q_proj", "o_proj", "down_proj")])
+@pytest.mark.parametrize("name", ["recipec/tiny-gemma4", "google/gemma-3-270m", "a small llama"])
 def test_adapter_in_hugging_face_layout_gives_same_delta(
     name: str, targets: tuple[str, ...], kv: str
 ) -> None:

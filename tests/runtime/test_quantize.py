@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 from collections.abc import Callable
@@ -32,12 +33,21 @@ SIZES: dict[str, Any] = {
 }
 MODELS: dict[str, Callable[..., Any]] = {
     "gemma4": functools.partial(tiny.make_gemma4, **tiny.GEMMA4_EXPERTS, global_head_dim=64),
+    "qwen3_moe": functools.partial(decoders.make, "qwen3_moe", mlp_only_layers=[0]),
     "phi3": functools.partial(decoders.make, "phi3"),
     "mistral": functools.partial(decoders.make, "mistral"),
 }
-EXPERTS = (".gating_einsum", ".linear")
+EXPERTS = (".gating_einsum", ".linear", ".experts.gate_up", ".experts.down")
+EXPERT_ARRAYS = {"gemma4": 4, "qwen3_moe": 2}
+"""By family: two arrays of each layer with experts."""
 QUERIES = ("q_proj", "qkv_proj")
 """LoRA's targets: one projection of each layer."""
+
+
+def targets(model: Path) -> tuple[str, ...]:
+    """Return the adapters' targets, which include Qwen 3's experts but not Gemma 4's."""
+    experts = json.loads((model / "config.json").read_text())["model_type"] == "qwen3_moe"
+    return (*QUERIES, "experts") if experts else QUERIES
 
 
 SPLIT = {"gate_up": (None, "fsdp", None, "tp"), "down": (None, "tp", "fsdp")}
@@ -52,11 +62,12 @@ CODES = {"nf4": "u8", "int8": "s8"}
     params=[
         "mistral",
         pytest.param("gemma4", marks=pytest.mark.e2e),
+        pytest.param("qwen3_moe", marks=pytest.mark.nightly),
         pytest.param("phi3", marks=pytest.mark.e2e),
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make Gemma 4 with experts, a model with fused projections, or an ordinary one."""
+    """Make Gemma 4 with experts, another model of experts, one with fused projections, or an ordinary one."""
     folder = tmp_path_factory.mktemp(request.param) / "model"
     MODELS[request.param](folder, **SIZES)
     return folder
@@ -65,7 +76,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def built(model: Path) -> Callable[[str | None], Any]:
     """Return a function that builds the model once with "nf4", "int8" or, for None, float32 weights."""
-    return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=QUERIES)[1])
+    return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=targets(model))[1])
 
 
 def start(axes: dict[str, int]) -> Any:
@@ -89,7 +100,7 @@ def replaced(model: Path, quantized: Any) -> Any:
     """Return the model with each quantized weight dequantized, in the model's dtype."""
     import jax
 
-    plain = training.build(model, MESH, targets=QUERIES)[1]
+    plain = training.build(model, MESH, targets=targets(model))[1]
     stored, own = variables(quantized), variables(plain)
     for path in quantized.quantized:
         weight = own[path].get_raw_value()
@@ -106,10 +117,10 @@ def test_nf4_weights_match_reference_in_bitsandbytes_blocks(
     parameters = {p.path: p for p in built("nf4").parameters}
     sites = {target.weight for target in base.family.lora_targets(base.architecture)}
     experts = {path for path in parameters if path.endswith(EXPERTS)}
-    assert len(experts) == (4 if base.family.name == "gemma4" else 0)
+    assert len(experts) == EXPERT_ARRAYS.get(base.family.name, 0)
     sites |= experts
     assert built("nf4").quantized.keys() == sites, "adapted or not"
-    assert len(built("nf4").adapters) == 2
+    assert len(built("nf4").adapters) == (4 if len(targets(model)) > len(QUERIES) else 2)
     worst = 0.0
     for path in sites:
         found = np.asarray(stored[path].get_value())
@@ -178,7 +189,13 @@ def test_int8_error_is_at_most_half_a_channel_step(built: Callable[[str | None],
 
 
 @pytest.mark.parametrize(
-    ("kind", "features", "specs"), [("int8", 256, SPLIT), ("nf4", 192, WHOLE)], ids=["int8", "nf4 whole"]
+    ("kind", "features", "specs"),
+    [
+        ("nf4", 256, SPLIT),
+        ("int8", 256, SPLIT),
+        pytest.param("nf4", 192, WHOLE, marks=pytest.mark.e2e),
+    ],
+    ids=["nf4", "int8", "nf4 whole"],
 )
 def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features: int, specs: Any) -> None:
     """Compare the experts' sum and its gradient.
@@ -356,6 +373,30 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
         found = saved_residuals(loss, adapters)
     rematerialize(built.model, "decoder")
     return {(aval.shape, str(aval.dtype)) for aval, _ in found}
+
+
+@pytest.mark.e2e
+def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
+    """Quantize the base again, because a checkpoint holds only the adapters."""
+    import optax
+
+    model = tmp_path / "model"
+    decoders.make("qwen3_moe", model, num_hidden_layers=1, mlp_only_layers=[])
+    rate = optax.constant_schedule(1e-2)
+
+    def run(folder: Path, until: int) -> dict[str, np.ndarray]:
+        mesh, built = training.build(model, MESH, quantize="nf4", targets=QUERIES, dropout=0.1)
+        assert expert_shapes(built)
+        with mesh:
+            trainer = training.trainer(built, mesh, folder, rule())
+            training.fit(trainer, folder, until, rate)
+        return training.adapters(built)
+
+    expected = run(tmp_path / "whole", 3)
+    began = run(tmp_path / "resumed", 2)
+    found = run(tmp_path / "resumed", 3)
+    assert expected and all(np.array_equal(expected[path], found[path]) for path in expected)
+    assert any(not np.array_equal(began[path], found[path]) for path in expected)
 
 
 def arguments_of(program: Any) -> int:

@@ -182,15 +182,26 @@ def test_mrope_of_text_equals_default_rope() -> None:
     [
         ({"type": "cubic"}, "rope_scaling", "known are default, linear, dynamic, yarn, longrope and llama3"),
         ({"type": ["yarn"]}, "rope_scaling", "is of type"),
+        ({"type": "linear", "factor": 0.5}, "rope_scaling", "factor is 0.5, below 1"),
         ({"type": "dynamic"}, "rope_scaling", "has no factor"),
         ({"type": "dynamic", "factor": math.nan}, "factor", "not a positive number"),
         ({**YARN, "factor": -4.0}, "factor", "not a positive number"),
+        ({**YARN, "factor": None, "original_max_position_embeddings": 1024}, "rope_scaling", "is above"),
+        ({**YARN, "original_max_position_embeddings": 1}, "original_max_position_embeddings", "context"),
+        ({**YARN, "beta_fast": 1, "beta_slow": 32}, "rope_scaling", "beta_slow .32. is not below beta_fast"),
+        ({**YARN, "truncate": "no"}, "truncate", "neither true nor false"),
         ({**YARN, "mscale": "1"}, "mscale", "not a positive number"),
         ({**YARN, "attention_factor": 0}, "attention_factor", "not a positive number"),
+        ({**LONGROPE, "long_factor": LONG[1:]}, "long_factor", "is 23 numbers, not one .* 24 frequencies"),
+        ({**LONGROPE, "short_factor": 1.0}, "short_factor", "is 1.0, not one number"),
         ({**LONGROPE, "short_factor": [*SHORT[1:], math.inf]}, "short_factor", "not a positive number"),
         ({**LONGROPE, "short_factor": [*SHORT[1:], None]}, "short_factor", "not a positive number"),
+        ({**LONGROPE, "factor": 0.9}, "rope_scaling", "below 1"),
+        ({**tiny.LLAMA3_ROPE, "low_freq_factor": 5.0}, "rope_scaling", "is not below high_freq_factor"),
         ({"partial_rotary_factor": 0.44}, "partial_rotary_factor", "a head's 48 features, 21 would turn"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor", "above 1"),
         ({"partial_rotary_factor": math.nan}, "partial_rotary_factor", "not a positive number"),
+        ({"rope_theta": 1.0}, "rope_theta", "not above 1"),
     ],
 )
 def test_invalid_rope_config_is_refused_with_its_key(scaling: dict[str, Any], key: str, said: str) -> None:
@@ -199,6 +210,11 @@ def test_invalid_rope_config_is_refused_with_its_key(scaling: dict[str, Any], ke
     assert refusal.value.key == key
 
 
-def test_unsupported_partial_rotary_factor_is_refused() -> None:
+def test_unsupported_partial_rotary_factor_or_dynamic_rope_is_refused() -> None:
     with pytest.raises(UnsupportedCheckpoint, match=r"a model supports only 1\.0"):
         read_rope(SIZES | {"partial_rotary_factor": 0.5}, "a model")
+    two = {"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25}}
+    with pytest.raises(UnsupportedCheckpoint, match=r"is 0\.25 in rope_parameters and 0\.5 next to it"):
+        read_rope(SIZES | two, "a model", share=1.0)
+    with pytest.raises(UnsupportedCheckpoint, match="dynamic scaling needs two pairs"):
+        read_rope(SIZES | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "a model", head_dim=2)

@@ -389,7 +389,11 @@ def windowed_late(config: Mapping[str, Any]) -> tuple[str, ...]:
         return windowed_as_listed(config, used)
     if not used:
         return (FULL,) * layers
-    first = count(config, "max_window_layers")
+    first = config.get("max_window_layers")
+    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+        raise UnsupportedCheckpoint(
+            f"config.json: max_window_layers is {first!r}, not a number of layers", "max_window_layers"
+        )
     return tuple(SLIDING if i >= first else FULL for i in range(layers))
 
 
@@ -419,6 +423,15 @@ def turning(config: Mapping[str, Any]) -> tuple[bool, ...]:
     if given is None:
         interval = integer(config, "no_rope_layer_interval")
         return tuple((i + 1) % interval != 0 for i in range(layers))
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) < layers
+        or not all(turns in (0, 1) for turns in given)
+    ):
+        raise UnsupportedCheckpoint(
+            f"config.json: no_rope_layers does not hold a 0 or a 1 for each of {layers} layers",
+            "no_rope_layers",
+        )
     return tuple(bool(turns) for turns in given[:layers])
 
 
@@ -444,6 +457,10 @@ def routed_every(config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return which layers have experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     layers, step = integer(config, "num_hidden_layers"), integer(config, "decoder_sparse_step")
     dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple) or not all(isinstance(i, int) and 0 <= i < layers for i in dense):
+        raise UnsupportedCheckpoint(
+            f"config.json: mlp_only_layers is {dense!r}, not some of {layers} layers", "mlp_only_layers"
+        )
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import built_in, count, integer
+from .base import UnsupportedCheckpoint, built_in, count, integer
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors
 
 TENSORS = ExpertTensors(shared="shared_experts", correction="moe_statics.e_score_correction_bias", boxed=True)
@@ -44,6 +44,8 @@ class Ernie45Moe(DecoderFamily):
         built_in(config, "use_bias", False, self.title)
         built_in(config, "moe_norm_min", 1e-12, self.title)
         experts, per_token = integer(config, "moe_num_experts"), integer(config, "moe_k")
+        if per_token > experts:
+            raise UnsupportedCheckpoint(f"config.json: moe_k is {per_token}, of {experts} experts", "moe_k")
         size = integer(config, "moe_intermediate_size")
         return super().describe(
             config,
@@ -67,7 +69,13 @@ def _routed(config: Mapping[str, Any]) -> tuple[bool, ...]:
     layers, interval = integer(config, "num_hidden_layers"), integer(config, "moe_layer_interval")
     first, last = count(config, "moe_layer_start_index"), config.get("moe_layer_end_index")
     last = layers - 1 if last in (None, -1) else count(config, "moe_layer_end_index")
-    return tuple(first <= i <= last and (i + 1) % interval == 0 for i in range(layers))
+    routed = tuple(first <= i <= last and (i + 1) % interval == 0 for i in range(layers))
+    if not any(routed):
+        raise UnsupportedCheckpoint(
+            f"config.json: moe_layer_start_index is {first}, which leaves no layer with experts",
+            "moe_layer_start_index",
+        )
+    return routed
 
 
 FAMILY = Ernie45Moe()

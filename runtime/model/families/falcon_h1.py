@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from .base import CHATML, HYBRID, built_in, integer, number
+from .base import CHATML, HYBRID, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Mamba, Names, Places, Scales, flag
 from .ssm import mixer
 
@@ -88,6 +88,8 @@ def multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[Any, .
     given = config.get(key)
     if given is None:
         return (1.0,) * count
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise UnsupportedCheckpoint(f"config.json: {key} does not hold {count} multipliers", key)
     return tuple(number({key: value}, key, 1.0) for value in given)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, built_in, integer, number
+from .base import CHATML, FULL, LINEAR, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Delta, Experts, Norm, chosen, flag, listed_types
 
 SIZES: Mapping[str, Any] = {
@@ -60,6 +60,11 @@ class GatedDeltaFamily(DecoderFamily):
 def delta(config: Mapping[str, Any]) -> Delta:
     """Return the sizes of the gated delta nets."""
     keys, values = integer(config, "linear_num_key_heads"), integer(config, "linear_num_value_heads")
+    if values % keys:
+        raise UnsupportedCheckpoint(
+            f"config.json: linear_num_key_heads is {keys}, which does not divide {values} value heads",
+            "linear_num_key_heads",
+        )
     return Delta(
         keys,
         values,

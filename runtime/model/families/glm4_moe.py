@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import count, integer, number
+from .base import UnsupportedCheckpoint, count, integer, number
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, chosen, flag
 
 TENSORS = ExpertTensors(shared="shared_experts")
@@ -42,7 +42,7 @@ class Glm4Moe(DecoderFamily):
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         size = integer(config, "moe_intermediate_size")
         experts, per_token = chosen(config, 128)
-        groups, chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
+        groups, chosen_groups = grouped(config, experts, per_token)
         dense = count(config, "first_k_dense_replace")
         return super().describe(
             config,
@@ -64,6 +64,34 @@ class Glm4Moe(DecoderFamily):
             routed=tuple(i >= dense for i in range(integer(config, "num_hidden_layers"))),
             **different,
         )
+
+
+def grouped(config: Mapping[str, Any], experts: int, per_token: int) -> tuple[int, int]:
+    """Return the number of expert groups of a layer, and how many groups a token's experts are chosen from.
+
+    Args:
+        experts, per_token: experts of a layer, and how many of them a token goes through.
+
+    Raises:
+        UnsupportedCheckpoint: when the groups do not divide the experts, or too few are chosen.
+    """
+    groups, chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
+    if experts % groups:
+        raise UnsupportedCheckpoint(
+            f"config.json: n_group is {groups}, which does not divide {experts} experts", "n_group"
+        )
+    if chosen_groups > groups:
+        raise UnsupportedCheckpoint(
+            f"config.json: topk_group is {chosen_groups}, of {groups} groups", "topk_group"
+        )
+    among = chosen_groups * experts // groups
+    if per_token > among:
+        raise UnsupportedCheckpoint(
+            f"config.json: num_experts_per_tok is {per_token}, and {chosen_groups} of {groups} groups have "
+            f"{among} experts",
+            "num_experts_per_tok",
+        )
+    return groups, chosen_groups
 
 
 FAMILY = Glm4Moe()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import built_in, number, section
+from .base import MOST, UnsupportedCheckpoint, built_in, number, section
 from .decoder import DecoderArchitecture, DecoderFamily, Names
 
 
@@ -38,6 +38,8 @@ class HunyuanV1Dense(DecoderFamily):
             if kind == "dynamic" and scaling.get("alpha") and head_dim > 2:
                 place = scaling if scaling.get("rope_theta") is not None else config
                 base, alpha = number(place, "rope_theta", 10_000.0), number(scaling, "alpha", 1.0)
+                if alpha > MOST:
+                    raise UnsupportedCheckpoint(f"config.json: {key}: alpha is {alpha:g}, too large", key)
                 base *= alpha ** (head_dim / (head_dim - 2))
                 left_out = ("rope_scaling", "rope_parameters")
                 config = {k: v for k, v in config.items() if k not in left_out} | {"rope_theta": base}

@@ -83,9 +83,17 @@ FAMILY = Jamba()
 
 
 def every(config: Mapping[str, Any], keys: str) -> tuple[bool, ...]:
-    """Return which layers are those of a period, by one of PERIODS."""
+    """Return which layers are those of a period, by one of PERIODS.
+
+    Raises:
+        UnsupportedCheckpoint: unless the offset is below the period.
+    """
     layers, period = integer(config, "num_hidden_layers"), integer(config, f"{keys}_period")
     offset = count(config, f"{keys}_offset")
+    if offset >= period:
+        raise UnsupportedCheckpoint(
+            f"config.json: {keys}_offset is {offset}, not below {keys}_period, {period}", f"{keys}_offset"
+        )
     return tuple(i % period == offset for i in range(layers))
 
 

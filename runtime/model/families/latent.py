@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..rope import Rope
-from .base import built_in, count, integer, number, section, text_config
+from .base import UnsupportedCheckpoint, built_in, count, integer, number, section, text_config
 from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, Latent, chosen, flag
+from .glm4_moe import grouped
 from .rotary import read_ropes
 
 TENSORS = ExpertTensors(shared="shared_experts")
@@ -61,7 +62,7 @@ class LatentFamily(DecoderFamily):
         built_in(config, "scoring_func", self.scores, self.title)
         size = integer(config, "moe_intermediate_size")
         experts, per_token = chosen(config, 1)
-        groups, chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
+        groups, chosen_groups = grouped(config, experts, per_token)
         return Experts(
             experts,
             per_token,
@@ -105,13 +106,23 @@ def magnitude(config: Mapping[str, Any]) -> float:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default" or scaling.get("mscale_all_dim") in (None, 0):
         return 1.0
+    if kind != "yarn":
+        raise UnsupportedCheckpoint(f"config.json: {key} is of type {kind!r} and has an mscale_all_dim", key)
     factor, mscale = number(scaling, "factor", 1.0), number(scaling, "mscale_all_dim", 1.0)
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def listed_blocks(config: Mapping[str, Any], default: Sequence[bool]) -> tuple[bool, ...]:
-    """Return which layers have experts: those that `mlp_layer_types` calls sparse."""
-    types = config.get("mlp_layer_types")
+    """Return which layers have experts: those that `mlp_layer_types` calls sparse.
+
+    Raises:
+        UnsupportedCheckpoint: unless it names every layer "dense" or "sparse".
+    """
+    types, key = config.get("mlp_layer_types"), "mlp_layer_types"
     if types is None:
         return tuple(default)
+    if not isinstance(types, list | tuple) or len(types) != len(default):
+        raise UnsupportedCheckpoint(f"config.json: {key} does not name {len(default)} layers", key)
+    if not all(kind in ("dense", "sparse") for kind in types):
+        raise UnsupportedCheckpoint(f"config.json: {key} names other layers than dense and sparse", key)
     return tuple(kind == "sparse" for kind in types)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .base import CHATML, FULL, LINEAR, MOST, built_in, integer, number
+from .base import CHATML, FULL, LINEAR, MOST, UnsupportedCheckpoint, built_in, integer, number
 from .decoder import Conv, DecoderArchitecture, DecoderFamily, Names, Norm, Places, flag, listed_types
 
 KINDS = {"conv": LINEAR, FULL: FULL}
@@ -75,6 +75,10 @@ class Lfm2(DecoderFamily):
             return tuple(KINDS[kind] for kind in listed_types(config["layer_types"], layers, tuple(KINDS)))
         full = config.get(ATTENTION)
         full = range(layers) if full is None else full
+        if not isinstance(full, range | list | tuple) or not all(i in range(layers) for i in full):
+            raise UnsupportedCheckpoint(
+                f"config.json: {ATTENTION} is {full!r}, not some of {layers} layers", ATTENTION
+            )
         return tuple(FULL if i in full else LINEAR for i in range(layers))
 
     def kinds(self, config: Mapping[str, Any], layers: Sequence[int]) -> Mapping[str, Any]:

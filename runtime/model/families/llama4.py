@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from .base import CHUNKED, FULL, LLAMA4, integer, number
+from .base import CHUNKED, FULL, LLAMA4, UnsupportedCheckpoint, integer, number
 from .decoder import (
     DecoderArchitecture,
     DecoderFamily,
@@ -100,6 +100,11 @@ def _routed(config: Mapping[str, Any]) -> tuple[bool, ...]:
     if listed is None:
         step = integer(config, "interleave_moe_layer_step")
         return tuple((i + 1) % step == 0 for i in range(layers))
+    known = isinstance(listed, list | tuple) and all(isinstance(i, int) and 0 <= i < layers for i in listed)
+    if not known:
+        raise UnsupportedCheckpoint(
+            f"config.json: moe_layers is {listed!r}, not some of {layers} layers", "moe_layers"
+        )
     return tuple(i in listed for i in range(layers))
 
 

@@ -39,7 +39,7 @@ class MinimaxM2(DecoderFamily):
         ):
             built_in(config, key, value, self.title)
         kinds = config.get("attn_type_list") or ()
-        if any(kind != 1 for kind in kinds):
+        if not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds):
             raise UnsupportedCheckpoint(
                 "config.json: attn_type_list has layers without softmax attention", "attn_type_list"
             )

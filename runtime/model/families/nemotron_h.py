@@ -23,7 +23,8 @@ from .decoder import (
     chosen,
     flag,
 )
-from .ssm import limits
+from .glm4_moe import grouped
+from .ssm import divided, limits
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The kinds of layers by their letters in `hybrid_override_pattern`."""
@@ -138,10 +139,11 @@ def block_types(config: Mapping[str, Any]) -> tuple[str, ...]:
     blocks, key = config.get(BLOCKS, config.get("layer_types")), BLOCKS
     if blocks is None and config.get(PATTERN) is not None:
         key, pattern = PATTERN, config[PATTERN]
-        blocks = [LETTERS.get(letter, letter) for letter in pattern]
+        blocks = [LETTERS.get(letter, letter) for letter in pattern] if isinstance(pattern, str) else pattern
     elif blocks is None:
         blocks = ["mamba", "moe", "attention", "mlp"]
-    if not all(block in [*KINDS, *NEWER] for block in blocks):
+    known = isinstance(blocks, list | tuple) and all(block in [*KINDS, *NEWER] for block in blocks)
+    if not known or not blocks:
         raise UnsupportedCheckpoint(f"config.json: {key} names other layers than {', '.join(KINDS)}", key)
     blocks = tuple(NEWER.get(block, block) for block in blocks)
     layers = count(config, "num_hidden_layers") or len(blocks)
@@ -154,7 +156,7 @@ def block_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def mamba(config: Mapping[str, Any]) -> Mamba:
     """Return the sizes of the mixers."""
-    heads, groups = integer(config, "mamba_num_heads"), integer(config, "n_groups")
+    heads, groups = divided(config, "mamba_num_heads", "n_groups")
     biases = {"in": "use_bias", "conv": "use_conv_bias", "out": "use_bias"}
     shortest, longest = limits(config)
     return Mamba(
@@ -174,7 +176,7 @@ def mamba(config: Mapping[str, Any]) -> Mamba:
 def experts(config: Mapping[str, Any]) -> Experts:
     """Return the experts, including one that every token goes through."""
     total, per_token = chosen(config, 8)
-    groups, chosen_groups = integer(config, "n_group"), integer(config, "topk_group")
+    groups, chosen_groups = grouped(config, total, per_token)
     return Experts(
         total,
         per_token,

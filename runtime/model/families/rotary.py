@@ -51,7 +51,7 @@ def read_rope(
     if head_dim is None:
         hidden, heads = integer(config, "hidden_size", 4096), integer(config, "num_attention_heads", 32)
         head_dim = hidden // heads if config.get("head_dim") is None else integer(config, "head_dim")
-    base = number(scaling if scaling.get("rope_theta") is not None else config, "rope_theta", THETA)
+    base = _theta(scaling if scaling.get("rope_theta") is not None else config)
     rope = Rope(base, share=_share(config, key, share, model), interleaved=interleaved)
     turned = rope.turned(head_dim)
     if turned < 2 or turned % 2:
@@ -107,6 +107,13 @@ def _nested(scaling: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) for value in scaling.values())
 
 
+def _theta(place: Mapping[str, Any]) -> float:
+    theta = number(place, "rope_theta", THETA)
+    if theta <= 1:
+        raise UnsupportedCheckpoint(f"config.json: rope_theta is {theta:g}, not above 1", "rope_theta")
+    return theta
+
+
 def _share(config: Mapping[str, Any], key: str, default: float | None, model: str) -> float:
     """Return how much of a head rotates."""
     scaling = section(config, key)
@@ -115,7 +122,15 @@ def _share(config: Mapping[str, Any], key: str, default: float | None, model: st
         for place in given:
             built_in(place, SHARE, 1.0, model)
         return 1.0
-    return number(given[0], SHARE, 1.0) if given else default
+    shares = [number(place, SHARE, 1.0) for place in given] or [default]
+    if max(shares) > 1:
+        raise UnsupportedCheckpoint(f"config.json: {SHARE} is {max(shares):g}, above 1", SHARE)
+    if len(set(shares)) > 1:
+        raise UnsupportedCheckpoint(
+            f"config.json: {SHARE} is {shares[0]:g} in {key} and {shares[1]:g} next to it",
+            SHARE,
+        )
+    return shares[0]
 
 
 def _scaled(rope: Rope, config: Mapping[str, Any], key: str, turned: int) -> Rope:
@@ -132,24 +147,40 @@ def _scaled(rope: Rope, config: Mapping[str, Any], key: str, turned: int) -> Rop
     if kind == "default":
         return rope
     if kind == "linear":
-        return replace(rope, factor=_required(scaling, "factor", key))
+        return replace(rope, factor=_factor(scaling, key))
     if kind == "dynamic":
-        return replace(rope, factor=_required(scaling, "factor", key), original=_longest(config))
+        if turned == 2:
+            raise UnsupportedCheckpoint(
+                f"config.json: {key}: dynamic scaling needs two pairs of features", key
+            )
+        return replace(rope, factor=_factor(scaling, key), original=_longest(config))
     rope = replace(rope, original=_original(config, scaling))
     if kind == "longrope":
         return _longrope(rope, config, scaling, key, turned)
     if kind == "yarn":
         return _yarn(rope, config, scaling, key)
     low, high = (_required(scaling, f"{name}_freq_factor", key) for name in ("low", "high"))
-    return replace(rope, factor=_required(scaling, "factor", key), low=low, high=high)
+    if low != high:  # as Llama 4 Scout has them: nothing is interpolated
+        _rising(low, high, ("low_freq_factor", "high_freq_factor"), key)
+    return replace(rope, factor=_factor(scaling, key), low=low, high=high)
 
 
 def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key: str) -> Rope:
     if scaling.get("factor") is None:
         factor = _longest(config) / rope.original
+        if factor < 1:
+            raise UnsupportedCheckpoint(
+                f"config.json: {key}: {CONTEXT} ({rope.original:g}) is above max_position_embeddings", key
+            )
     else:
-        factor = _required(scaling, "factor", key)
+        factor = _factor(scaling, key)
     slow, fast = number(scaling, "beta_slow", 1.0), number(scaling, "beta_fast", 32.0)
+    _rising(slow, fast, ("beta_slow", "beta_fast"), key)
+    truncate = scaling.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise UnsupportedCheckpoint(
+            f"config.json: truncate is {truncate!r}, neither true nor false", "truncate"
+        )
 
     def scale(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1
@@ -159,26 +190,21 @@ def _yarn(rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key
     given = [number(scaling, name, 1.0) for name in names if scaling.get(name) not in (None, 0)]
     attention = scale(given[0]) / scale(given[1]) if len(given) == 2 else scale(1.0)
     attention = number(scaling, "attention_factor", attention)
-    return replace(
-        rope, factor=factor, low=slow, high=fast, attention=attention, truncate=scaling.get("truncate", True)
-    )
+    return replace(rope, factor=factor, low=slow, high=fast, attention=attention, truncate=truncate)
 
 
 def _longrope(
     rope: Rope, config: Mapping[str, Any], scaling: Mapping[str, Any], key: str, turned: int
 ) -> Rope:
-    factor = (
-        _longest(config) / rope.original
-        if scaling.get("factor") is None
-        else _required(scaling, "factor", key)
-    )
+    factor = _longest(config) / rope.original if scaling.get("factor") is None else _factor(scaling, key)
     attention = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(rope.original))
     lists = []
     for name in ("short_factor", "long_factor"):
-        values = scaling.get(name) or ()
-        if len(values) != turned // 2:
+        values = scaling.get(name)
+        if not isinstance(values, list | tuple) or len(values) != turned // 2:
+            long = f"{len(values)} numbers" if isinstance(values, list | tuple) else repr(values)
             raise UnsupportedCheckpoint(
-                f"config.json: {key}: {name} is not one number for each of {turned // 2} frequencies",
+                f"config.json: {key}: {name} is {long}, not one number for each of {turned // 2} frequencies",
                 name,
             )
         lists.append(tuple(number({name: value}, name, math.nan) for value in values))
@@ -193,10 +219,27 @@ def _longest(config: Mapping[str, Any]) -> int:
 def _original(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> int:
     """Return the context length before extension: next to the section, in it, or the longest position."""
     holder = config if config.get(CONTEXT) is not None else scaling
-    return _longest(config) if holder.get(CONTEXT) is None else integer(holder, CONTEXT)
+    original = _longest(config) if holder.get(CONTEXT) is None else integer(holder, CONTEXT)
+    if original < 2:
+        raise UnsupportedCheckpoint(f"config.json: {CONTEXT} is {original}, not a context length", CONTEXT)
+    return original
+
+
+def _factor(scaling: Mapping[str, Any], key: str) -> float:
+    factor = _required(scaling, "factor", key)
+    if factor < 1:
+        raise UnsupportedCheckpoint(f"config.json: {key}: factor is {factor:g}, below 1", key)
+    return factor
 
 
 def _required(scaling: Mapping[str, Any], name: str, key: str) -> float:
     if scaling.get(name) is None:
         raise UnsupportedCheckpoint(f"config.json: {key} has no {name}", key)
     return number(scaling, name, 1.0)
+
+
+def _rising(low: float, high: float, names: tuple[str, str], key: str) -> None:
+    if low >= high:
+        raise UnsupportedCheckpoint(
+            f"config.json: {key}: {names[0]} ({low:g}) is not below {names[1]} ({high:g})", key
+        )

@@ -12,6 +12,18 @@ from .decoder import Mamba, flag
 LIMITS = "time_step_limit"
 
 
+def divided(config: Mapping[str, Any], heads: str, groups: str) -> tuple[int, int]:
+    """Return the numbers of heads and of groups, by their keys.
+
+    Raises:
+        UnsupportedCheckpoint: unless the groups divide the heads.
+    """
+    n, k = integer(config, heads), integer(config, groups)
+    if n % k:
+        raise UnsupportedCheckpoint(f"config.json: {groups} is {k}, which does not divide {n} heads", groups)
+    return n, k
+
+
 def mixer(
     config: Mapping[str, Any], inner: int, key: str, biases: Mapping[str, str], **different: Any
 ) -> Mamba:
@@ -25,7 +37,7 @@ def mixer(
     Raises:
         UnsupportedCheckpoint: unless the heads have these features together.
     """
-    heads, groups = integer(config, "mamba_n_heads"), integer(config, "mamba_n_groups")
+    heads, groups = divided(config, "mamba_n_heads", "mamba_n_groups")
     width = config.get("mamba_d_head")
     width = inner // heads if width in (None, "auto") else integer(config, "mamba_d_head")
     if heads * width != inner:
@@ -54,10 +66,20 @@ def limits(config: Mapping[str, Any]) -> tuple[float, float | None]:
     given = config.get(LIMITS)
     if given is None:
         return 0.0, None
-    shortest, longest = map(_float, given)
-    return shortest, None if math.isinf(longest) else longest
+    pair = [_float(value) for value in given] if isinstance(given, list | tuple) else []
+    if len(pair) != 2 or not 0 <= pair[0] < pair[1]:
+        raise UnsupportedCheckpoint(
+            f"config.json: {LIMITS} is {given!r}, not a shortest and a longest step", LIMITS
+        )
+    return pair[0], None if math.isinf(pair[1]) else pair[1]
 
 
 def _float(value: Any) -> float:
-    """Read a number, also as transformers 5 writes infinity: {"__float__": "Infinity"}."""
-    return float(value["__float__"] if isinstance(value, Mapping) else value)
+    """Read a number, also as transformers 5 writes infinity: {"__float__": "Infinity"}. Without one: nan."""
+    value = value.get("__float__") if isinstance(value, Mapping) else value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
