@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from recipec.compiler.cli.base import MISUSED, Format, note, say, show, tell
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
     from recipec.compiler.new.memory import Probe
@@ -90,13 +90,19 @@ def new(
             help="The recipe's folder; by default recipes, or this folder if it contains the data.",
         ),
     ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Write a GitHub Actions workflow that checks the recipes.")
+    ] = False,
+    pre_commit: Annotated[
+        bool, typer.Option("--pre-commit", help="Make pre-commit check the recipes before each commit.")
+    ] = False,
 ) -> None:
     """Write a commented recipe for a model and a machine.
 
     On a terminal it asks for missing values. It replaces no existing file.
     """
     from recipec.compiler.lowering.catalog import is_directory
-    from recipec.compiler.new import ask, recipe
+    from recipec.compiler.new import ask, hooks, recipe
     from recipec.compiler.new.models import NewModels
     from recipec.compiler.new.source import as_turns, placed
 
@@ -129,10 +135,13 @@ def new(
     usual = recipe.usual_format(spelled, kind, target)
     source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
+    if asking and not (github or pre_commit) and (hooks.root(target.parent) / ".git").exists():
+        github = ask.confirm("Should GitHub Actions check the recipes at each push?")
+        pre_commit = ask.confirm("Should pre-commit check them before each commit?")
     asked = recipe.NewRecipeOptions(
         name, spelled, machine, kind, placed(source, target.parent), server, target
     )
-    _write(recipe.make(asked), target)
+    _write(recipe.make(asked), target, github, pre_commit)
 
 
 def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:
@@ -240,21 +249,50 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     )
 
 
-def _write(made: Made, target: Path) -> None:
-    """Writes the recipe and its schema, and says what was written and what comes next."""
+def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
+    """Writes the recipe and what goes with it, and says what was written and what comes next."""
     from recipec.compiler.artifacts.artifact import SCHEMA
-    from recipec.compiler.new import files
+    from recipec.compiler.new import files, hooks
     from recipec.compiler.new.machines import TITLES
     from recipec.spec.schema import text as schema
 
+    folder, top = target.parent, hooks.root(target.parent)
     new: dict[Path, str] = {target: made.text}
-    if not (target.parent / SCHEMA).exists():
-        new[target.parent / SCHEMA] = schema()
-    files.write(new)
+    replaced: dict[Path, str] = {}
+    left: list[Path] = []
+    if not (folder / SCHEMA).exists():
+        new[folder / SCHEMA] = schema()
+    if github:
+        workflow = as_typed(top / hooks.WORKFLOW)
+        text = hooks.workflow(target, top)
+        if not workflow.exists():
+            new[workflow] = text
+        elif _read(workflow) != text:
+            left.append(workflow)
+    if pre_commit:
+        config = as_typed(top / hooks.PRE_COMMIT)
+        present = _read(config) if config.exists() else None
+        extended = hooks.pre_commit(target, top, present)
+        if extended is not None:
+            (new if present is None else replaced)[config] = extended
+    files.write(new, replaced)
     show([item for item in made.diagnostics if item.severity != "note"], Format.TEXT)
     d = made.draft
     tell(f"{target}: {TITLES[d.method]} on {d.accelerator.name}, rows of {d.length:,} tokens")
     for path in [path for path in new if path != target]:
         tell(f"{path}: written")
+    for path in replaced:
+        tell(f"{path}: extended")
+    for path in left:
+        note(f"note: {path} exists with other content, and was not changed")
     file = quote(str(target))
     note(f"next: `recipe plan {file}` shows memory, time and price; `recipe build {file}` writes the scripts")
+
+
+def _read(path: Path) -> str:
+    from recipec.compiler.errors import ArtifactError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{path} is not UTF-8", "correct the file, or leave the option out") from None

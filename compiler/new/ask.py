@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from glob import glob
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,14 +34,15 @@ def model(check: Callable[[str], Probe]) -> str:
         check: raises ArtifactError for text that is not a model.
     """
     known = list(catalog.entries())
-    print("Which model? A Hugging Face id, or a directory with a checkpoint.")
+    print("Which model? A Hugging Face id, or a directory with a checkpoint. Tab completes.")
 
     def checked(text: str) -> str:
         whole = _whole(text.strip(), known)
         _or_again(check, whole)
         return whole
 
-    return str(_prompt("Model", checked))
+    with _completing(lambda start: [name for name in known if name.lower().startswith(start.lower())]):
+        return str(_prompt("Model", checked))
 
 
 def accelerator(probe: Probe, method: str | None) -> Accelerator:
@@ -60,14 +64,20 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
             raise typer.BadParameter(f"{machine.name} is too small: choose one of the table")
         return machine
 
-    return _prompt("Accelerator", checked, default=_cheapest(list(fitting.values())))
+    with _completing(lambda start: [name for name in fitting if name.startswith(start)]):
+        return _prompt("Accelerator", checked, default=_cheapest(list(fitting.values())))
 
 
 def data(look: Callable[[str], Any]) -> Any:
     """Ask for the data, and return the result of `look`, which raises ArtifactError for an invalid answer."""
     print("Where is the data? A file (.jsonl, .json, .csv, .parquet, ...), or hf://OWNER/NAME.")
     print(f"Press Enter to use {PLACEHOLDER} and add the file later.")
-    return _prompt("Data", lambda text: _or_again(look, text.strip()), default=PLACEHOLDER)
+
+    def files(start: str) -> list[str]:
+        return [f"{name}/" if Path(name).is_dir() else name for name in sorted(glob(f"{start}*"))]
+
+    with _completing(files):
+        return _prompt("Data", lambda text: _or_again(look, text.strip()), default=PLACEHOLDER)
 
 
 def choice(question: str, choices: Sequence[str], label: str, default: str | None = None) -> str:
@@ -79,13 +89,16 @@ def choice(question: str, choices: Sequence[str], label: str, default: str | Non
         return text.strip()
 
     print(f"{question} {', '.join(choices)}.")
-    return str(_prompt(label, checked, default=default))
+    with _completing(lambda start: [word for word in choices if word.startswith(start)]):
+        return str(_prompt(label, checked, default=default))
 
 
 def serve() -> Accelerator | None:
     """Ask for the machine to serve on, None for none."""
     print(f"Serve it with vLLM? On which TPU, such as v6e-8 or v5e-8; or {NO_SERVER}.")
-    return _prompt("Serve on", lambda text: _or_again(server, text), default=NO_SERVER)
+    names = [machine.name for machine in machines() if machine.platform == "tpu"]
+    with _completing(lambda start: [name for name in [*names, NO_SERVER] if name.startswith(start)]):
+        return _prompt("Serve on", lambda text: _or_again(server, text), default=NO_SERVER)
 
 
 def server(text: str) -> Accelerator | None:
@@ -103,6 +116,14 @@ def server(text: str) -> Accelerator | None:
     if machine.platform != "tpu":
         raise ArtifactError(f"vllm-tpu does not serve on {machine.name}", f"name a TPU, or {NO_SERVER}")
     return machine
+
+
+def confirm(question: str) -> bool:
+    """Ask for yes or no; the default is no."""
+    try:
+        return typer.confirm(question, default=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
 
 
 def _prompt(label: str, checked: Callable[[str], Any], default: str | None = None) -> Any:
@@ -166,3 +187,29 @@ def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
     shown.print(table)
     if small:
         shown.print(f"too small: {', '.join(small)}")
+
+
+@contextmanager
+def _completing(words: Callable[[str], list[str]]) -> Iterator[None]:
+    """Let Tab complete answers within the block, if this Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    before, delimiters = readline.get_completer(), readline.get_completer_delims()
+
+    def complete(text: str, state: int) -> str | None:
+        with suppress(OSError):
+            found = words(text)
+            return found[state] if state < len(found) else None
+        return None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims("")
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(before)
+        readline.set_completer_delims(delimiters)

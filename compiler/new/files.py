@@ -27,8 +27,12 @@ def refuse_existing(target: Path, help: str) -> None:
             return
 
 
-def write(files: Mapping[Path, str]) -> None:
-    """Write new files next to their targets, then move them there. After a failure or Ctrl-C, none is left.
+def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
+    """Write files next to their targets, then move them there. After a failure or Ctrl-C, none is left.
+
+    Args:
+        files: texts by path; none of the paths exists yet.
+        replaced: texts by path for existing files that were read and extended.
 
     Raises:
         OSError: when a file cannot be written.
@@ -36,17 +40,17 @@ def write(files: Mapping[Path, str]) -> None:
     made: list[Path] = []
     staged: dict[Path, str] = {}
     try:
-        for target, text in files.items():
+        for target, text in {**files, **replaced}.items():
             for folder in reversed([target.parent, *target.parent.parents]):
                 if not folder.is_dir():
                     folder.mkdir()
                     made.append(folder)
             staged[target] = _stage(target, text)
         with uninterrupted():
-            for target in files:
+            for target in [*files, *replaced]:
                 os.replace(staged[target], target)
                 del staged[target]
-                made.append(target)
+                made += [target] if target in files else []
     except BaseException:
         for name in staged.values():
             Path(name).unlink(missing_ok=True)
@@ -61,7 +65,7 @@ def _stage(target: Path, text: str) -> str:
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
             stream.write(text)
-        os.chmod(name, 0o666 & ~umask())
+        os.chmod(name, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask())
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

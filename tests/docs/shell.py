@@ -19,7 +19,7 @@ from recipec.compiler.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 
 OTHERS = {"cat", "cd", "cp", "curl", "docker", "export", "gcloud", "git", "head", "kubectl", "ls", "mkdir"}
-OTHERS |= {"pipx", "sed", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
+OTHERS |= {"pipx", "pre-commit", "sed", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
 """Programs that a page may name besides this project's own."""
 
 OWN_FOLDERS = ("recipec", "recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")

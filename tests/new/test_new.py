@@ -328,5 +328,5 @@ def test_failed_write_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(files.os, "replace", failing)
     with pytest.raises(OSError):
-        files.write({folder / "a/b/one": "1", folder / "two": "2"})
+        files.write({folder / "a/b/one": "1", folder / "two": "2"}, {})
     assert len(calls) == 2 and not list(folder.iterdir())
