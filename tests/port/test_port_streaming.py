@@ -8,21 +8,11 @@ from typing import Any
 import pytest
 
 from recipec.compiler.port.ledger import Ledger, Verdict
-from tests.port import test_port_llamafactory, test_port_scripts
+from tests.port import axolotl_runs, test_port_llamafactory, test_port_scripts
 from tests.port.dialects import codes, finding, ported, verdict
 
 BASES: dict[str, dict[str, Any]] = {
-    "axolotl": {
-        "base_model": "Qwen/Qwen3-8B",
-        "datasets": [{"path": "our/chats", "type": "chat_template"}],
-        "micro_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": 1e-4,
-        "adapter": "lora",
-        "lora_r": 16,
-        "lora_alpha": 32,
-        "lora_target_linear": True,
-    },
+    "axolotl": {name: value for name, value in axolotl_runs.BASE.items() if name != "num_epochs"},
     "llamafactory": test_port_llamafactory.BASE,
     "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
     "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows", "use_peft": True},
