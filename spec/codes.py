@@ -1920,11 +1920,6 @@ PORT: dict[str, Code] = {
         "The recipe needs a file next to it, such as the Python module of its `data.transform`.",
         "Give a file for the recipe with `-o`. The other files are written next to it.",
     ),
-    "W1118": Code(
-        "no configuration fits",
-        "With `--plan`, every configuration that was compiled needs more memory than the accelerator has.",
-        "Use a larger `--accelerator`. `recipe plan` shows what takes the memory.",
-    ),
     "E1141": Code(
         "data set type without a counterpart",
         "A data set of the ported file has no type, an unknown type, or a type that no format of recipes "

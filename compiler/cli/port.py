@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from recipec.compiler.port.port import Asked, Ported
     from recipec.spec.diagnostics import Diagnostic
 
-USUAL = {"-o": "recipe.yaml", "--report": "port.md", "--html": "port.html"}
+USUAL = {"-o": "recipe.yaml", "--report": "port.md"}
 """What the files of options may be called."""
 MACHINE = "v5p-8"
 """What a recipe is for unless it is said."""
@@ -138,9 +138,6 @@ def port(
             show_default=False,
         ),
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Choose the mesh by compiling the step for the accelerator.")
-    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if any key is approximated or unsupported.")
     ] = False,
@@ -155,15 +152,6 @@ def port(
         Path | None,
         typer.Option(
             "--report", metavar="FILE", help="Write the report as .md or .json.", show_default=False
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write a page with both files side by side.",
-            show_default=False,
         ),
     ] = None,
     format: Annotated[
@@ -191,18 +179,15 @@ def port(
     if report is not None and report.suffix not in (".md", ".json"):
         raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
     several = any(path.is_dir() for path in files) or (len(files) > 1 and target and target.is_dir())
-    if tool and (
-        len(files) != 1 or several or dialect or script or command or plan or accelerator != MACHINE
-    ):
+    if tool and (len(files) != 1 or several or dialect or script or command or accelerator != MACHINE):
         raise typer.BadParameter(
-            "it takes one recipe, and cannot be combined with --from, --script, --command, --accelerator "
-            "and --plan",
+            "it takes one recipe, and cannot be combined with --from, --script, --command and --accelerator",
             param_hint="--to",
         )
     if several:
-        problems = _of_a_folder(target, {"--report": report, "--html": html, "--plan": plan or None})
+        problems = _of_a_folder(target, {"--report": report})
     else:
-        wanted = {"-o": target, "--report": report, "--html": html}
+        wanted = {"-o": target, "--report": report}
         problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
@@ -223,8 +208,6 @@ def port(
     if several:
         _port_folder(files, asked, target, strict, format)
     made = _back(files[0], tool, asked) if tool else port(files, asked)
-    if plan and made.whole:
-        _plan(made, asked)
     refusal = _strict(made) if strict else None
     made.diagnostics += [refusal] if refusal else []
     written = bool(made.text) and refusal is None and (made.whole or partial)
@@ -233,10 +216,6 @@ def port(
         write_text(
             report, _rendered(made, ReportFormat.JSON if report.suffix == ".json" else ReportFormat.MARKDOWN)
         )
-    if html is not None and made.rows:
-        from recipec.compiler.port.page import page
-
-        write_text(html, page(made, str(place)))
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
@@ -378,15 +357,6 @@ def _fail(diagnostics: Sequence[Diagnostic], format: ReportFormat) -> NoReturn:
     else:
         show(diagnostics, Format.TEXT)
     raise typer.Exit(FAILED)
-
-
-def _plan(made: Ported, asked: Asked) -> None:
-    from recipec.compiler.cli.plan import progress_line
-    from recipec.compiler.plan.search import SearchOptions, search
-    from recipec.compiler.port.plan import FIXED, MOST, plan
-
-    with progress_line("planning the mesh") as progress:
-        plan(made, asked, lambda program: search(program, SearchOptions(most=MOST, fixed=FIXED), progress))
 
 
 def _strict(made: Ported) -> Diagnostic | None:

@@ -87,8 +87,6 @@ class Ported:
         program: the lowered recipe; None if the recipe has errors.
         missing: why the recipe is partial, one sentence each.
         ledger, sources: the ledger and the sources as they were read.
-        read: the findings before the ledger was complete.
-        batch: the source's batch.
         to: whether a recipe was ported to the tool, so that `text` is the tool's config.
     """
 
@@ -101,8 +99,6 @@ class Ported:
     missing: tuple[str, ...] = ()
     ledger: Ledger | None = None
     sources: Sources | None = None
-    read: list[Diagnostic] = field(default_factory=list)
-    batch: mesh.Batch | None = None
     to: bool = False
 
     @property
@@ -148,12 +144,11 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     sources = replace(sources, main=renamed(sources.main, dialect.NAME))
     title = sources.main.script.tool if sources.main.script else dialect.TITLE
     made = Ported(title, _names(sources), sources=sources)
-    made.read = found
     try:
         free = _without_bearing(sources, dialect, asked)
         ledger, used = _ledger(sources, dialect, asked, free)
         refused = [*ledger.diagnostics]
-        made.read += older_beside(ledger, dialect.NAME)
+        found += older_beside(ledger, dialect.NAME)
         dialect.port(ledger)
     except Refused as stop:
         made.diagnostics = in_order([*found, stop.diagnostic])
@@ -162,36 +157,21 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
-    made.read += say_unread(ledger, dialect)
+    found += say_unread(ledger, dialect)
     if refused and not asked.partial:
         # Removed values may cause further errors, so those are not shown. Every key still has its row.
         out = {each.path for each in refused}
         ledger.findings = [each for each in ledger.findings if each.file or each.key not in out]
         made.rows = rows(ledger, sources)
-        made.diagnostics = in_order([*made.read, *refused])
+        made.diagnostics = in_order([*found, *refused])
         return made
     folder = asked.place.parent
     obstacles = list(in_the_way(ledger.files, folder, asked.writes, asked.force))
     if has_errors(obstacles):
         return Ported(diagnostics=obstacles)
-    made.read += obstacles
     with in_place(ledger.files, folder, asked.force):
-        made.batch = _settle(ledger, sources.main, asked)
-    finish(made, asked)
-    return made
-
-
-def finish(made: Ported, asked: Asked) -> None:
-    """Write the recipe's text and the report from the ledger, and check the recipe."""
-    assert made.ledger is not None and made.sources is not None and made.batch is not None
-    given = made.ledger
-    # Work on a copy, without the mesh's findings, so that another mesh can still be chosen.
-    ledger = replace(
-        given, findings=[*given.findings], lines={**given.lines}, diagnostics=[*given.diagnostics]
-    )
-    mesh.tell(ledger, made.batch)
-    body = recipe_text(ledger.lines, [])
-    with in_place(ledger.files, asked.place.parent, asked.force):
+        mesh.tell(ledger, _settle(ledger, sources.main, asked))
+        body = recipe_text(ledger.lines, [])
         lowered = checked(body, asked.place)
     errors = hindering(ledger.diagnostics)
     # The error on a refused key already covers what is missing; drop the checks' errors on the same gap.
@@ -203,12 +183,13 @@ def finish(made: Ported, asked: Asked) -> None:
         # The recipe is not written, so findings on its own lines are of no use.
         placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
     made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *hindering(placed)])))
-    made.rows = rows(ledger, made.sources)
+    made.rows = rows(ledger, sources)
     made.program = lowered.program
     made.text = recipe_text(ledger.lines, _header(made))
     lower = made.text.count("\n") - body.count("\n")
     placed = [moved(d, display(asked.place), lower) for d in placed]
-    made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
+    made.diagnostics = in_order([*found, *obstacles, *ledger.diagnostics, *placed])
+    return made
 
 
 def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagnostic], Asked]:

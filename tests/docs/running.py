@@ -36,7 +36,6 @@ NOT_RUN = {
     "recipe push": "it wants weights",
     "recipe serve": "it wants Docker, or a server",
     "recipe calibrate": "it wants a machine's probe",
-    "recipe port --plan": "it compiles for minutes",
     "recipe report --open": "it opens a browser",
     "python pytest": "it is what runs here",
     "python recipec": "it rewrites this repository's files",

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from recipec.compiler.port import dialects
 from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, Sources, parts
+from tests.port.dialects import base
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
 GROUPS = 31
 TURNS = [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in range(1, len(ODD)))]
 """`make test` gives each key one of the odd values, `make nightly` the others."""
 
-RUNS = Path(__file__).parent / "keys"
 BUILDER = "torchtune.models.llama3_2.lora_llama3_2_1b"
 OF_OUMI = ("model", "training", "peft", "fsdp", "deepspeed")
 OF_AUTOMODEL = ("step_scheduler", "peft", "lr_scheduler")
@@ -70,9 +69,9 @@ SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
 SHARED = keys_of("trl", "script", "model", "mixture")
 
 
-def within(base: dict[str, Any], section: str, key: str, value: Any) -> dict[str, Any]:
+def within(run: dict[str, Any], section: str, key: str, value: Any) -> dict[str, Any]:
     """Return a run with another value of one key of a section, which may be new."""
-    made = json.loads(json.dumps(base))
+    made = json.loads(json.dumps(run))
     node = made
     for part in parts(section):
         node = node[part] if isinstance(node, list) else node.setdefault(part, {})
@@ -93,7 +92,7 @@ def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Led
 @pytest.mark.parametrize("dialect", sorted(PLACES))
 def test_odd_value_of_any_key_is_reported_without_traceback(dialect: str, turn: int) -> None:
     """Give each key the next odd value in each round: in `make test`, to all keys of a group at once."""
-    base = yaml.safe_load((RUNS / f"{dialect}.yaml").read_text())["base"]
+    run = base(dialect)
     places = [
         (section, key) for section, names in PLACES[dialect].items() for key in keys_of(dialect, *names)
     ]
@@ -101,7 +100,7 @@ def test_odd_value_of_any_key_is_reported_without_traceback(dialect: str, turn: 
     places.sort(key=lambda place: -len(place[0]))  # a section's own value replaces those of its keys
     groups = GROUPS if turn == 0 else len(places)
     for group in range(groups):
-        made = base
+        made = run
         for number, (section, key) in [*enumerate(places)][group::groups]:
             made = within(made, section, key, ODD[(number + turn) % len(ODD)])
         ledger = port(dialect, made)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.plan.results import Point
-from recipec.compiler.plan.search import SearchOptions
-from recipec.compiler.port.plan import best
 from recipec.compiler.port.write import HEAD
 from tests.port import fake
 from tests.port.conftest import CONFIG
@@ -142,76 +135,7 @@ def test_convert_file_is_written_only_with_the_recipe(folder: Path, monkeypatch:
     assert (folder / "convert.py").read_text().startswith("def row")
 
 
-def test_plan_keeps_source_values_and_takes_fastest_configuration(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recipec.compiler.plan import search as searching
-    from recipec.compiler.plan.results import Search
-
-    def point(seconds: float | None, *sets: str) -> Point:
-        return Point(sets, "compiled" if seconds else "too large", "", 1.0, 0.0, seconds)
-
-    points = (
-        point(4.0),
-        point(2.0, "mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none"),
-        point(None, "remat.policy=block"),
-    )
-    read: list[str] = []
-
-    def search(program: object, options: SearchOptions, _: object) -> Search:
-        assert options.fixed == ("model.attention", "train.global_batch_size"), "these are the source's"
-        read.append(program.source.read_text())  # type: ignore[attr-defined]
-        return Search(points, (2, 1), 0)
-
-    monkeypatch.setattr(searching, "search", search)
-    status, printed, _ = run(CONFIG, "--plan")
-    assert status == 0 and "  axes: {fsdp: 2, tp: 2}" in printed and "remat:\n  policy: none" in printed
-    assert (
-        "micro_batch_size: 2" in printed
-        and "the fastest of 2 compiled configurations, by estimate" in printed
-    )
-    assert read[0].count("axes: {fsdp: 4, tp: 1}") == 1 and [path.name for path in folder.iterdir()] == [
-        "config.yaml"
-    ]
-    monkeypatch.setattr(searching, "search", lambda *_, **__: Search(points[2:], (), None))
-    status, printed, errors = run(CONFIG, "--plan")
-    assert status == 0 and "axes: {fsdp: 4, tp: 1}" in printed and "warning[W1118]" in errors
-    assert best(points[2:]) is None
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def test_port_terminated_during_plan_leaves_no_files(tmp_path: Path) -> None:
-    """Search, which reads a temporary recipe next to the final one."""
-    shutil.copytree(EXAMPLES / "trl-llama32-fsdp", tmp_path / "run")
-    program = (
-        "import sys, time\n"
-        "import recipec.compiler.plan.search as planning\n"
-        "from recipec.compiler.cli import main as cli\n"
-        "def search(*arguments, **options):\n"
-        "    print('planning', flush=True)\n"
-        "    time.sleep(60)\n"
-        "planning.search = search\n"
-        "cli.main()\n"
-    )
-    sources = (tmp_path / "run" / "command.txt").read_text().split()
-    before = {path.name for path in (tmp_path / "run").iterdir()}
-    running = subprocess.Popen(
-        [sys.executable, "-c", program, "port", *sources, "--plan", "-o", "recipe.yaml"],
-        cwd=tmp_path / "run",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert running.stdout is not None
-    assert running.stdout.readline() == "planning\n"
-    assert len(list((tmp_path / "run").iterdir())) > len(before), "the search's own recipe"
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=60) == 128 + signal.SIGTERM
-    running.stdout.close()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == before

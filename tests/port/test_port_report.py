@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
-from recipec.compiler.cli.main import app
 from recipec.compiler.port.report import CHANGES, MOST_LINES, OTHER_DEFAULTS, headline, markdown, terminal
 from tests.port.conftest import CONFIG, Port
 
@@ -43,42 +37,3 @@ def test_report_summary_fits_on_one_screen(ported: Port) -> None:
     made.rows = [replace(row, note=f"{row.key}: {row.note}") for row in made.rows]
     lines = terminal(made.title, made.files, made.rows, 100, color=False).splitlines()
     assert lines.index("config.yaml") <= 40 and lines[MOST_LINES + 2] == "... and more, in the table"
-
-
-def test_html_page_links_config_and_recipe_lines(
-    faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text(
-        CONFIG
-        + "noise: <b>\nhub_token: abcdef\nother: hf_abcdefghijklmnopqrstuvwx\nwandb: {api_key: zyxwv}\n"
-    )
-    arguments = ["port", "config.yaml", "-o", "recipe.yaml", "--html", "port.html"]
-    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    page = Path("port.html").read_text()
-    assert "<script" not in page and "<b>" not in page
-    assert not any(secret in page for secret in ("abcdef", "zyxwv", "hf_abc"))
-    anchors = re.findall(r'<li id="([^"]+)"', page)
-    links = re.findall(r'href="#([^"]+)"', page)
-    assert len(set(anchors)) == len(anchors) and set(links) <= set(anchors)
-    recipe = Path("recipe.yaml").read_text().splitlines()
-    rank = next(number for number, line in enumerate(recipe, 1) if "rank: 16" in line)
-    assert f'<a href="#r-{rank}">fake_rank: 16</a>' in page and 'href="#s0-2">  rank: 16' in page
-    for extra, status in (([], 1), (["--force"], 0)):
-        result = CliRunner().invoke(app, [*arguments, *extra], catch_exceptions=False)
-        assert result.exit_code == status and (status == 0 or result.stderr.count("E1112") == 2)
-    result = CliRunner().invoke(app, [*arguments[:2], "--html", "config.yaml"], catch_exceptions=False)
-    assert result.exit_code == 1 and "error[E1112]" in result.stderr
-
-
-def test_html_page_of_port_to_trl_links_recipe_to_config_lines(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("recipe.yaml").write_text((root / "recipes" / "quickstart.yaml").read_text())
-    arguments = ["port", "recipe.yaml", "--to", "trl", "-o", "trl.yaml", "--html", "trl.html"]
-    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    page, config = Path("trl.html").read_text(), Path("trl.yaml").read_text().splitlines()
-    assert "<h1>Port to TRL</h1>" in page
-    rank = next(number for number, line in enumerate(config, 1) if line == "lora_r: 8")
-    assert f'<a href="#r-{rank}">  rank: 8</a>' in page

@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 
 from recipec.compiler.port.ledger import Ledger, Verdict
-from tests.port import axolotl_runs, test_port_llamafactory, test_port_scripts
-from tests.port.dialects import codes, finding, ported, verdict
+from tests.port import test_port_llamafactory, test_port_scripts
+from tests.port.dialects import base, codes, finding, ported, verdict
 
-BASES: dict[str, dict[str, Any]] = {
-    "axolotl": {name: value for name, value in axolotl_runs.BASE.items() if name != "num_epochs"},
-    "llamafactory": test_port_llamafactory.BASE,
-    "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
-    "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows", "use_peft": True},
-}
+BASES = {tool: base(tool) for tool in ("axolotl", "llamafactory", "swift", "trl")}
+BASES["axolotl"].pop("num_epochs")
 
 
 def port(tool: str, folder: Path, **changes: Any) -> Ledger:

@@ -80,7 +80,7 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 WORK = (
     *("plan.session.run", "plan.session.plan_run", "cli.plan.compare", "rehearse.rehearse.rehearse"),
     *("parity.run.parity", "explain.preview.preview", "serving.up.up", "serving.down.down"),
-    *("serving.verify.verify", "port.plan.plan", "lsp.server.make_server"),
+    *("serving.verify.verify", "lsp.server.make_server"),
     *("watch.screen.watch_lines", "watch.screen.watch_screen"),
 )
 """Functions of recipec.compiler that train, compile, serve or do not end. Each ends the command."""

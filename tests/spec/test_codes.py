@@ -26,7 +26,6 @@ WITHOUT_GOLDEN = {
     "W1007": "of a compiled step",
     "E1008": "of libtpu, when it is loaded",
     "E1050": "of `recipe parity`, by the packages that are installed",
-    "W1118": "of a port's compiled steps",
     "W1119": "of a port to standard output, which leaves no recipe.yaml",
 }
 """Codes that no stderr.txt holds, and why. Other tests check their messages."""
