@@ -160,7 +160,6 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
 
 
 def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
-    """Record for every value of the recipe what became of it."""
     source, recipe = ledger.sources.main, config.recipe
     there = _returned(recipe, config, returned)
     came = dict(_leaves(there))
@@ -284,7 +283,6 @@ def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
 
 
 def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
-    """Return whether two values of a path mean the same."""
     if path in ("data.train", "data.eval"):
         if any(one.path.endswith(".array_record") for one in here):  # `datasets` cannot read these
             return False
@@ -355,7 +353,6 @@ SPREAD = {
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
-    """Return the comment at the config's top."""
     lines = []
     if made.missing:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]

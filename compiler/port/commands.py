@@ -252,7 +252,6 @@ def _end_of_launcher(words: Sequence[Word], at: int) -> int:
 
 
 def _types(tool: str) -> dict[str, str]:
-    """Return the types of a tool's flags."""
     sections = tools().get(tool, {}).get("sections", {})
     return {
         key: str(row[0])
@@ -332,8 +331,6 @@ def _below(value: Any, path: str) -> Iterator[str]:
 
 
 class _Script:
-    """A script from which a command is read."""
-
     def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
         self.path, self.file = path, file
         self.text = re.sub("[\ue000-\ue002]", "?", text)
@@ -410,10 +407,7 @@ class _Script:
             programs = [each for each in programs if each.tool or each.launcher]
         if not programs:
             message = f"{self.file} has no command that trains"
-            help = (
-                "looked for trl, llamafactory-cli, axolotl, tune, litgpt, and for accelerate, torchrun, "
-                "deepspeed or python with a training script"
-            )
+            help = "looked for the tools' commands, and launchers with a training script"
             raise self.refused("E1182", message, help, Span(self.file, 1, 1, self.tree.lines[0]))
         if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
             lines = [
@@ -501,7 +495,6 @@ class _Script:
         return [named, *(word for word in plain if word not in (base, over))]
 
     def _lay(self, laid: _Laid, flag: str, values: Sequence[Word], place: Word, dialect: str) -> None:
-        """Set one flag in the config."""
         types, span = _types(dialect), self.place(place)
         key = flag if dialect in ("torchtune", "maxtext") else flag.replace("-", "_")
         if key not in types and key.startswith("no_") and not values and (not types or key[3:] in types):

@@ -44,8 +44,7 @@ REASONS = {
     "mesh": "recipec chooses the mesh for the accelerator; its fsdp axis splits weights and optimizer state",
     "padding": "padding is neither trained on nor attended to",
     "derived": "the tool finds this out about the model by itself",
-    "checkpoints": "how checkpoints are kept; recipec saves them with the optimizer's state, at "
-    "checkpoint.every_steps",
+    "checkpoints": "how checkpoints are kept, not what is trained",
     "evaluation": "how the tool evaluates, which does not affect training",
     "export": "what happens to the weights after training; merge.py follows the recipe's merge section",
     "generation": "a setting of generation, which does not affect training",
@@ -54,6 +53,9 @@ REASONS = {
 }
 """Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with
 this sentence."""
+
+
+MISSED = "recipec has no counterpart of it"
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def table(text: str) -> tuple[Row, ...]:
     """Parse a table of keys, with rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE`.
 
     A row continues on indented lines. IDLE is a value at which the key does nothing, as JSON or a word.
-    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence.
+    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence. All keys of
+    `lost` and `learned` without a sentence have that of MISSED.
     """
     rows = []
     for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
@@ -86,6 +89,8 @@ def table(text: str) -> tuple[Row, ...]:
         verdict, *keys = head.split()
         if verdict in REASONS:
             verdict, note = "exact", REASONS[verdict]
+        elif verdict in ("lost", "learned"):
+            note = note or MISSED
         named = (key.partition("=") for key in keys)
         rows.append(
             Row(
@@ -293,7 +298,6 @@ class Keys:
             self.refuse(key, *pretraining(f"--set {name}=null starts from the checkpoint's weights"))
 
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
-        """Return whether a key without a finding does something. If it does nothing, record that."""
         if key in self.said or not self.stands(key):
             return False
         value = self.value(key)

@@ -309,7 +309,6 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
 
 
 def _header(made: Ported) -> list[str]:
-    """Return the comment at the recipe's top."""
     lines = []
     if made.missing:
         lines += ["PARTIAL: this recipe is not the run of its source. What is missing:"]
@@ -445,7 +444,6 @@ def in_place(files: Mapping[str, str], folder: Path, force: bool) -> Iterator[No
 
 
 def _content(path: Path) -> str | None:
-    """Return a file's text, or None if the file does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

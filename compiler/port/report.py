@@ -261,7 +261,6 @@ def _table(part: Sequence[Row], located: bool) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Return a text between backquotes, for a cell of a table."""
     fence = "``" if "`" in text else "`"
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""

@@ -97,7 +97,6 @@ def _section_of(field: Any) -> Any:
 
 
 def _entry(key: str, node: Any, indent: int) -> Iterator[str]:
-    """Yield the lines of one key."""
     if isinstance(node, Line):
         yield from _commented([(key, node)], indent)
         return

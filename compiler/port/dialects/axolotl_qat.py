@@ -8,10 +8,7 @@ from typing import Any
 from recipec.compiler.port.keys import Keys
 from recipec.compiler.port.meaning import rounding
 
-ROUGHER = (
-    "torchao 0.17 does not let a scale of bfloat16 activations fall below 1/128, and rounds tokens with a "
-    "range below 2 more coarsely; recipec rounds as torchao 0.18 does"
-)
+ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges more coarsely"
 
 
 def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:

@@ -47,21 +47,13 @@ exact max_segments_per_seq grain_packing_type: it decides which samples share a 
 exact abort_on_nan_loss abort_on_inf_loss: a loss that is not finite stops the run
 exact override_model_config override_logical_axis_rules: it allows keys next to the model's name
 lost quantization: recipec computes products in model.dtype, not in 8 bits: more precise
-lost grad_dtype=float32: recipec keeps gradients in float32
-lost mu_dtype=float32: recipec keeps the first moment in float32
+lost grad_dtype=float32 mu_dtype=float32 cast_logits_to_fp32=true
 lost matmul_precision=default: products of model.dtype have the accelerator's own precision
 lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: recipec sums products in
     float32, and multiplies in model.dtype
-lost cast_logits_to_fp32=true: recipec's logits are float32
-learned dropout_rate: recipec's model has no dropout of its own
-learned adamw_mask: recipec's weight decay applies to all weights
-learned adam_eps_root: recipec takes the root of only the second moment
-learned trainable_parameters_mask: recipec trains all weights, or the adapters
-learned skip_step_on_spikes: recipec skips no steps
-learned enable_diloco: recipec has one optimizer for all devices
+learned dropout_rate adamw_mask adam_eps_root trainable_parameters_mask skip_step_on_spikes enable_diloco
+    reuse_example_batch training_objective=causal_lm
 learned enable_rampup_batch_size: all steps of recipec have the same number of rows
-learned reuse_example_batch: recipec takes other rows for each batch
-learned training_objective=causal_lm: recipec trains on the next token
 learned formatting_func_path: this function writes the rows: copy it into data.transform
 learned load_full_state_path: a run starts at step 0; --resume continues it
 """)
@@ -113,10 +105,7 @@ PROJECTIONS = {
     "down_proj": "mlp/wo",
 }
 """MaxText's names of the projections, at the end of a module's path."""
-BALANCED = (
-    "recipec computes it over all tokens of a micro-batch and all layers; MaxText "
-    "computes it for each row and layer by itself"
-)
+BALANCED = "recipec takes all tokens of a micro-batch and all layers; MaxText each row and layer"
 STREAM = "recipec draws another order; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its own conversation"
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
@@ -153,7 +142,6 @@ def _defaults(ledger: Ledger) -> dict[str, Any]:
 
 
 def _told(keys: Keys) -> None:
-    """Refuse a file for another of MaxText's trainers."""
     switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
     sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
     found = next(iter([*switched, *sections]), None)
@@ -192,7 +180,6 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _balance(keys: Keys, name: str, model: Model | None) -> None:
-    """Record the load-balancing loss. For some models MaxText's own config gives its weight."""
     key = "load_balance_loss_weight"
     keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
     weight = keys.number(key) or 0.0
@@ -204,7 +191,6 @@ def _balance(keys: Keys, name: str, model: Model | None) -> None:
 
 
 def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
-    """Record Qwix's adapters."""
     if not lora.flag("enable_lora"):
         lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
         keys.ledger.set("lora", None, "full fine-tuning")
@@ -327,7 +313,6 @@ def _rows(keys: Keys, named: Named | None) -> None:
 
 
 def _length(keys: Keys) -> None:
-    """Record the steps, and the schedule over them."""
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1

@@ -41,13 +41,11 @@ exact attn_implementation: the same attention, without a fused kernel
 derived tokenizer_pad_token text_only
 speed shard_for_eval
 generation chat_template_kwargs tool_call_parser
-lost tokenizer_kwargs={}: recipec uses the tokenizer unchanged
-lost processor_kwargs={}: recipec has no processor: its models read text
-lost model_kwargs={}: recipec uses config.json unchanged
+lost tokenizer_kwargs={} processor_kwargs={} model_kwargs={}
 anew load_pretrained_weights=true
 learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
     from others
-learned freeze_layers=[]: recipec trains all layers, or puts adapters on all of them
+learned freeze_layers=[]
 setting adapter_trainable -> adapter_model
 """)
 OF_TRAINING = table("""
@@ -65,7 +63,7 @@ exact sgd_momentum: only sgd reads it
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
-lost lora_task_type=CAUSAL_LM: recipec trains language models
+lost lora_task_type=CAUSAL_LM
 export peft_save_mode
 exact bnb_4bit_quant_storage llm_int8_skip_modules: it affects how the same numbers are stored
 exact lora_exclude_modules: part of lora.targets

@@ -57,8 +57,8 @@ log acc_strategy eval_metric metric swanlab_token swanlab_exp_name swanlab_notif
     swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email swanlab_smtp_server
     swanlab_smtp_port swanlab_email_language
 checkpoints resume_only_model use_flash_ckpt max_epochs
-evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config
-    extra_eval_args val_dataset_shuffle
+evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args
+    val_dataset_shuffle
 generation max_new_tokens temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs
     top_logprobs structured_outputs_regex response_prefix template_backend ds3_gather_for_generation
 media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
@@ -70,20 +70,15 @@ exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix d
     use_chat_template is_binary_loss_scale: part of the chat template
 exact use_hf max_model_len: recipec reads an id as one of the Hugging Face Hub
 exact group_by_length: recipec does not group samples of similar length
-lost early_stop_interval=null: recipec runs until the last step
-lost model_kwargs=null/{}: recipec does not pass it on
+lost early_stop_interval=null model_kwargs=null/{}
 lost hqq_axis=null: a setting of another quantization
-learned adapters=[]: recipec starts from one adapter, and continues to train that adapter
+learned adapters=[] init_strategy=null freeze_parameters=[] freeze_parameters_regex=null
+    freeze_parameters_ratio=0 trainable_parameters=[] trainable_parameters_regex=null freeze_llm=false
+    enable_channel_loss=false mrl_dims=null use_galore=false lisa_activated_layers=0 optimizer=null
+    decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
+    decision_shuffle_fields=false
 learned external_plugins=[] custom_register_path=[] callbacks=[]: custom code, which recipec does not read
 learned custom_dataset_info=[]: a separate file, which recipec does not read
-learned init_strategy=null: recipec uses the checkpoint's weights unchanged
-learned freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
-    trainable_parameters_regex=null freeze_llm=false: recipec trains all weights, or puts adapters on all
-    modules
-learned enable_channel_loss=false mrl_dims=null: recipec's loss is plain cross-entropy
-learned use_galore=false lisa_activated_layers=0 optimizer=null: recipec uses the optimizer that optim names
-learned decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
-    decision_shuffle_fields=false: recipec does not change rows at random
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
@@ -92,8 +87,7 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
-learned rpo_alpha=null: recipec adds no negative log-likelihood to the loss
-learned ref_adapters=[]: recipec's reference is the model that training starts from
+learned rpo_alpha=null ref_adapters=[]
 derived ref_model_type ref_model_revision
 """)
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
@@ -103,10 +97,7 @@ TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto
 """Kinds of rlhf with a counterpart, and its objective."""
 SIMPO = {"loss_type": "simpo", "beta": 2.0}
 """The values in which the kind simpo differs from cpo."""
-OTHERS = (
-    "recipec pairs a prompt with the answer of the row before it on its device; ms-swift "
-    "takes the row before it among all rows of the step"
-)
+OTHERS = "recipec takes the row before on a device; ms-swift in the whole step"
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
@@ -116,10 +107,7 @@ OWN = {
     "gemma4": words("gemma4 gemma4_text"),
 }
 """ms-swift's templates that are not written out; a tokenizer's own template takes their place."""
-FOLLOWS = (
-    "recipec uses the tokenizer's own template, which ms-swift's template follows; "
-    "whitespace and reasoning may differ"
-)
+FOLLOWS = "recipec uses the tokenizer's own template; whitespace and reasoning may differ"
 END = "recipec trains on the end of an answer only after the last answer"
 NO_TOOLS = "recipec leaves out rows with tool calls, because this template writes none"
 BOTH = "recipec counts an empty thought before both answers as part of them; dpo's loss does not change"

@@ -24,16 +24,9 @@ from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
-learned lora_bias=null/false: recipec does not train biases of B
-learned bias=null/none: recipec keeps biases frozen
-learned layer_replication=null: recipec keeps the model's own layers
-learned alora_invocation_tokens=null: recipec applies the adapter to all tokens
-learned use_qalora=null/false: recipec gives A all inputs, not pooled ones
-learned use_bdlora=null/false: recipec has full matrices A and B, not block-diagonal ones
-learned arrow_config=null: recipec has one adapter, without a router
-learned kasa_config=null: recipec leaves the base model's weights unchanged
-learned monteclora_config=null: recipec samples nothing besides A and B
-learned velora_config=null: recipec keeps activations in full
+learned lora_bias=null/false bias=null/none layer_replication=null alora_invocation_tokens=null
+    use_qalora=null/false use_bdlora=null/false arrow_config=null kasa_config=null monteclora_config=null
+    velora_config=null
 """)
 """Keys of PEFT that go beyond A and B and have no counterpart."""
 
@@ -556,7 +549,6 @@ def _others(model: Model) -> Iterable[str]:
 
 
 def _tower(model: Model) -> Iterable[str]:
-    """Yield Linear modules of the vision tower and of its connection to the language model."""
     found: Iterable[str] = of_model("peft", "towers", model=model) or ()
     return found
 
@@ -574,15 +566,8 @@ class Quantization:
     note: str = ""
 
 
-NESTED = (
-    "recipec stores scales in float32, without quantizing them again: weights are a "
-    "little more precise, with 0.4 bits more for each"
-)
-INT8 = (
-    "recipec uses int8 with a scale for each output channel, and activations in "
-    "model.dtype; bitsandbytes' LLM.int8() has activations in int8 and outliers in "
-    "float16"
-)
+NESTED = "recipec stores scales in float32: weights are a little more precise, 0.4 bits larger"
+INT8 = "recipec's activations are in model.dtype; LLM.int8()'s are int8, with outliers in float16"
 FP4 = "recipec uses nf4 instead: the same size and blocks, other code points"
 
 

@@ -133,10 +133,7 @@ def retold(keys: Keys, key: str, found: Keys) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-ROWS_HELD_OUT = (
-    "recipec cannot hold out a number of rows, and holds out none; data.eval_fraction "
-    "takes a share, such as 0.05"
-)
+ROWS_HELD_OUT = "recipec holds out no number of rows; data.eval_fraction takes a share, such as 0.05"
 
 
 def evaluation(size: float | int) -> dict[str, Any]:

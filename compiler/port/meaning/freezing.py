@@ -113,10 +113,7 @@ def say_adapters(keys: Keys, key: str, model: Model | None) -> None:
         keys.same(key, note="the patterns match all adapters")
     note = "Axolotl freezes all adapters whose names no pattern matches"
     if patterns and matched and not any(matched):
-        note = (
-            "PEFT's names of adapters begin with base_model.model., which no pattern matches, so Axolotl "
-            "freezes all adapters and trains nothing; without the key it trains them"
-        )
+        note = "no pattern matches PEFT's names of adapters, so Axolotl trains nothing"
     keys.learned(key, OFF, note)
 
 

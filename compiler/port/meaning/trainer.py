@@ -14,10 +14,7 @@ from recipec.compiler.port.keys import Keys, table
 from recipec.compiler.port.meaning import models, sharding, training
 from recipec.compiler.port.meaning.sharding import DeepSpeed, Launch
 
-AUTOCAST = (
-    "recipec keeps the weights in bfloat16; the tool keeps them in float32 and rounds "
-    "them for each product, while norms and residual sums stay in float32"
-)
+AUTOCAST = "recipec keeps weights in bfloat16; the tool keeps float32, rounded for each product"
 HALF = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
 DECAYED = "recipec decays norms and biases too; the Trainer leaves both out"
 SEED = "the same seed of another random generator: other draws of the same distribution"
@@ -255,10 +252,7 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
             keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
 
 
-_LOGARITHMIC = (
-    "DeepSpeed's warm-up rises with the logarithm of the step, unless warmup_type is "
-    "linear; recipec's is linear"
-)
+_LOGARITHMIC = "DeepSpeed's warm-up rises with the logarithm of the step; recipec's is linear"
 _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
     "WarmupLR": ("constant_with_warmup", _LOGARITHMIC),
     "WarmupDecayLR": ("linear", _LOGARITHMIC),
@@ -390,7 +384,7 @@ speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_tran
 exact optim_target_modules: the optimizer updates all trained parameters
 exact lr_scheduler_kwargs: part of the schedule
 lost liger_kernel_config=null: kernels of the same arithmetic
-lost auto_find_batch_size=false: recipec stops at a batch that does not fit, and halves nothing
+lost auto_find_batch_size=false
 exact dataloader_drop_last: it affects at most the last step of an epoch
 exact label_names length_column_name remove_unused_columns: data.format and data.fields name the columns
 """)

@@ -221,11 +221,8 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 by the beginning of their names after Paged."""
 
 OF_OPTIMIZERS = table("""
-lost amsgrad=false: recipec does not keep the second moment at its largest
-lost maximize=false: recipec minimizes the loss
-learned centered=false: recipec does not center the second moment on the mean gradient
-learned bias_correction=true: recipec corrects the moments for their start at zero
-learned decouple_lr=false: recipec's weight decay follows the learning rate
+lost amsgrad=false maximize=false
+learned centered=false bias_correction=true decouple_lr=false
 exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
     min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
     compress_state_dict check_numerics use_decoupled_grad set_grad_none: it affects how the same update is
@@ -427,10 +424,7 @@ LOGS = "train.log supports TensorBoard, Weights & Biases and MLflow"
 OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
 PROJECT = "train.log.wandb_project"
 EXPERIMENT = "train.log.mlflow_experiment"
-BY_MLFLOW = (
-    "transformers reads MLFLOW_EXPERIMENT_NAME, or else uses MLflow's `Default`, as "
-    "recipec does; MLFLOW_TRACKING_URI in the run's environment gives the server"
-)
+BY_MLFLOW = "the run's environment gives MLFLOW_EXPERIMENT_NAME and MLFLOW_TRACKING_URI"
 PATIENCE = "early_stopping_patience"
 STOPPING, BEST = "train.early_stopping", "checkpoint.keep_best"
 TAKEN = "recipec keeps the best checkpoint next to the newest: merge.py takes it with --step best"
