@@ -84,13 +84,7 @@ ONE = "recipec assumes one GPU; --devices N sets another number, and keeps the r
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of the command line.
-
-    Attributes:
-        tool: the tool of --to, one of DIALECTS.
-        devices: the GPUs, None if the command line does not say.
-        place: the path of the config.
-    """
+    """The arguments of the command line."""
 
     tool: str
     devices: int | None = None
@@ -244,11 +238,7 @@ AFTER = "the tool does not train on what the template writes after the end of an
 
 
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
-    """Say how instruction rows differ that come back as messages.
-
-    Returns:
-        The difference, "" if there is none, or None if no such rows come back.
-    """
+    """Say how instruction rows differ that come back as messages."""
     data = recipe.data
     columns = alpaca(data.fields)
     made = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)

@@ -161,13 +161,7 @@ class Config:
 
 
 def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
-    """Write a recipe as a tool's config, as far as the tool has keys for it.
-
-    Args:
-        tool: one of DIALECTS.
-        devices: the number of GPUs, which divides the rows of a step.
-        folder: the folder of the config.
-    """
+    """Write a recipe as a tool's config, as far as the tool has keys for it."""
     config = Config(program, tool, devices, folder)
     config.direct("model")
     config.direct("lora") if program.recipe.lora else None

@@ -155,16 +155,7 @@ def is_command(path: Path) -> bool:
 def read_command(
     path: Path, number: int | None = None, chosen: str | None = None, beside: Sequence[Path] = ()
 ) -> tuple[Command | None, list[Diagnostic]]:
-    """Read the training command of a script.
-
-    Args:
-        number: the number from --command if the script has several, from 1.
-        chosen: the dialect's name, from --from.
-        beside: files of the port's own command line. The command's file names are looked up here first.
-
-    Returns:
-        The command, None if there is none that can be read, and the findings.
-    """
+    """Read the training command of a script."""
     if str(path) == "-":
         text, problem = sys.stdin.read(MAX_BYTES + 1), None
     else:
@@ -284,15 +275,7 @@ class _Laid:
         secrets: Mapping[str, str] | None = None,
         at: Span | None = None,
     ) -> None:
-        """Set a key, and replace its old value.
-
-        Args:
-            span, at: the places of the flag and of its value.
-            secrets: the kinds of tokens in the value, by the path below it.
-
-        Raises:
-            Refused: the path leads through something that is not a section.
-        """
+        """Set a key, and replace its old value."""
         help = "set the section itself instead"
         key = shown(key) or '""'
         way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
@@ -558,15 +541,7 @@ class _Script:
         return source
 
     def _beside(self, name: str, span: Span, code: str, says: bool = True) -> Source | None:
-        """Find a file that a heredoc writes, or that is next to the script or below the working folder.
-
-        Args:
-            code: the code of the finding if the file is missing; the result is then None.
-            says: whether to report a missing file.
-
-        Raises:
-            Refused: the path leads out of the folder, or the file cannot be read.
-        """
+        """Find a file that a heredoc writes, or that is next to the script or below the working folder."""
         text = shown(name)
         if missing := unknown(name):
             message = f"the file's name contains `{missing}`, which is known only when the script runs"

@@ -198,11 +198,7 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
-    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet.
-
-    Args:
-        off: values at which the tool's features do nothing.
-    """
+    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet."""
     say_methods(keys, off)
     if keys.given("reference_free") and keys.value("reference_free") not in off:
         keys.refuse("reference_free", "E1163", FREE, FREELY)

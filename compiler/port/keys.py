@@ -243,11 +243,7 @@ class Keys:
         self.said.add(key)
 
     def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
-        """Record a key whose default the tool computes. The default applies if the key has no value.
-
-        Args:
-            note: whose default it is; "" for the tool's own.
-        """
+        """Record a key whose default the tool computes. The default applies if the key has no value."""
         note = note or f"{self.tool}'s default"
         if key in self.said or self.given(key):
             self.say(key, sets)

@@ -193,11 +193,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
 
 
 def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagnostic], Asked]:
-    """Read the files.
-
-    Returns:
-        The files, the findings, and `asked` with the options that a script's command sets.
-    """
+    """Read the files."""
     files: list[Source] = []
     found: list[Diagnostic] = []
     seen: set[str] = set()
@@ -239,14 +235,7 @@ def _names(sources: Sources) -> tuple[str, ...]:
 def _ledger(
     sources: Sources, dialect: Module, asked: Asked, free: Free = MappingProxyType({})
 ) -> tuple[Ledger, frozenset[str]]:
-    """Make a ledger without the values that cannot be read. It has a finding on each of them.
-
-    Args:
-        free: unreadable values that stay in the files.
-
-    Returns:
-        The ledger, and the keys of the main file that other keys of it refer to.
-    """
+    """Make a ledger without the values that cannot be read. It has a finding on each of them."""
 
     def settled_of(source: Source, interpolates: bool) -> Settled:
         return settle(source, interpolates, [key for file, key in free if file == source.file])
@@ -347,11 +336,7 @@ FOLDERS = "E1301"
 
 
 def checked(text: str, place: Path) -> Lowered:
-    """Load and lower a recipe that is not written to disk yet.
-
-    Args:
-        place: the path that it will have; paths in the recipe are relative to its folder.
-    """
+    """Load and lower a recipe that is not written to disk yet."""
     return lower(load(place, text=text))
 
 
@@ -396,15 +381,7 @@ def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
 def in_the_way(
     files: Mapping[str, str], folder: Path, writes: bool, force: bool, what: str = "recipe"
 ) -> Iterator[Diagnostic]:
-    """Yield what prevents writing the files: errors, or a warning if the recipe goes to stdout.
-
-    Args:
-        files: texts by name.
-        folder: the recipe's folder.
-        writes: whether the recipe goes to a file at all.
-        force: whether existing files may be replaced.
-        what: what needs the files: a recipe, or a tool's config.
-    """
+    """Yield what prevents writing the files: errors, or a warning if the recipe goes to stdout."""
     for name, content in files.items():
         if not writes:
             message = (
@@ -421,11 +398,7 @@ def in_the_way(
 
 @contextmanager
 def in_place(files: Mapping[str, str], folder: Path, force: bool) -> Iterator[None]:
-    """Put the files into the folder while the recipe is checked, and restore the folder afterwards.
-
-    Args:
-        force: whether existing files may be replaced during the check.
-    """
+    """Put the files into the folder while the recipe is checked, and restore the folder afterwards."""
     before: dict[Path, str | None] = {}
     try:
         for name, content in files.items():
@@ -455,11 +428,7 @@ FOLDER = "data"
 
 
 def _placed(ledger: Ledger, folder: Path) -> None:
-    """Replace the paths of sources that an artifact cannot reach, and say which copies have to be made.
-
-    Args:
-        folder: the recipe's folder.
-    """
+    """Replace the paths of sources that an artifact cannot reach, and say which copies have to be made."""
     taken: dict[str, str] = {}
     for path in ("data.train", "data.eval"):
         given = ledger.value(path)

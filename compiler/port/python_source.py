@@ -591,11 +591,7 @@ def _path(made: Made) -> Any:
 
 
 def _plain(value: Any, room: list[int] | None = None) -> Any:
-    """Return a value as plain data, or NOTHING if it is not plain or contains too much.
-
-    Args:
-        room: the number of values that it may still contain, as a list with one item.
-    """
+    """Return a value as plain data, or NOTHING if it is not plain or contains too much."""
     room = room or [MOST_VALUES]
     room[0] -= 1
     if room[0] < 0 or not isinstance(value, str | int | float | bool | list | tuple | dict | None):

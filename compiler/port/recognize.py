@@ -116,12 +116,7 @@ class Recognized:
 
 
 def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized | list[Diagnostic]:
-    """Find the tool that the files belong to, or return the errors that say why it is not clear.
-
-    Args:
-        files: the files as read. A file whose data is not a mapping belongs to no dialect.
-        chosen: the dialect's name from --from.
-    """
+    """Find the tool that the files belong to, or return the errors that say why it is not clear."""
     roles: dict[str, Source] = {}
     mains: list[Source] = []
     for file in files:

@@ -36,12 +36,7 @@ Tree = dict[str, Any]
 
 
 def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
-    """Return the recipe's text.
-
-    Args:
-        lines: values by their dotted paths.
-        header: the comment at the top, one paragraph for each text.
-    """
+    """Return the recipe's text."""
     from recipec.spec.language import Recipe
 
     tree = _ordered(_tree(lines), Recipe)

@@ -101,7 +101,7 @@ def test_sharegpt_is_written_as_axolotl_0_4_did(tmp_path: Path) -> None:
     assert "set system = 'You are a helpful assistant.'" in template
     assert "{%- generation -%}{{- message.content + '<|im_end|>\\n' -}}{%- endgeneration -%}" in template
     assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
-    assert "eos_token" in (finding(made, "datasets[0].type").note or "")
+    assert "line break" in (finding(made, "datasets[0].type").note or "")
     file = port(
         tmp_path,
         datasets=[{"path": "a/b", "type": "sharegpt"}, {"path": "a/c", "type": "sharegpt:chat"}],

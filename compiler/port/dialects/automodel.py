@@ -185,12 +185,7 @@ def _qat(keys: Keys, lora: bool) -> None:
 
 
 def _model(keys: Keys, quantized: bool) -> Named | None:
-    """Record which model is trained.
-
-    Args:
-        keys: those of the section `model`.
-        quantized: whether the file quantizes the base model.
-    """
+    """Record which model is trained."""
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
@@ -215,10 +210,7 @@ def _model(keys: Keys, quantized: bool) -> Named | None:
 
 
 def _base(keys: Keys) -> tuple[str, str] | None:
-    """Return the key below model and the name of the checkpoint that from_config can load, None for none.
-
-    transformers' AutoConfig keeps the name that it was called with, and other classes keep name_or_path.
-    """
+    """Return the key below model and the name of the checkpoint that from_config can load, None for none."""
     config = keys.value("config")
     if isinstance(config, str):
         return "config", config
@@ -257,11 +249,7 @@ def _configured(keys: Keys) -> Named | None:
 
 
 def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> None:
-    """Record the keys of config.json that a section replaces: recipec keeps the published ones.
-
-    Args:
-        weights: the file's name of the model whose weights are loaded.
-    """
+    """Record the keys of config.json that a section replaces: recipec keeps the published ones."""
     found = keys.value(name)
     if not isinstance(found, dict):
         keys.learned(name, (), "recipec uses config.json unchanged")
@@ -558,11 +546,7 @@ def _optimizer(keys: Keys) -> None:
 
 
 def _copies(keys: Keys, lora: bool, dtype: str) -> None:
-    """Record whether the optimizer keeps the trained weights more precisely than the model does.
-
-    Args:
-        dtype: of the model's weights here.
-    """
+    """Record whether the optimizer keeps the trained weights more precisely than the model does."""
     ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
     name = next((key for key in names if keys.value(key)), None)
     half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"

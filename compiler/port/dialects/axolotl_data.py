@@ -45,11 +45,7 @@ lost split_thinking=false: reasoning stays in the content of its message
 
 
 def say_data(keys: Keys, model: Model | None, objective: str) -> None:
-    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
-
-    Args:
-        objective: a value of `rl`, or "sft".
-    """
+    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation."""
     pretrains = bool(keys.value(PRETRAINING))
     train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
     keys.same(PRETRAINING, note="" if pretrains else "off")
@@ -85,14 +81,7 @@ def _order(keys: Keys, objective: str) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set.
-
-    Attributes:
-        keys: its keys.
-        path: the recipe's path for it.
-        source: its entry at that path, None after an error.
-        kind: the kind of its rows, None after an error.
-    """
+    """A data set."""
 
     keys: Keys
     path: str
@@ -346,11 +335,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
 
 
 def _ends(keys: Keys, model: Model, written: str) -> None:
-    """Record the token that ends a turn. Axolotl trains on it if eot_tokens names it or it is the eos_token.
-
-    Args:
-        written: the mark of the written template, "" if the template is the model's own.
-    """
+    """Record the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
     own = model.family.markers(model.architecture)
     if not own and not written:
         return
@@ -383,13 +368,7 @@ def _evaluation(keys: Keys) -> None:
 
 
 def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
-    """Return the kind of a data set's rows, None after an error.
-
-    Args:
-        keys: the keys of the data set.
-        objective: a value of `rl`, or "sft".
-        chatml: whether its turns have the marks of ChatML.
-    """
+    """Return the kind of a data set's rows, None after an error."""
     given = keys.value("type")
     if objective == "kto":
         return _unpaired(keys, given)
@@ -645,7 +624,7 @@ FASTCHAT = {
     "adds_bos": True,
 }
 """How the turns of FastChat's chatml differ from those of Axolotl's own template."""
-TURNS = "as Axolotl 0.4 read it: that version also trained on a line break before an answer and an eos_token after"
+TURNS = "as Axolotl 0.4 read it, which also trained on a line break before an answer"
 PLAIN = "recipec tokenizes the whole text; it drops a row whose completion merges with the prompt"
 PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
 CUT = "Axolotl leaves out no text, because it divides long ones into rows"

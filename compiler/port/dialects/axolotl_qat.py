@@ -12,11 +12,7 @@ ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges
 
 
 def say_qat(keys: Keys, defaults: Mapping[str, Any]) -> None:
-    """Record quantization-aware training, which rounds every torch.nn.Linear.
-
-    Args:
-        defaults: of the section `qat`.
-    """
+    """Record quantization-aware training, which rounds every torch.nn.Linear."""
     if not keys.mapping("qat"):
         keys.same("qat", note="off")
         return

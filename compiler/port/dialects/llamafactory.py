@@ -302,11 +302,7 @@ def _dtype(keys: Keys, run: Run) -> str:
 
 
 def _data(keys: Keys, model: Model | None, stage: str) -> None:
-    """Record the keys of `data`.
-
-    Args:
-        stage: "sft", "dpo" or "pt".
-    """
+    """Record the keys of `data`."""
     chosen = _chosen(keys, "dataset", "data.train", stage)
     others = _chosen(keys, "eval_dataset", "data.eval", stage)
     chosen = _form(keys, chosen, others, stage)
@@ -391,14 +387,7 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
 
 
 def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
-    """Set the form of the rows: once for all data sets, or for each if they differ.
-
-    Args:
-        chosen, others: the data sets to train on and to evaluate on.
-
-    Returns:
-        The data sets to train on, as the recipe's sources.
-    """
+    """Set the form of the rows: once for all data sets, or for each if they differ."""
     found = _joined([*chosen, *others])
     for each in found:
         if (each.format if each.format in ALONE else "") != JUDGED.get(stage, "") and stage != "pt":
@@ -571,15 +560,7 @@ class DataSet:
 
 
 def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
-    """Read an entry of dataset_info.json, and record each of its keys.
-
-    Args:
-        keys: the keys of the entry.
-        name: the name of the entry.
-        folder: `dataset_dir`.
-        limit: `max_samples`.
-        stage: "sft", "dpo" or "pt".
-    """
+    """Read an entry of dataset_info.json, and record each of its keys."""
     source = _source(keys, name, folder, limit)
     columns = _named(keys, "columns", COLUMNS)
     tags = _named(keys, "tags", TAGS)
@@ -598,11 +579,7 @@ def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str)
 
 
 def _joined(found: list[DataSet]) -> list[DataSet]:
-    """Give instructions and conversations one form, whose transform distinguishes rows by their columns.
-
-    Returns:
-        The data sets; unchanged if there is more than one form of either kind.
-    """
+    """Give instructions and conversations one form, whose transform distinguishes rows by their columns."""
     asked = [each for each in found if each.columns and each.format == "chat"]
     talks = [each for each in found if each.format == "chat" and not each.transform]
     if not asked or not talks or len(asked) + len(talks) != len(found):

@@ -112,11 +112,7 @@ SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
 def port(ledger: Ledger) -> None:
-    """Record what became of every key.
-
-    Raises:
-        Refused: the file is for another of MaxText's trainers.
-    """
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
     _told(keys)
     named = _model(keys)

@@ -441,12 +441,7 @@ Read = list[tuple[Any, dict[str, Any]]]
 
 
 def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Read:
-    """Read the sources of some data sets, each with its settings. `transform` is the text of a file.
-
-    Args:
-        before: data sets of the same run that were read before.
-        path: the recipe's path for the sources.
-    """
+    """Read the sources of some data sets, each with its settings. `transform` is the text of a file."""
     made: Read = []
     alike: list[Keys] = []
     for entry in entries:

@@ -204,12 +204,7 @@ PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
 
 
 def say_loftq(keys: Keys, key: str, config: Any) -> None:
-    """Record LoftQ, after which nf4 represents the base's weights exactly.
-
-    Args:
-        key: the key that asks for it.
-        config: PEFT's LoftQConfig.
-    """
+    """Record LoftQ, after which nf4 represents the base's weights exactly."""
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
@@ -224,12 +219,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
 
 
 def say_init(keys: Keys, key: str, found: Any) -> None:
-    """Record PEFT's `init_lora_weights`.
-
-    Args:
-        key: the key that gives it.
-        found: PEFT's value.
-    """
+    """Record PEFT's `init_lora_weights`."""
     name = str(found).lower()
     if found is True or name == "true":
         keys.say(key, {"lora.init": "peft"})

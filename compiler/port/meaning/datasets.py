@@ -97,12 +97,7 @@ def source(
 
 
 def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
-    """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error.
-
-    Args:
-        key: the key of the first argument.
-        config: the value of the second argument.
-    """
+    """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error."""
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
     if name is None or found.path is None:
@@ -121,11 +116,7 @@ def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
 
 
 def retold(keys: Keys, key: str, found: Keys) -> str:
-    """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for the settings.
-
-    Returns:
-        How the run differs, "" if it does not.
-    """
+    """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for them."""
     for each in found.ledger.diagnostics:
         keys.ledger.refused(keys.source, keys.prefix + key, each.code, each.message, each.help or "")
     differs = (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
@@ -153,15 +144,7 @@ MOST = 1 << 20
 
 
 def first_row(path: str, folder: Path) -> dict[str, Any] | None:
-    """Return the first row of a JSON or JSON Lines file, or of the first such file of a folder.
-
-    Args:
-        path: the path in the tool's file.
-        folder: the folder that a relative path is relative to.
-
-    Returns:
-        The row; None for other files.
-    """
+    """Return the first row of a JSON or JSON Lines file, or of the first such file of a folder."""
     place = folder / Path(path).expanduser()
     try:
         if place.is_dir():

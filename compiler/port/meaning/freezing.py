@@ -15,11 +15,7 @@ NAMES = "recipec uses the checkpoint's names of modules; transformers may have o
 
 
 def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
-    """Return `train.only` for the tensors that a tool trains.
-
-    Args:
-        keeps: whether a parameter of this name, such as "model.layers.0.mlp.up_proj.weight", is trained.
-    """
+    """Return `train.only` for the tensors that a tool trains."""
     sources = [s for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
     names = {s.module: s.name if s.whole else f"model.{s.name}" for s in sources}
     chosen = {module for module, name in names.items() if keeps(name)}

@@ -54,12 +54,7 @@ PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples;
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
-    """Return the format of the rows. TRL recognizes it by the columns, which are read if the file is at hand.
-
-    Args:
-        path: the path of the first data set.
-        where: the section and the key that name it.
-    """
+    """Return the format of the rows. TRL recognizes it by the columns, read if the file is at hand."""
     row = datasets.first_row(path, keys.source.path.parent) if path else None
     if made := OBJECTIVES[objective].format:
         if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
@@ -160,12 +155,7 @@ def of_pairs(
     names: tuple[str, str] = ("loss_type", "label_smoothing"),
     smoothed: frozenset[str] | None = None,
 ) -> None:
-    """Record the loss of a pair, and the keys that only this loss reads.
-
-    Args:
-        names: the keys of the loss and of its label smoothing.
-        smoothed: the losses that read label smoothing; TRL's by default.
-    """
+    """Record the loss of a pair, and the keys that only this loss reads."""
     key, smoothing = names
     had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
     every = given if isinstance(given, list) else [given]

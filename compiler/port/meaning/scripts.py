@@ -67,14 +67,7 @@ def is_content(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A function that is not followed.
-
-    Attributes:
-        name: the function's name, "" for a lambda.
-        lines: its source text.
-        span: its place.
-        why: the part that has no form here.
-    """
+    """A function that is not followed."""
 
     name: str
     lines: tuple[str, ...]

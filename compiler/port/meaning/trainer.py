@@ -64,12 +64,7 @@ def dtype_of(keys: Keys, key: str) -> str:
 
 
 def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> None:
-    """Record batch, length, optimizer, schedule, precision and order.
-
-    Args:
-        taken: what DeepSpeed overrides.
-        dtype: as for `precision`.
-    """
+    """Record batch, length, optimizer, schedule, precision and order."""
     batch(keys, launch)
     length(keys)
     optimizer(keys, run, taken)
@@ -264,11 +259,7 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 
 def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
-    """Record `bf16` and `fp16`, given the type that the weights are loaded in.
-
-    Args:
-        dtype: the type of the loaded weights: "float32", "bfloat16", "float16" or "auto" (the checkpoint's).
-    """
+    """Record `bf16` and `fp16`, given the type that the weights are loaded in."""
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
     mixed = (keys.tool == "TRL" and not half) if unset else keys.flag("bf16")
@@ -319,11 +310,7 @@ def order(keys: Keys) -> None:
 
 
 def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
-    """Record rematerialization.
-
-    Args:
-        key: the key that switches it on.
-    """
+    """Record rematerialization."""
     on = keys.flag(key) or launch.remat
     keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
@@ -349,11 +336,7 @@ def bookkeeping(keys: Keys) -> None:
 
 
 def evaluation(keys: Keys) -> bool:
-    """Record `eval_strategy` and `eval_steps`.
-
-    Returns:
-        Whether the run evaluates.
-    """
+    """Record `eval_strategy` and `eval_steps`."""
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
     if strategy == "steps" and every is not None and every >= 1:
