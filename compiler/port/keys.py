@@ -37,6 +37,7 @@ OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
 
 REASONS = {
     "files": "it affects how files are found, read and kept, not their content",
+    "part": "other keys decide it, or recipec does it in its own way",
     "log": "it affects logs and reports, not training",
     "speed": "it affects speed and memory, not the numbers",
     "kernels": "fused or compiled kernels of the same arithmetic; XLA compiles the whole step",
@@ -200,6 +201,11 @@ class Keys:
         if isinstance(found, list) and all(isinstance(item, str) for item in found):
             return found
         return self._wrong(key, "a text, or a list of texts")
+
+    def listed(self, key: str) -> list[str]:
+        """Return a list of texts, as `texts` does. A single text counts as a list of one."""
+        found = self.texts(key) or []
+        return [found] if isinstance(found, str) else found
 
     def mapping(self, key: str) -> dict[str, Any]:
         """Return a mapping, {} for none."""

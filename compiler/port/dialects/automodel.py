@@ -39,7 +39,7 @@ checkpoints checkpoint auto_resume
 log wandb mlflow comet benchmark profiling
 speed compile te_fp8
 evaluation validation_dataloader
-exact dataloader: part of data.shuffle_seed; padding is neither trained on nor attended to
+part dataloader
 exact rng: the seed of the run
 exact recipe: fine-tuning on the next token
 lost fp8.enabled=false
@@ -49,7 +49,7 @@ learned teacher_model kd_loss_fn=null
 """)
 OF_MODEL = table("""
 kernels backend use_liger_kernel
-exact attn_implementation: the same attention, without a fused kernel
+part attn_implementation
 derived trust_remote_code force_hf
 files cache_dir
 speed use_cache low_cpu_mem_usage output_hidden_states
@@ -84,13 +84,11 @@ lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant lr_deca
     wsd_decay_steps=null lr_wsd_decay_style=null
 """)
 OF_DATA = table("""
-exact split name limit_dataset_samples num_samples_limit: part of data.train
-exact seq_length truncation: part of data.max_length
+part split name limit_dataset_samples num_samples_limit seq_length truncation mask_history
+    answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset path_or_dataset_id dataset_name
 padding padding pad_to_max_length
 derived tokenizer
-exact mask_history answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset
-    path_or_dataset_id dataset_name: a setting of another kind of data set
-exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: it affects how rows are read
+files fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples
 lost mask_reasoning_content=false mask_generation_prompt=false
 """)
 
@@ -305,11 +303,6 @@ def _pattern(entries: list[str]) -> str:
     return "|".join(f"({part})" for part in parts)
 
 
-def _listed(keys: Keys, key: str) -> list[str]:
-    found = keys.texts(key) or []
-    return [found] if isinstance(found, str) else found
-
-
 def _lora(keys: Keys, named: Named | None) -> None:
     peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
@@ -320,7 +313,7 @@ def _lora(keys: Keys, named: Named | None) -> None:
     else:
         peft.same("_target_", note="it adds the lora section")
         peft.follow(OF_LORA)
-        targets, exclude = _listed(peft, "target_modules"), _listed(peft, "exclude_modules")
+        targets, exclude = peft.listed("target_modules"), peft.listed("exclude_modules")
         every = peft.flag("match_all_linear") or (exclude and not targets)
         name = (
             "match_all_linear"

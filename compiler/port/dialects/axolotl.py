@@ -290,8 +290,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
     given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
-    named = keys.texts("lora_target_parameters") or []
-    parameters = [named] if isinstance(named, str) else named
+    parameters = keys.listed("lora_target_parameters")
     if not given and not linear and not parameters:
         message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
         keys.refuse("lora_target_modules", "E1148", message, "lora_target_linear: true")

@@ -29,7 +29,7 @@ JOINED = "texts share rows; without sample_packing, a text in Axolotl attends to
 OF_SOURCES = table("""
 exact ds_type: the file name gives the type
 exact trust_remote_code: recipec runs no code of a data set
-exact preprocess_shards: it affects how rows are prepared, not which rows
+files preprocess_shards
 lost revision shards shards_idx
 lost input_transform: recipec does not apply it; data.transform names your own function
 lost temperature logprobs_field: it is for distillation, which recipec does not have

@@ -42,7 +42,7 @@ number beta2 -> train.optimizer.b2
 """)
 OF_DATA = table("""
 lost ignore_index=-100
-exact num_workers download_dir file_url file_name repo_id: it affects how the data is read, not its content
+files num_workers download_dir file_url file_name repo_id
 """)
 
 FLAGS = {

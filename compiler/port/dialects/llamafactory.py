@@ -708,7 +708,7 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
     ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
     oft_block_size oft_target
-exact eval_on_each_dataset: recipec evaluates the sources of data.eval together
+part eval_on_each_dataset
 exact gradient_checkpointing: disable_gradient_checkpointing decides whether activations are kept
 learned create_new_adapter use_llama_pro use_galore use_apollo use_badam use_adam_mini freeze_language_model
     split_special_tokens add_tokens new_special_tokens_config shift_attn mixture_of_depths pref_ftx

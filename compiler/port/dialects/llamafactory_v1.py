@@ -109,8 +109,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
     section.follow(OF_LORA, training.OFF)
-    given = section.texts("target_modules") or "all"
-    names = [given] if isinstance(given, str) else given
+    names = section.listed("target_modules") or ["all"]
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
         spec = target_modules(model, names)

@@ -37,7 +37,7 @@ evaluation eval_per_device_batch_size eval_data_columns hf_eval_split hf_eval_fi
 speed enable_nnx pure_nnx pure_nnx_decoder expansion_factor_real_data max_inflight_computations
     num_vocab_tiling use_chat_template
 media train_image_column eval_image_column default_prompt
-exact dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns: part of data.train
+part dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns
 exact add_bos add_eos use_truncation: fine-tuning writes only the tokens of the chat template, truncated at
     max_target_length
 exact enable_dropout: dropout_rate gives the rate

@@ -63,11 +63,9 @@ generation max_new_tokens temperature top_k top_p repetition_penalty num_beams s
     top_logprobs structured_outputs_regex response_prefix template_backend ds3_gather_for_generation
 media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
 padding padding_side padding_free packing_strategy
-exact attn_impl attn_implementation: the same attention, without a fused kernel
-exact dataset_shuffle train_dataloader_shuffle stopping_strategy: recipec shuffles the rows again in each
-    epoch
-exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think
-    use_chat_template is_binary_loss_scale: part of the chat template
+part attn_impl attn_implementation dataset_shuffle train_dataloader_shuffle stopping_strategy agent_template
+    enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think use_chat_template
+    is_binary_loss_scale
 exact use_hf max_model_len: recipec reads an id as one of the Hugging Face Hub
 exact group_by_length: recipec does not group samples of similar length
 lost early_stop_interval=null model_kwargs=null/{}
@@ -307,8 +305,7 @@ def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
         spec = "all-linear"
     elif isinstance(names, list):
         spec = names
-    given = keys.texts("target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("target_parameters")
     chosen = adapters.say_targets(keys, key, model, spec, parameters=parameters)
     adapters.say_parameters(keys, "target_parameters", chosen)
     keys.passive(("target_modules", "target_regex"), "target_regex holds")
@@ -356,9 +353,7 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
     """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
     out = {}
     for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
-        found = keys.texts(key) or []
-        names = [found] if isinstance(found, str) else found
-        if names:
+        if names := keys.listed(key):
             out[mark] = (names[0], names[-1])
         keys.same(key, note="only swift/self-cognition uses it")
     return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
@@ -372,11 +367,7 @@ def _read(name: str) -> str:
 
 def _prefix(keys: Keys) -> str:
     """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
-    found = keys.texts("dataset") or []
-    names = [
-        re.split("[:#]", text.rpartition("::")[2])[0]
-        for text in ([found] if isinstance(found, str) else found)
-    ]
+    names = [re.split("[:#]", text.rpartition("::")[2])[0] for text in keys.listed("dataset")]
     prefixes = {READS.get(_read(name), "") for name in names}
     if len(prefixes) > 1:
         message = "ms-swift removes a word from the answers of only one of the data sets"
@@ -387,10 +378,9 @@ def _prefix(keys: Keys) -> str:
 
 def _sources(keys: Keys, key: str) -> list[Any]:
     """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
-    found = keys.texts(key) or []
     out: list[Any] = []
     sets = keys_of(NAME, "datasets")
-    for text in [found] if isinstance(found, str) else found:
+    for text in keys.listed(key):
         hub, _, rest = text.rpartition("::")
         head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
         name, _, subsets = head.partition(":")

@@ -54,7 +54,7 @@ switch use_dora -> lora.kind=dora
 """)
 OF_SOURCES = table("""
 lost data_dir=null: a folder of a repository: name its files as data_files
-exact cache_dir streaming num_proc trust_remote_code: it affects how the data is read, not its content
+files cache_dir streaming num_proc trust_remote_code
 """)
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 
@@ -337,8 +337,7 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
 
 
 def _lora(keys: Keys, model: Model | None) -> None:
-    given = keys.texts("lora_attn_modules")
-    modules = [given] if isinstance(given, str) else given or []
+    modules = keys.listed("lora_attn_modules")
     targets = [NAMES[module] for module in NAMES if module in modules]
     unknown = [module for module in modules if module not in NAMES]
     if unknown:

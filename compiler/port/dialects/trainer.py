@@ -27,11 +27,10 @@ files config_name cache_dir use_fast_tokenizer token use_auth_token model_revisi
     overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
 exact torch_dtype dtype: it gives model.dtype, together with bf16 and fp16
 exact tokenizer_name: the model's own
-exact dataset_config_name: part of data.train
+part dataset_config_name attn_implementation
 exact validation_file validation_split_percentage: the run does not evaluate
 exact model_type: model_name_or_path gives the model
 learned config_overrides
-exact attn_implementation: the same attention, without a fused kernel
 exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
 """)
 SIZES = table("""
@@ -176,8 +175,7 @@ def _targets(keys: Keys, named: Named | None) -> None:
     model = named.model if named else None
     spec = keys.texts("target_modules")
     layers = adapters.layers_of(keys)
-    given = keys.texts("target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("target_parameters")
     exclude = keys.texts("exclude_modules")
     chosen = adapters.say_targets(keys, "target_modules", model, spec, layers, exclude, parameters)
     adapters.say_parameters(keys, "target_parameters", chosen)

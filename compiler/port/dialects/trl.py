@@ -49,8 +49,7 @@ speed gradient_checkpointing_use_reentrant use_num_logits_to_keep use_logits_to_
     num_of_sequences chars_per_token
 exact env: environment variables, which recipec's scripts do not read
 lost activation_offloading=false
-exact attn_implementation: the same attention, without a fused kernel
-exact shuffle_dataset: recipec shuffles the rows again in each epoch
+part attn_implementation shuffle_dataset
 exact chat_template_path: the tokenizer's own template
 exact text_column columns_to_keep: which columns are read and kept
 exact dtype: it gives model.dtype, together with bf16 and fp16
@@ -63,7 +62,7 @@ switch use_dora -> lora.kind=dora
 lost lora_task_type=CAUSAL_LM
 """)
 OF_SOURCES = table("""
-exact path name split data_files: part of data.train
+part path name split data_files
 lost data_dir=null: a folder of a repository: name its files as data_files
 lost revision=null/main
 exact columns: recipec ignores columns that it does not use
@@ -181,8 +180,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
-    given = keys.texts("lora_target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("lora_target_parameters")
     layers, exclude = adapters.layers_of(keys), keys.texts("exclude_modules")  # only in Python scripts
     if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
         layers = list(range(model.architecture.num_layers))[-last:]

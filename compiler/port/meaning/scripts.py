@@ -122,20 +122,18 @@ UNSLOTH_LORA: Mapping[str, Any] = {
 
 KEYS = table("""
 exact random_state: the seed of the initial adapters: other draws of the same distribution
-exact full_finetuning load_in_16bit: whether the run trains adapters, and on which base model
+part full_finetuning load_in_16bit finetune_attention_modules finetune_mlp_modules finetune_last_n_layers
+    layers_to_transform exclude_modules padding_side pad_token_id shuffle
 learned finetune_language_layers=null/true qat_scheme=null embedding_learning_rate=null ref_model=null
     resize_model_vocab=null text_only=false/true
     data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator
     resize_token_embeddings loftq_config=null/{}
-exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
 exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
-exact finetune_last_n_layers layers_to_transform exclude_modules: part of lora.targets and lora.layers
 lost layers_pattern=layers/null/[]: the decoder's layers are counted
 learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
-exact padding_side pad_token_id: padding is neither trained on nor attended to
 lost truncation_side=right add_eos_token=null add_bos_token=null response_part requires_grad model_config
 lost model_max_length: recipec truncates samples only at data.max_length
 learned setup_chat_format=null clone_chat_template=null: recipec adds neither its template nor its tokens,
@@ -150,7 +148,6 @@ speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_uti
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
 exact formatting_func: it makes no column that is trained on
 exact standardize_sharegpt: recipec reads both ways of writing conversations
-exact shuffle: recipec shuffles the rows again in each epoch
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
 exact pretraining_tp: how products are split, not their result
 """)

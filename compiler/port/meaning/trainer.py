@@ -365,7 +365,7 @@ speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_tran
     half_precision_backend jit_mode_eval mp_parameters past_index ray_scope torchdynamo tpu_metrics_debug
     tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
 exact optim_target_modules: the optimizer updates all trained parameters
-exact lr_scheduler_kwargs: part of the schedule
+part lr_scheduler_kwargs
 lost liger_kernel_config=null: kernels of the same arithmetic
 lost auto_find_batch_size=false
 exact dataloader_drop_last: it affects at most the last step of an epoch

@@ -209,10 +209,9 @@ by the beginning of their names after Paged."""
 OF_OPTIMIZERS = table("""
 lost amsgrad=false maximize=false
 learned centered=false bias_correction=true decouple_lr=false
-exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
+files fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
     min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
-    compress_state_dict check_numerics use_decoupled_grad set_grad_none: it affects how the same update is
-    computed
+    compress_state_dict check_numerics use_decoupled_grad set_grad_none
 """)
 
 
