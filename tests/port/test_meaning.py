@@ -108,11 +108,9 @@ def test_report_covers_every_accelerate_config_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys, processes, shared",
     [
-        ({"num_processes": 4}, 4, 1),
         ({"num_processes": 4, "num_machines": 2}, 4, 1),
         ({"num_processes": 4, "distributed_type": "NO"}, 1, 1),
         ({"num_processes": -1}, None, 1),
-        ({}, None, 1),
         ({"num_processes": 8, "parallelism_config": {"parallelism_config_tp_size": 2}}, 8, 2),
         ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2, "dp_shard_size": 2}}, 8, 4),
     ],

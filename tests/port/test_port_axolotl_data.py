@@ -28,20 +28,6 @@ def one(folder: Path, **keys: Any) -> Any:
     return made
 
 
-def test_drop_system_message_is_converted_or_unsupported_with_roles(tmp_path: Path) -> None:
-    talk = [{"role": role, "content": "Hi"} for role in ("system", "user", "assistant")]
-    made = one(tmp_path, type="chat_template", drop_system_message=True)
-    for given in (talk, talk[1:]):
-        row = {"messages": given, "tools": []}
-        assert convert(made.files["convert.py"], row) == {"messages": talk[1:], "tools": []}
-    roles = {"user": ["customer"], "assistant": ["agent"]}
-    made = port(
-        tmp_path,
-        datasets=[{"path": "a/b", "type": "chat_template", "drop_system_message": True, "roles": roles}],
-    )
-    assert verdict(made, "datasets[0].drop_system_message") is Verdict.UNSUPPORTED
-
-
 def test_unknown_role_names_are_converted(tmp_path: Path) -> None:
     roles = {"user": ["customer"], "assistant": ["agent"]}
     made = one(tmp_path, type="chat_template", roles=roles, message_property_mappings={"content": "said"})
@@ -64,24 +50,6 @@ def test_alpaca_type_becomes_prompt_completion_text(tmp_path: Path) -> None:
     whole = convert(made.files["convert.py"], {"instruction": "Add.", "input": "1 and 2", "output": "3"})
     assert "### Input:\n1 and 2\n\n### Response:\n" in whole["prompt"]
     assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
-
-
-def test_custom_dataset_type_becomes_a_transform(tmp_path: Path) -> None:
-    kind = {
-        "field_instruction": "question",
-        "field_output": "answer",
-        "format": "Q: {instruction}\n{input}\nA: ",
-        "no_input_format": "Q: {instruction}\nA: ",
-        "system_prompt": "Be kind.",
-        "system_format": "[{system}] ",
-    }
-    made = one(tmp_path, type=kind)
-    row = {"question": "Why?", "answer": "Because."}
-    text = made.files["convert.py"]
-    assert convert(text, row) == {"prompt": "[Be kind.] Q: Why?\nA: ", "completion": "Because."}
-    assert convert(text, {**row, "system": "Be brief.", "input": "Now."})["prompt"] == (
-        "[Be brief.] Q: Why?\nNow.\nA: "
-    )
 
 
 def test_segments_become_a_prompt_and_a_completion(tmp_path: Path) -> None:
@@ -168,17 +136,13 @@ def test_mixed_dataset_types_get_separate_settings(tmp_path: Path) -> None:
     ("given", "files", "path"),
     [
         ("our/set", None, "hf://our/set"),
-        ("hf://our/set", None, "hf://our/set"),
         ("./rows", None, "./rows"),
-        ("data/rows.jsonl", None, "data/rows.jsonl"),
         ("rows.json.gz", None, "rows.json.gz"),
         ("gcs://bucket/rows.jsonl", None, "gs://bucket/rows.jsonl"),
         ("json", "rows.jsonl", "rows.jsonl"),
         ("json", ["a.jsonl", "b.jsonl"], None),
         ("our/set", "part.jsonl", "hf://datasets/our/set/part.jsonl"),
-        ("our/set", "/data/part.jsonl", "/data/part.jsonl"),
         ("s3://bucket/rows.jsonl", None, None),
-        ("https://host/rows.jsonl", None, None),
         ("a b", None, None),
     ],
 )
@@ -232,3 +196,21 @@ def test_types_of_pairs_become_messages(name: str, row: dict[str, Any], tmp_path
     assert convert(made.files["convert.py"], row) == found
     found["prompt"] = [{"role": "system", "content": "Short."}, *asked]
     assert convert(made.files["convert.py"], {**row, "system": "Short."}) == found
+
+
+def test_custom_dataset_type_becomes_a_transform(tmp_path: Path) -> None:
+    kind = {
+        "field_instruction": "question",
+        "field_output": "answer",
+        "format": "Q: {instruction}\n{input}\nA: ",
+        "no_input_format": "Q: {instruction}\nA: ",
+        "system_prompt": "Be kind.",
+        "system_format": "[{system}] ",
+    }
+    made = one(tmp_path, type=kind)
+    row = {"question": "Why?", "answer": "Because."}
+    text = made.files["convert.py"]
+    assert convert(text, row) == {"prompt": "[Be kind.] Q: Why?\nA: ", "completion": "Because."}
+    assert convert(text, {**row, "system": "Be brief.", "input": "Now."})["prompt"] == (
+        "[Be brief.] Q: Why?\nNow.\nA: "
+    )

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from recipec.compiler.port.ledger import Line, Verdict
-from recipec.compiler.port.port import Ported, name_of
+from recipec.compiler.port.port import Ported
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import UNREAD, Recognized, recognize
 from recipec.compiler.port.report import markdown
@@ -161,10 +161,6 @@ def test_file_of_unsupported_tool_is_refused_by_name(tool: str, tmp_path: Path) 
     assert isinstance(forced, Recognized) and forced.dialect.NAME == "trl"
 
 
-def test_two_accelerate_configs_are_refused(ported: Port) -> None:
-    assert codes(ported(files={"a.yaml": ACCELERATE, "b.yaml": ACCELERATE})) == ["E1110"]
-
-
 def test_mesh_keeps_global_batch_size(ported: Port) -> None:
     def arranged(
         rows: int, micro: int = 1, machine: str = "v5p-8", model: str = "Qwen/Qwen3-8B"
@@ -252,14 +248,6 @@ def test_recipe_text_has_schema_order_and_inline_or_preceding_comments() -> None
         "    weight_decay: 0.0  # the tool's default\n  schedule: {name: cosine, warmup_ratio: 0.1}\n\n"
         "checkpoint: {keep: 2}\n"
     )
-
-
-def test_recipe_name_comes_from_file_or_folder() -> None:
-    assert name_of(Path("My Config_v2.yaml")) == "my-config-v2"
-    assert name_of(Path("qwen3/config.yaml")) == "qwen3"
-    assert name_of(Path("31b.yml")) == "port-31b"
-    assert name_of(Path("/runs/runtime.yaml")) == "ported"
-    assert len(name_of(Path(f"{'x' * 90}.yaml"))) == 63
 
 
 def test_the_markdown_report_has_every_key_and_the_defaults(ported: Port) -> None:

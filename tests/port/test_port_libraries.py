@@ -316,40 +316,6 @@ def test_alpaca_prompt_matches_torchtune(tmp_path: Path, given: str) -> None:
     assert ours["convert"](row) == {"messages": [{"role": m.role, "content": m.content} for m in theirs]}
 
 
-@pytest.mark.parametrize("given", ["", "1 2"])
-def test_alpaca_prompt_matches_litgpt(tmp_path: Path, given: str) -> None:
-    made = from_wheel("litgpt", "litgpt/prompts.py", "Alpaca", PromptStyle=object)
-    row = {"instruction": "Add {these}.", "input": given, "output": "3"}
-    theirs = made["Alpaca"]().apply(row["instruction"], **row)
-    ours: dict[str, Any] = {}
-    ledger = ported("litgpt", tmp_path, {"checkpoint_dir": "Qwen/Qwen3-0.6B", "lora_r": 4})
-    exec(ledger.files["convert.py"], ours)
-    assert ours["convert"](row) == {"prompt": theirs, "completion": "3"}
-
-
-@pytest.mark.parametrize("rows, micro, devices, nodes", [(9, 2, 1, 1), (64, 4, 3, 1), (32, 2, 4, 2)])
-def test_global_batch_size_matches_litgpt(
-    tmp_path: Path, rows: int, micro: int, devices: int, nodes: int
-) -> None:
-    import dataclasses
-    import warnings
-
-    space = {"dataclass": dataclasses.dataclass, "math": math, "warnings": warnings}
-    train = from_wheel("litgpt", "litgpt/args.py", "TrainArgs", **space)["TrainArgs"](
-        global_batch_size=rows, micro_batch_size=micro
-    )
-    content = {
-        "checkpoint_dir": "Qwen/Qwen3-0.6B",
-        "lora_r": 4,
-        "devices": devices,
-        "num_nodes": nodes,
-        "train": {"global_batch_size": rows, "micro_batch_size": micro},
-    }
-    ledger = ported("litgpt", tmp_path, content)
-    theirs = train.gradient_accumulation_iters(devices, nodes) * micro * devices * nodes
-    assert ledger.value("train.global_batch_size") == theirs
-
-
 TURNS = (
     ("system", "Be brief."),
     ("user", "Hi"),

@@ -93,20 +93,6 @@ def test_comments_in_dataset_info_are_no_data_sets(tmp_path: Path) -> None:
     assert source is not None and role_of(source) is None
 
 
-def test_instruction_and_input_are_joined_into_one_user_message(tmp_path: Path) -> None:
-    made = port(tmp_path)
-    assert values(made, "data.format", "data.transform") == ["chat", "convert.py:convert"]
-    namespace: dict[str, Any] = {}
-    exec(made.files["convert.py"], namespace)
-    row = {"instruction": "Translate.", "input": "Haus", "output": "house"}
-    assert namespace["convert"](row) == {
-        "messages": [
-            {"role": "user", "content": "Translate.\nHaus"},
-            {"role": "assistant", "content": "house"},
-        ]
-    }
-
-
 def test_dpo_and_orpo_settings_and_pairs_are_ported(tmp_path: Path) -> None:
     made = port(tmp_path, stage="dpo", dataset="ranked", pref_beta=0.3)
     spoken(made)
@@ -160,6 +146,14 @@ def test_every_shipped_dataset_is_ported_or_refused_with_known_code(tmp_path: Pa
     assert refused["E1143"] == ["deepctrl"]  # which is on ModelScope alone
 
 
+def test_v1_config_knows_shipped_demo_datasets(tmp_path: Path) -> None:
+    made = ported(
+        "llamafactory_v1", tmp_path, {"model": "Qwen/Qwen3-8B", "train_dataset": "data/v1_sft_demo.yaml"}
+    )
+    rows = {"path": "data/alpaca_en_demo.json", "limit": 500}
+    assert codes(made) == [] and made.value("data.train") == ["data/identity.json", rows]
+
+
 @pytest.mark.parametrize("names", ["letters,talks", "talks,letters"])
 def test_mixed_instruction_and_conversation_rows_parse_as_when_separate(tmp_path: Path, names: str) -> None:
     asked = {"instruction": "Translate.", "input": "Haus", "output": "house"}
@@ -190,14 +184,12 @@ def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
     [
         ("Qwen/Qwen3-8B", ["all"], 7 * 36, ()),
         ("google/gemma-4-31B", ["all"], 410, ()),
-        ("google/gemma-4-E2B", ["q_proj"], 35, ()),
         (
             "google/gemma-4-E2B",
             ["all"],
             205,
             ("per_layer_input_gate", "per_layer_projection", "per_layer_model"),
         ),
-        ("google/gemma-3-4b-it", ["all"], 7 * 34, ()),
     ],
 )
 def test_lora_targets_adapt_only_language_model_projections(

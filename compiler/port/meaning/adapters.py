@@ -407,11 +407,6 @@ def prefix_of(model: Model) -> str:
     return model.family.prefixes[0 if is_multimodal(model) else -1]
 
 
-def all_linear(model: Model) -> list[str]:
-    """Return PEFT's "all-linear": the full names of all Linear modules except the output head."""
-    return [module.name for module in modules(model) if module.linear and module.what != "lm_head"]
-
-
 def choose(
     model: Model,
     spec: str | Sequence[str],
@@ -434,7 +429,8 @@ def choose(
     together = modules(model)
     every = [module for module in together if not module.parameter]
     names = [name for module in together for name in {module.name: 0, module.former: 0}]
-    read = experts.read(model, spec, all_linear(model), names)
+    linear = [module.name for module in together if module.linear and module.what != "lm_head"]
+    read = experts.read(model, spec, linear, names)
     found = [module for module in every if _matches(read.modules, module.name)]
     if not isinstance(read.modules, str) and (wanted := set(layers or ())):
         found = [module for module in found if _layer(module.name) in wanted]

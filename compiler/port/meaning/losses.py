@@ -78,7 +78,7 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         form, why = "chat", "not known from the files: TRL decides by the columns of the data set"
     if why.startswith("not known") and path is not None:
         message = "the format of the data is a guess: TRL decides by the columns of the data set"
-        help = "set data.format and data.loss_on in the recipe, if the rows are not chats"
+        help = "chat fits a column `messages`; otherwise set data.format and data.loss_on in the recipe"
         key = where[0].prefix + where[1]
         keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     keys.ledger.set("data.format", form, why)

@@ -134,7 +134,8 @@ learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
-lost truncation_side=right add_eos_token=null add_bos_token=null response_part requires_grad model_config
+lost truncation_side=right add_eos_token=null add_bos_token=null requires_grad model_config
+lost response_part: recipec trains on whole answers, with their thoughts
 lost model_max_length: recipec truncates samples only at data.max_length
 learned setup_chat_format=null clone_chat_template=null: recipec adds neither its template nor its tokens,
     which data.chat_template and model.add_tokens can give
