@@ -23,7 +23,6 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
-    streaming,
     templates,
     trainer,
 )
@@ -86,7 +85,7 @@ def port(ledger: Ledger) -> None:
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
     keys.same("disable_shuffling", note="off")
-    streaming.say_stream(keys, "streaming", ("buffer_size",), 16384)
+    datasets.say_stream(keys, "streaming", ("buffer_size",), 16384)
     off = keys.flag("disable_gradient_checkpointing") and not launch.remat
     keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")

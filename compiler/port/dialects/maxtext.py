@@ -6,6 +6,7 @@ alone, the values of MaxText's sft.yml, from which a run starts, override these 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, axes, datasets, experts, models, templates, training
+from recipec.compiler.port.meaning import adapters, datasets, experts, models, sharding, templates, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import plural
@@ -106,6 +107,10 @@ PROJECTIONS = {
 }
 """MaxText's names of the projections, at the end of a module's path."""
 BALANCED = "recipec takes all tokens of a micro-batch and all layers; MaxText each row and layer"
+ROWS = ("data", "fsdp", "fsdp_transpose", "diloco")
+"""Axes whose devices have different rows. They map to fsdp."""
+WIDTH = ("tensor", "tensor_sequence", "tensor_transpose")
+"""Axes that split matrix products. They map to tp."""
 STREAM = "recipec draws another order; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its own conversation"
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
@@ -222,17 +227,17 @@ def _targeted(path: str, module: str) -> bool:
 
 def _batch(keys: Keys) -> None:
     """Record the rows of a step, counted over all devices, including devices that share a row."""
-    mesh = axes.of_parallelism(keys, ("ici", "dcn"))
+    devices, tp = _mesh(keys)
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
-    rows = int(mesh.devices * per_device) * accumulation
+    rows = int(devices * per_device) * accumulation
     if rows < 1:
-        message = f"{per_device:g} rows per device on {mesh.devices} devices are less than one row"
+        message = f"{per_device:g} rows per device on {devices} devices are less than one row"
         keys.refuse("per_device_batch_size", "E1160", message, "per_device_batch_size: 1")
         return
-    micro = max(int(per_device * mesh.tp), 1)
+    micro = max(int(per_device * tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
-    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows per step"
+    product = f"{per_device:g} x {devices} devices x {accumulation} micro-batches: {rows} rows per step"
     keys.say("per_device_batch_size", made)
     keys.same("gradient_accumulation_steps", note=product)
     keys.ledger.set("train.global_batch_size", rows, product)
@@ -242,6 +247,33 @@ def _batch(keys: Keys) -> None:
     keys.same("use_tunix_gradient_accumulation", note="the mean of micro-batches' means" if tunix else "")
     keys.ledger.set("train.loss_normalization", kept)
     keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
+
+
+def _mesh(keys: Keys) -> tuple[int, int]:
+    """Record the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
+
+    Returns:
+        The number of all devices: --devices, or the product of the sizes, where -1 stands for the requested
+        accelerator's devices. The number of those that split each product.
+    """
+    every = [
+        key for key in keys.defaults if key.endswith("_parallelism") and key.startswith(("ici_", "dcn_"))
+    ]
+    axes = {key: key.removesuffix("_parallelism").partition("_")[2] for key in every}
+    sizes: dict[str, int] = {}
+    for key, name in axes.items():
+        sizes[name] = sizes.get(name, 1) * max(keys.integer(key) or 1, 1)
+    rest = any((keys.integer(key) or 1) < 1 for key in every if key.startswith("ici_"))
+    product = math.prod(sizes.values())
+    devices = keys.ledger.devices or (keys.ledger.tpus or product if rest else product)
+    tp = math.prod(sizes.get(name, 1) for name in WIDTH)
+    carried = product == math.prod(sizes.get(name, 1) for name in (*ROWS, *WIDTH)) and devices % tp == 0
+    made = {"mesh.axes": {"fsdp": devices // tp, "tp": tp}} if carried and tp > 1 else None
+    for key, name in axes.items():
+        if made and name in WIDTH and (keys.integer(key) or 1) > 1:
+            keys.same(key, made, sharding.sharing(tp))
+        keys.same(key, note=REASONS["mesh"])
+    return devices, tp if carried else 1
 
 
 def _data(keys: Keys, named: Named | None) -> None:

@@ -21,7 +21,6 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
-    streaming,
     templates,
     trainer,
     training,
@@ -514,7 +513,7 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Non
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
     trainer.say_run(keys, run, launch, taken, dtype)
-    streaming.say_stream(keys, "streaming", ("shuffle_buffer_size",))
+    datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
     keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
     trainer.memory(keys, launch)

@@ -19,7 +19,6 @@ from recipec.compiler.port.meaning import (
     models,
     scripts,
     sharding,
-    streaming,
     templates,
     trainer,
     training,
@@ -120,7 +119,7 @@ def _stream(keys: Keys) -> None:
         switch, other = other, switch
     if keys.flag(switch) and keys.ledger.value("train.steps") and not keys.flag("shuffle_dataset"):
         keys.ledger.set("data.shuffle_seed", None)
-    streaming.say_stream(keys, switch, ("buffer_size",))
+    datasets.say_stream(keys, switch, ("buffer_size",))
     keys.same(other, note="off")
 
 
