@@ -117,7 +117,7 @@ MUTANTS = (
            "exact use_rslora: alpha / sqrt(rank)\nswitch use_dora -> lora.kind=dora\nlost"),
     Mutant("port-litgpt-rows", "test_port_keys -k litgpt",
            "accumulation = rows // devices // micro", "accumulation = rows // micro"),
-    Mutant("port-trainer-epochs", "test_port_trainer",
+    Mutant("port-trainer-epochs", "test_port_keys -k trainer",
            "whole = math.ceil(epochs)", "whole = int(epochs)"),
     # Plans.
     Mutant("plan-model-flops", "test_bound -k model_flops",

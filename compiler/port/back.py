@@ -84,13 +84,7 @@ ONE = "recipec assumes one GPU; --devices N sets another number, and keeps the r
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of the command line.
-
-    Attributes:
-        tool: the tool of --to, one of DIALECTS.
-        devices: the GPUs, None if the command line does not say.
-        place: the path of the config.
-    """
+    """The arguments of the command line."""
 
     tool: str
     devices: int | None = None
@@ -160,7 +154,6 @@ def _ported(text: str, config: Config, asked: Asked) -> Ledger:
 
 
 def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None:
-    """Record for every value of the recipe what became of it."""
     source, recipe = ledger.sources.main, config.recipe
     there = _returned(recipe, config, returned)
     came = dict(_leaves(there))
@@ -245,11 +238,7 @@ AFTER = "the tool does not train on what the template writes after the end of an
 
 
 def _retold(path: str, recipe: Recipe, returned: Ledger) -> str | None:
-    """Say how instruction rows differ that come back as messages.
-
-    Returns:
-        The difference, "" if there is none, or None if no such rows come back.
-    """
+    """Say how instruction rows differ that come back as messages."""
     data = recipe.data
     columns = alpaca(data.fields)
     made = conversion.alpaca(conversion.Alpaca(**{"query": None, **columns}), False)
@@ -284,7 +273,6 @@ def _returned(recipe: Recipe, config: Config, returned: Ledger) -> Any:
 
 
 def _alike(path: str, here: Any, there: Any, config: Config) -> bool:
-    """Return whether two values of a path mean the same."""
     if path in ("data.train", "data.eval"):
         if any(one.path.endswith(".array_record") for one in here):  # `datasets` cannot read these
             return False
@@ -355,7 +343,6 @@ SPREAD = {
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
-    """Return the comment at the config's top."""
     lines = []
     if made.missing:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]

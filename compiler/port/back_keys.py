@@ -161,13 +161,7 @@ class Config:
 
 
 def written(program: Program, tool: str, devices: int, folder: Path) -> Config:
-    """Write a recipe as a tool's config, as far as the tool has keys for it.
-
-    Args:
-        tool: one of DIALECTS.
-        devices: the number of GPUs, which divides the rows of a step.
-        folder: the folder of the config.
-    """
+    """Write a recipe as a tool's config, as far as the tool has keys for it."""
     config = Config(program, tool, devices, folder)
     config.direct("model")
     config.direct("lora") if program.recipe.lora else None
@@ -364,7 +358,6 @@ def _template(config: Config) -> dict[str, Any]:
 
 
 def _entry(config: Config, source: DataSource) -> dict[str, Any]:
-    """Return an entry of dataset_info.json."""
     data, text = config.recipe.data, config.recipe.data.format == "text"
     hub = _is_hub(source)
     made = {"hf_hub_url": source.path.removeprefix("hf://")} if hub else {"file_name": source.path}
@@ -469,7 +462,6 @@ def _axolotl(config: Config) -> None:
 
 
 def _rows(config: Config, source: DataSource) -> dict[str, Any]:
-    """Return an entry of Axolotl's data sets."""
     data = config.recipe.data.of(source)
     named = {name: there for name, there in data.fields.items() if name != there}
     made = {"path": source.path.removeprefix("hf://"), "name": source.config, "split": _split(source)}
@@ -510,7 +502,6 @@ WRITERS: Mapping[str, Callable[[Config], None]] = {
 
 
 def _trainer(config: Config) -> None:
-    """Write transformers' TrainingArguments, which TRL and LLaMA-Factory also read."""
     recipe, keys = config.recipe, config.keys
     train = recipe.train
     config.batches("per_device_train_batch_size")

@@ -155,16 +155,7 @@ def is_command(path: Path) -> bool:
 def read_command(
     path: Path, number: int | None = None, chosen: str | None = None, beside: Sequence[Path] = ()
 ) -> tuple[Command | None, list[Diagnostic]]:
-    """Read the training command of a script.
-
-    Args:
-        number: the number from --command if the script has several, from 1.
-        chosen: the dialect's name, from --from.
-        beside: files of the port's own command line. The command's file names are looked up here first.
-
-    Returns:
-        The command, None if there is none that can be read, and the findings.
-    """
+    """Read the training command of a script."""
     if str(path) == "-":
         text, problem = sys.stdin.read(MAX_BYTES + 1), None
     else:
@@ -252,7 +243,6 @@ def _end_of_launcher(words: Sequence[Word], at: int) -> int:
 
 
 def _types(tool: str) -> dict[str, str]:
-    """Return the types of a tool's flags."""
     sections = tools().get(tool, {}).get("sections", {})
     return {
         key: str(row[0])
@@ -285,15 +275,7 @@ class _Laid:
         secrets: Mapping[str, str] | None = None,
         at: Span | None = None,
     ) -> None:
-        """Set a key, and replace its old value.
-
-        Args:
-            span, at: the places of the flag and of its value.
-            secrets: the kinds of tokens in the value, by the path below it.
-
-        Raises:
-            Refused: the path leads through something that is not a section.
-        """
+        """Set a key, and replace its old value."""
         help = "set the section itself instead"
         key = shown(key) or '""'
         way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
@@ -332,8 +314,6 @@ def _below(value: Any, path: str) -> Iterator[str]:
 
 
 class _Script:
-    """A script from which a command is read."""
-
     def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
         self.path, self.file = path, file
         self.text = re.sub("[\ue000-\ue002]", "?", text)
@@ -410,10 +390,7 @@ class _Script:
             programs = [each for each in programs if each.tool or each.launcher]
         if not programs:
             message = f"{self.file} has no command that trains"
-            help = (
-                "looked for trl, llamafactory-cli, axolotl, tune, litgpt, and for accelerate, torchrun, "
-                "deepspeed or python with a training script"
-            )
+            help = "looked for the tools' commands, and launchers with a training script"
             raise self.refused("E1182", message, help, Span(self.file, 1, 1, self.tree.lines[0]))
         if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
             lines = [
@@ -501,7 +478,6 @@ class _Script:
         return [named, *(word for word in plain if word not in (base, over))]
 
     def _lay(self, laid: _Laid, flag: str, values: Sequence[Word], place: Word, dialect: str) -> None:
-        """Set one flag in the config."""
         types, span = _types(dialect), self.place(place)
         key = flag if dialect in ("torchtune", "maxtext") else flag.replace("-", "_")
         if key not in types and key.startswith("no_") and not values and (not types or key[3:] in types):
@@ -565,15 +541,7 @@ class _Script:
         return source
 
     def _beside(self, name: str, span: Span, code: str, says: bool = True) -> Source | None:
-        """Find a file that a heredoc writes, or that is next to the script or below the working folder.
-
-        Args:
-            code: the code of the finding if the file is missing; the result is then None.
-            says: whether to report a missing file.
-
-        Raises:
-            Refused: the path leads out of the folder, or the file cannot be read.
-        """
+        """Find a file that a heredoc writes, or that is next to the script or below the working folder."""
         text = shown(name)
         if missing := unknown(name):
             message = f"the file's name contains `{missing}`, which is known only when the script runs"

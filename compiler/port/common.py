@@ -24,15 +24,10 @@ learned trainable_token_indices peft_trainable_token_indices: the run has no ada
     embedding are trained only next to adapters
 learned loraplus_lr_ratio lorap_lr_ratio: the run trains no adapter, so there is no B to give a higher
     learning rate
-learned lora_model_dir adapter_name_or_path: recipec starts from one adapter, and continues to train that
-    adapter
-learned neftune_noise_alpha noisy_embedding_alpha: recipec adds no noise to the embeddings of preferences:
-    less regularization
-learned z_loss_multiplier=0: recipec's loss is only the cross-entropy
+learned lora_model_dir adapter_name_or_path neftune_noise_alpha noisy_embedding_alpha z_loss_multiplier=0
+    rope_scaling
 learned label_smoothing_factor=0: recipec smooths labels only with train.objective: sft
-learned rope_scaling: recipec uses config.json unchanged, with its own rotary embedding
-lost fp8: recipec uses bfloat16 instead: products are more precise, and slower
-lost streaming: recipec reads the whole data set first, and shuffles all of it
+lost fp8 streaming
 exact do_train: a run of a recipe always trains
 exact loraplus_lr_embedding: recipec puts no adapters on embeddings
 files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
@@ -83,9 +78,9 @@ checkpoints auto_resume_from_checkpoints dynamic_checkpoint enable_async_checkpo
     greater_is_better ignore_data_skip metric_for_best_model restore_callback_states_from_checkpoint resume
     resume_from_checkpoint save_adapter_weights_only save_first_step save_on_each_node save_only_model
     save_steps save_strategy save_total_limit
-evaluation batch_eval_metrics bf16_full_eval do_eval do_predict eval_accumulation_steps
-    eval_batch_size eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval
-    include_for_metrics per_device_eval_batch_size prediction_loss_only
+evaluation batch_eval_metrics bf16_full_eval do_eval do_predict eval_accumulation_steps eval_batch_size
+    eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval include_for_metrics
+    per_device_eval_batch_size prediction_loss_only
 export export_device export_dir export_hub_model_id export_legacy_format export_quantization_bit
     export_quantization_dataset export_quantization_maxlen export_quantization_nsamples export_size merge_lora
     merge_method save_safetensors tokenizer_save_jinja_files
@@ -110,10 +105,7 @@ SINGLE = ("embed_tokens", "lm_head")
 WHOLE = (
     "recipec keeps them in lora.dtype; PEFT keeps them in the base model's type, unless the tool casts them"
 )
-TIED = (
-    "the embedding is also the output head, and recipec trains one tensor as both; PEFT "
-    "trains a separate copy of each named module"
-)
+TIED = "the output head is the embedding: recipec trains one tensor, PEFT a copy for each module"
 UNDECAYED = "Axolotl uses PEFT's optimizer for LoRA+, which has no weight decay"
 
 
@@ -148,7 +140,6 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
 
 
 def _tied(keys: Keys) -> bool:
-    """Return whether the model's output head is its embedding."""
     model = models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
     if model is None:
         return False
@@ -156,14 +147,8 @@ def _tied(keys: Keys) -> bool:
     return all(source.module != "lm_head" for source in sources)
 
 
-FREE = (
-    "recipec's dpo and kto compare with the model that training starts from, and TRL no "
-    "longer has a loss without a reference"
-)
-FREELY = (
-    "--set reference_free=false; or, without a reference, `objective: cpo`, which is SimPO with "
-    "`loss_type: simpo` and `cpo_alpha: 0.0`"
-)
+FREE = "recipec's dpo and kto, like TRL's, compare with the model that training starts from"
+FREELY = "--set reference_free=false; or `objective: cpo`, which needs no reference"
 
 
 def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
@@ -178,10 +163,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
         return
     objective = OBJECTIVES[keys.ledger.value("train.objective") or "sft"]
     if of_base and objective.refers(keys.ledger.value("train.loss_type") or next(iter(objective.losses))):
-        note = (
-            "the tool's reference is the base model without the adapter; recipec's reference has "
-            "a copy of the adapter"
-        )
+        note = "recipec's reference has a copy of the adapter; the tool's has none"
         keys.learned(key, (), note)
         return
     note = "the adapter must match what the recipe trains"
@@ -190,10 +172,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
     keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 
 
-SPARE = (
-    "new tokens take untrained rows of the embedding that no token has; if there are "
-    "none, the run stops and names the model.vocab_size that adds some"
-)
+SPARE = "new tokens take rows of the embedding that no token has; model.vocab_size adds some"
 
 
 def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
@@ -219,11 +198,7 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
 
 
 def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
-    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet.
-
-    Args:
-        off: values at which the tool's features do nothing.
-    """
+    """Record the tool's keys, as listed in data/dialects.json, that have no finding yet."""
     say_methods(keys, off)
     if keys.given("reference_free") and keys.value("reference_free") not in off:
         keys.refuse("reference_free", "E1163", FREE, FREELY)

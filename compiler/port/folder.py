@@ -25,12 +25,7 @@ SEVERAL, IN_THE_WAY = "E1181", "E1112"
 
 @dataclass(frozen=True)
 class One:
-    """One of several ports.
-
-    Attributes:
-        name: the file's name, with the command's number if the file has several.
-        target: the path of its recipe, None if it is not written.
-    """
+    """One of several ports."""
 
     name: str
     target: Path | None

@@ -37,6 +37,7 @@ OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
 
 REASONS = {
     "files": "it affects how files are found, read and kept, not their content",
+    "part": "other keys decide it, or recipec does it in its own way",
     "log": "it affects logs and reports, not training",
     "speed": "it affects speed and memory, not the numbers",
     "kernels": "fused or compiled kernels of the same arithmetic; XLA compiles the whole step",
@@ -44,8 +45,7 @@ REASONS = {
     "mesh": "recipec chooses the mesh for the accelerator; its fsdp axis splits weights and optimizer state",
     "padding": "padding is neither trained on nor attended to",
     "derived": "the tool finds this out about the model by itself",
-    "checkpoints": "how checkpoints are kept; recipec saves them with the optimizer's state, at "
-    "checkpoint.every_steps",
+    "checkpoints": "how checkpoints are kept, not what is trained",
     "evaluation": "how the tool evaluates, which does not affect training",
     "export": "what happens to the weights after training; merge.py follows the recipe's merge section",
     "generation": "a setting of generation, which does not affect training",
@@ -54,6 +54,9 @@ REASONS = {
 }
 """Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with
 this sentence."""
+
+
+MISSED = "recipec has no counterpart of it"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def table(text: str) -> tuple[Row, ...]:
     """Parse a table of keys, with rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE`.
 
     A row continues on indented lines. IDLE is a value at which the key does nothing, as JSON or a word.
-    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence.
+    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence. All keys of
+    `lost` and `learned` without a sentence have that of MISSED.
     """
     rows = []
     for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
@@ -86,6 +90,8 @@ def table(text: str) -> tuple[Row, ...]:
         verdict, *keys = head.split()
         if verdict in REASONS:
             verdict, note = "exact", REASONS[verdict]
+        elif verdict in ("lost", "learned"):
+            note = note or MISSED
         named = (key.partition("=") for key in keys)
         rows.append(
             Row(
@@ -196,6 +202,11 @@ class Keys:
             return found
         return self._wrong(key, "a text, or a list of texts")
 
+    def listed(self, key: str) -> list[str]:
+        """Return a list of texts, as `texts` does. A single text counts as a list of one."""
+        found = self.texts(key) or []
+        return [found] if isinstance(found, str) else found
+
     def mapping(self, key: str) -> dict[str, Any]:
         """Return a mapping, {} for none."""
         found = self.value(key)
@@ -238,11 +249,7 @@ class Keys:
         self.said.add(key)
 
     def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
-        """Record a key whose default the tool computes. The default applies if the key has no value.
-
-        Args:
-            note: whose default it is; "" for the tool's own.
-        """
+        """Record a key whose default the tool computes. The default applies if the key has no value."""
         note = note or f"{self.tool}'s default"
         if key in self.said or self.given(key):
             self.say(key, sets)
@@ -293,7 +300,6 @@ class Keys:
             self.refuse(key, *pretraining(f"--set {name}=null starts from the checkpoint's weights"))
 
     def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
-        """Return whether a key without a finding does something. If it does nothing, record that."""
         if key in self.said or not self.stands(key):
             return False
         value = self.value(key)

@@ -125,11 +125,7 @@ class Ledger:
         self._record(source, key, Verdict.UNUSED, {}, note)
 
     def refused(self, source: Source, key: str, code: str, message: str, help: str) -> None:
-        """Refuse a key that the run cannot do without: add an error at its place, and record the key.
-
-        Args:
-            code: a code of spec.codes, E11..
-        """
+        """Refuse a key that the run cannot do without: add an error at its place, and record the key."""
         told = any(each.path == key and each.severity == "error" for each in self.diagnostics)
         if told and not source.has(key):
             return  # a value that was removed from the file
@@ -137,11 +133,7 @@ class Ledger:
         self.diagnostics.append(Diagnostic(code, message, key, help, source.place(key)))
 
     def defaulted(self, key: str, value: Any, sets: Mapping[str, Any], note: str) -> None:
-        """Record the tool's default for a key that is in no file, and write it into the recipe.
-
-        Args:
-            note: whose default it is, "Axolotl's default".
-        """
+        """Record the tool's default for a key that is in no file, and write it into the recipe."""
         self.findings.append(Finding("", key, value, Verdict.DEFAULTED, tuple(sets), note))
         for path, made in sets.items():
             self.lines[path] = Line(made, note)

@@ -136,10 +136,7 @@ def tell(ledger: Ledger, before: Batch) -> None:
     amend(ledger, ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
     place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
     message = f"an optimizer step takes {plural(rows, 'row')} instead of {before.rows}"
-    help = (
-        "to keep them, choose an --accelerator whose number of devices divides them, or "
-        "whose tp splits the model's heads"
-    )
+    help = "choose an --accelerator whose number of devices divides the rows"
     ledger.diagnostics.append(Diagnostic("W1116", message, ROWS, help, place))
 
 

@@ -253,8 +253,6 @@ TRL_LENGTH = 1024
 
 @dataclass
 class _Assembly:
-    """Assembles the arguments of a run."""
-
     code: Code
     follower: Follower
     data: dict[str, Any] = field(default_factory=dict)
@@ -344,10 +342,7 @@ class _Assembly:
             second = every[1] if len(every) > 1 else every[0]
             what = "trains in a loop" if len(every) < 2 else f"has {len(every)} trainers"
             message = f"{file} {what}, and a recipe is for one run"
-            help = (
-                "make a script of each run, and port each: the next run's model is the result of the "
-                "one before"
-            )
+            help = "make a script of each run, and port each"
             raise self.refused("E1176", message, help, second.node)
         if others:
             kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
@@ -596,11 +591,7 @@ def _path(made: Made) -> Any:
 
 
 def _plain(value: Any, room: list[int] | None = None) -> Any:
-    """Return a value as plain data, or NOTHING if it is not plain or contains too much.
-
-    Args:
-        room: the number of values that it may still contain, as a list with one item.
-    """
+    """Return a value as plain data, or NOTHING if it is not plain or contains too much."""
     room = room or [MOST_VALUES]
     room[0] -= 1
     if room[0] < 0 or not isinstance(value, str | int | float | bool | list | tuple | dict | None):

@@ -215,8 +215,6 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Builder:
-    """Makes plain values from nodes."""
-
     def __init__(self, tree: Tree, loader: _Loader) -> None:
         self.tree = tree
         self.loader = loader

@@ -116,12 +116,7 @@ class Recognized:
 
 
 def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized | list[Diagnostic]:
-    """Find the tool that the files belong to, or return the errors that say why it is not clear.
-
-    Args:
-        files: the files as read. A file whose data is not a mapping belongs to no dialect.
-        chosen: the dialect's name from --from.
-    """
+    """Find the tool that the files belong to, or return the errors that say why it is not clear."""
     roles: dict[str, Source] = {}
     mains: list[Source] = []
     for file in files:
@@ -172,7 +167,6 @@ def _count(file: Source, dialect: Module) -> int:
 
 
 def _dialects(file: Source) -> list[Module]:
-    """Return the dialects with the most marks in a file, or [] without any mark. A script has TRL's keys."""
     if file.script:
         return [dialects.load("trl")]
     counts = [(_count(file, dialect), dialect) for dialect in dialects.every()]
@@ -238,10 +232,7 @@ def _looked_for(file: Source) -> Iterator[str]:
 
 def _pipeline(file: Source, what: str) -> Diagnostic:
     message = f"{file.file} is a pipeline of several stages ({what}); a recipe is one of them"
-    help = (
-        "make a file of each stage, and port each: the next stage's model.id is merge.output "
-        "of the one before"
-    )
+    help = "make a file of each stage; the next stage's model.id is merge.output of the one before"
     return Diagnostic("E1110", message, help=help, span=file.top())
 
 

@@ -214,13 +214,7 @@ def shown(value: Any, widest: int) -> str:
 
 
 def markdown(title: str, files: Sequence[str], made: Sequence[Row], to: bool = False) -> str:
-    """Return the report as a Markdown page.
-
-    Args:
-        title: the tool's name.
-        files: the names for messages.
-        to: whether a recipe was ported to the tool.
-    """
+    """Return the report as a Markdown page."""
     lines = [
         f"# Port {'to' if to else 'from'} {title}",
         "",
@@ -261,7 +255,6 @@ def _table(part: Sequence[Row], located: bool) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Return a text between backquotes, for a cell of a table."""
     fence = "``" if "`" in text else "`"
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
@@ -301,13 +294,7 @@ INDENT = 9
 def terminal(
     title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool, to: bool = False
 ) -> str:
-    """Return what changes the run, and the table, by file.
-
-    Args:
-        title: the tool's name.
-        width: the width of the terminal, in columns.
-        to: whether a recipe was ported to the tool.
-    """
+    """Return what changes the run, and the table, by file."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=color, no_color=not color, legacy_windows=False)
     owner = "The recipe" if to else title

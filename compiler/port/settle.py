@@ -19,11 +19,7 @@ _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 
 
 def overridden(sources: Sources, arguments: Sequence[str]) -> tuple[Sources, list[Diagnostic]]:
-    """Apply the `--set` arguments to the main file.
-
-    Returns:
-        The files, and the errors in the arguments.
-    """
+    """Apply the `--set` arguments to the main file."""
     found: list[Diagnostic] = []
     main = sources.main
     for number, argument in enumerate(arguments, 1):
@@ -223,12 +219,7 @@ MOST_STEPS = 100
 
 @dataclass(frozen=True)
 class Refusal:
-    """A value that cannot be read.
-
-    Attributes:
-        key: the path of the value.
-        value: the value as written in the file.
-    """
+    """A value that cannot be read."""
 
     key: str
     value: Any
@@ -252,12 +243,7 @@ class Settled:
 
 
 def settle(source: Source, interpolates: bool, kept: Collection[str] = ()) -> Settled:
-    """Resolve the references of a file. Remove values that cannot be resolved, and values with tokens.
-
-    Args:
-        interpolates: whether the tool reads `${key}` as the value of another key, as OmegaConf does.
-        kept: paths of values that stay in the file as written.
-    """
+    """Resolve the references of a file. Remove values that cannot be resolved, and values with tokens."""
     settler = _Settler(source, interpolates, kept)
     data = settler.node(source.data, "")
     return Settled(replace(source, data=data), settler.refusals, frozenset(settler.used))

@@ -244,7 +244,6 @@ class Shell:
         self.heredocs = []
 
     def _finish(self) -> None:
-        """End a simple command."""
         words, before = self.words, self.before
         self.words, self.before, self.target = [], {}, ""
         while words and words[0].text in {*_PREFIXES, *_OPEN.values(), "for", "case", "select"}:
@@ -297,7 +296,6 @@ class Shell:
             raise Unreadable(str(error), at) from None
 
     def _word(self, splits: bool = True) -> list[Word]:
-        """Return the words that one word of the text expands to: none, one, or the words of a variable."""
         start, made, current = self.at, list[Word](), None
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -358,7 +356,6 @@ class Shell:
         raise Unreadable("the quote that opens here is not closed", start)
 
     def _expansion(self) -> str | list[Word]:
-        """Expand `$...` or backquotes, and move behind them."""
         start = self.at
         if self.text[start] == "`":
             end = self.text.find("`", start + 1)
@@ -437,7 +434,6 @@ class Shell:
         return value
 
     def _expanded(self, text: str) -> str:
-        """Return a text with its `$...` filled in."""
         if self.depth >= DEEPEST:
             return _marked("...")
         inner = Shell(text, self.variables, depth=self.depth + 1, spent=self.spent)

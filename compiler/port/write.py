@@ -36,12 +36,7 @@ Tree = dict[str, Any]
 
 
 def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
-    """Return the recipe's text.
-
-    Args:
-        lines: values by their dotted paths.
-        header: the comment at the top, one paragraph for each text.
-    """
+    """Return the recipe's text."""
     from recipec.spec.language import Recipe
 
     tree = _ordered(_tree(lines), Recipe)
@@ -97,7 +92,6 @@ def _section_of(field: Any) -> Any:
 
 
 def _entry(key: str, node: Any, indent: int) -> Iterator[str]:
-    """Yield the lines of one key."""
     if isinstance(node, Line):
         yield from _commented([(key, node)], indent)
         return

@@ -7,22 +7,9 @@ from typing import Any
 
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Ledger
-from tests.port.dialects import ported
+from tests.port.dialects import base, ported
 
-BASE: dict[str, Any] = {
-    "base_model": "Qwen/Qwen3-8B",
-    "adapter": "lora",
-    "lora_r": 16,
-    "lora_alpha": 32,
-    "lora_target_linear": True,
-    "datasets": [{"path": "our/chats", "type": "chat_template"}],
-    "sequence_len": 1024,
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "num_epochs": 2,
-    "learning_rate": "2e-4",
-}
-
+BASE = base("axolotl")
 WITHIN = words(
     """recipe save_compressed noise_schedule min_mask_ratio max_mask_ratio num_diffusion_steps eps
     importance_weighting mask_token_id mask_token_str generation_interval generation_steps

@@ -14,6 +14,20 @@ from recipec.compiler.port.ledger import Finding, Ledger, Verdict
 from recipec.compiler.port.read import read
 from recipec.compiler.port.source import Source, Sources
 
+KEYS = Path(__file__).parent / "keys"
+
+
+def base(dialect: str) -> dict[str, Any]:
+    """Return the run of a table of keys/."""
+    made: dict[str, Any] = yaml.safe_load((KEYS / f"{dialect}.yaml").read_text(encoding="utf-8"))["base"]
+    return made
+
+
+def beside(dialect: str) -> dict[str, Any]:
+    """Return the other files of the run of a table of keys/, by role."""
+    table = yaml.safe_load((KEYS / f"{dialect}.yaml").read_text(encoding="utf-8"))
+    return dict(table.get("beside", {}))
+
 
 def source(folder: Path, name: str, content: str | Mapping[str, Any]) -> Source:
     """Write a file into the folder and read it: a text unchanged, a mapping as YAML or JSON."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recipec.compiler.lowering.catalog import find
-from recipec.compiler.port.meaning import conversion, templates
+from recipec.compiler.port.meaning import templates
 from recipec.compiler.port.names import TEMPLATES, written_by
 from recipec.runtime.data.template import ChatTemplate
 from scripts import chat_templates
@@ -93,22 +92,6 @@ def test_jinja_templates_mark_assistant_answers_as_learned(tool: str, name: str,
         {"role": r, "content": c} for r, c in (("system", "Short."), ("user", "Hi"), ("assistant", "Yes"))
     ]
     assert ChatTemplate(marked, {"bos_token": "<s>", "eos_token": "</s>"}).render(talk) == text
-
-
-def test_jamba_template_writes_system_turn_without_system_message() -> None:
-    made = templates.of("axolotl", "jamba", None).sets["data.chat_template"]
-    template = ChatTemplate(made, {"bos_token": "<s>", "eos_token": "</s>"})
-    begins = "<|startoftext|><|bom|><|system|> "
-    told, asked = {"role": "system", "content": "Short."}, {"role": "user", "content": "Hi"}
-    assert template.render([asked]) == f"{begins}<|eom|><|bom|><|user|> Hi<|eom|>"
-    assert template.render([told, asked]) == f"{begins}Short.<|eom|><|bom|><|user|> Hi<|eom|>"
-
-
-def test_conversion_strips_swift_answer_prefix() -> None:
-    space: dict[str, Any] = {}
-    exec(conversion.by_columns(None, {}, False, prefix="Answer: "), space)
-    rows = ({"instruction": "Why?", "input": "", "output": given} for given in ("Answer:  So. ", " So. "))
-    assert [space["convert"](row)["messages"][-1]["content"] for row in rows] == ["So.", " So. "]
 
 
 def test_porting_tools_page_counts_templates(root: Path) -> None:

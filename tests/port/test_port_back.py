@@ -14,10 +14,7 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.port.back_keys import DIALECTS
 from recipec.compiler.port.keys import keys_of, tools
-from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.training.objectives import OBJECTIVES
-from tests.runtime import chats
-from tests.runtime.chats import renderer_of
 
 ROOT = Path(__file__).parents[2]
 TOOLS = [*DIALECTS]
@@ -38,6 +35,16 @@ train:
 """
 LORA = "lora: {rank: 16, alpha: 8, dropout: 0.0}\n"
 
+
+def recipe(model: str = "Qwen/Qwen3-8B", lora: str = LORA) -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load(WHOLE.replace("MODEL", model) + lora)
+    return made
+
+
+def write(data: Any) -> None:
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+
+
 VARIANTS = {
     "full": {
         "train.optimizer.master_weights": False,
@@ -49,15 +56,21 @@ VARIANTS = {
         "train.epochs": 2,
         "train.steps": None,
     },
-    "layers": {"lora.layers": "20-30", "train.schedule": {"name": "constant"}},
-    "some-layers": {"lora.targets": ["q_proj", r"layers\.(3|5)\.mlp\.up_proj"]},
+    "layers": {
+        "lora.targets": ["q_proj", r"layers\.(3|5)\.mlp\.up_proj"],
+        "train.schedule": {"name": "constant"},
+    },
     "nf4": {"lora.quantize": "nf4", "data.packing": False, "train.optimizer.max_grad_norm": None},
     "int8": {"lora.quantize": "int8", "train.optimizer": {"name": "lion", "learning_rate": 1e-5, "b2": 0.98}},
     "all-tokens": {"lora.rank": 8, "data.loss_on": "all", "data.shuffle_seed": None, "remat.policy": "none"},
     "text": {"lora.rank": 8, "data.format": "text", "data.fields": {"text": "body"}},
     "stream": {"lora.rank": 8, "data.stream_window": 1000, "data.train": ["hf://some/rows"]},
-    "dropout": {"lora.dropout": 0.1, "train.micro_batch_size": 2, "data.eval_fraction": 0.1},
-    "sgd": {"lora.rank": 8, "train.optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+    "sgd": {
+        "lora.dropout": 0.1,
+        "train.micro_batch_size": 2,
+        "data.eval_fraction": 0.1,
+        "train.optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
+    },
 }
 
 
@@ -93,6 +106,12 @@ def returned(told: dict[str, Any], tool: str, objective: str) -> dict[str, Any]:
     assert status == 0, printed + errors
     made: dict[str, Any] = yaml.safe_load(Path("again.yaml").read_text())
     return made
+
+
+def refused(tool: str, path: str) -> None:
+    """Check that the tool cannot express a path of recipe.yaml."""
+    status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
+    assert status == 1 and f"config cannot express `{path}`" in errors, errors
 
 
 def at(data: Any, path: str) -> Any:
@@ -167,8 +186,8 @@ def every(names: list[str]) -> list[Any]:
 
 
 RECIPES = [
-    *("quickstart", "gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8", "mistral-small-24b-v6e8"),
-    *("qwen35-9b-v6e4", "gemma4-31b-qlora-v6e8", "llama31-70b-v5p8"),
+    *("quickstart", "gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8"),
+    *("qwen35-9b-v6e4", "gemma4-31b-qlora-v6e8"),
 ]
 
 
@@ -176,12 +195,8 @@ RECIPES = [
 def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: str) -> None:
     if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
         shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert (
-            status == 1
-            and "config cannot express `data.format`" in errors
-            and not Path("config.yaml").exists()
-        )
+        refused(tool, "data.format")
+        assert not Path("config.yaml").exists()
         return
     shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
     told = held("recipe.yaml", tool)
@@ -192,20 +207,17 @@ def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: st
 
 @pytest.mark.parametrize(("variant", "tool"), every([*VARIANTS]))
 def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + ("" if variant == "full" else LORA))
+    data = recipe(lora="" if variant == "full" else LORA)
     for path, value in VARIANTS[variant].items():
         *sections, last = path.split(".")
         node = data
         for section in sections:
             node = node.setdefault(section, {})
         node[last] = value
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     told = held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())
-    for path in ("lora.targets", "lora.layers"):
-        if variant in ("lora", "layers"):
-            given = at(data, path)
-            assert given is None or at(again, path) == given
+    assert variant != "lora" or at(again, "lora.targets") == at(data, "lora.targets")
     lost = [row["key"] for row in told["keys"] if row["verdict"] == "unsupported"]
     assert not [key for key in lost if key.startswith(("model", "lora", "train.optimizer", "train.schedule"))]
 
@@ -213,19 +225,14 @@ def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
 @pytest.mark.parametrize(
     ("train", "tool", "lost"),
     [
-        ({"objective": "dpo", "loss_type": "ipo"}, "trl", ""),
         ({"objective": "dpo", "loss_type": "ipo"}, "axolotl", ""),
         ({"objective": "dpo", "loss_type": "robust", "label_smoothing": 0.1}, "trl", ""),
         ({"objective": "dpo", "label_smoothing": 0.1}, "trl", "train.label_smoothing"),
-        ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "trl", ""),
         ({"objective": "cpo", "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "axolotl", ""),
-        ({"objective": "cpo", "loss_type": "hinge"}, "trl", ""),
         ({"objective": "cpo", "loss_type": "hinge"}, "axolotl", "train.loss_type"),
-        ({"objective": "kto", "undesirable_weight": 0.5}, "trl", ""),
         ({"objective": "kto", "loss_type": "apo_zero_unpaired"}, "trl", ""),
         ({"objective": "kto", "desirable_weight": 0.5}, "axolotl", ""),
         ({"loss_type": "dft"}, "trl", ""),
-        ({"loss_type": "dft"}, "llama-factory", ""),
         ({"loss_type": "dft"}, "axolotl", "train.loss_type"),
         ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llama-factory", ""),
         (
@@ -236,13 +243,12 @@ def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
     ],
 )
 def test_loss_settings_survive_round_trip_or_are_refused(train: dict[str, Any], tool: str, lost: str) -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     data["data"]["format"] = OBJECTIVES[train.get("objective", "sft")].format or "chat"
     data["train"] |= {"micro_batch_size": 2, **train}
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     if lost:
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and f"config cannot express `{lost}`" in errors
+        refused(tool, lost)
         return
     held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())["train"]
@@ -251,11 +257,11 @@ def test_loss_settings_survive_round_trip_or_are_refused(train: dict[str, Any], 
 
 def test_falcon_layer_targets_survive_round_trip() -> None:
     """Use Falcon, whose layers are `transformer.h`."""
-    data = yaml.safe_load(WHOLE.replace("MODEL", "tiiuae/falcon-7b") + LORA)
+    data = recipe("tiiuae/falcon-7b")
     wanted = ["query_key_value", r"h\.(3|5)\.mlp\.dense_h_to_4h"]
     data["data"] |= {"format": "text", "fields": {"text": "body"}}
     data["lora"]["targets"] = wanted
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     held("recipe.yaml", "trl")
     assert r"transformer\.h\." in yaml.safe_load(Path("config.yaml").read_text())["lora_target_modules"][0]
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == wanted
@@ -269,8 +275,7 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
         + "lora: {rank: 8, alpha: 8, dropout: 0.0, targets: [q_proj, experts, router], layers: 3-9}\n"
     )
     if tool == "llama-factory":  # it has no key for parameters
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and "config cannot express `lora.targets`" in errors
+        refused(tool, "lora.targets")
         return
     held("recipe.yaml", tool)
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == [
@@ -283,11 +288,11 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
 
 @pytest.mark.parametrize("tool", ["trl", "axolotl"])
 def test_prompt_completion_data_and_row_limit_survive_round_trip(tool: str) -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     data["data"] |= {"train": [{"path": "data/rows.jsonl", "limit": 100}], "format": "prompt_completion"}
     if tool == "axolotl":
         data["data"]["fields"] = {"prompt": "question", "completion": "reply"}
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     Path("data/rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())["data"]
@@ -310,43 +315,18 @@ def test_prompt_completion_data_and_row_limit_survive_round_trip(tool: str) -> N
         ),
     ],
 )
-def test_llama_factory_instruction_columns_and_tokens_match_report(
+def test_llama_factory_instruction_columns_match_report(
     fields: dict[str, str], columns: dict[str, str], unread: str
 ) -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     data["data"] |= {"format": "instruction", "fields": fields}
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     told = held("recipe.yaml", "llama-factory")
     entry = json.loads(Path("dataset_info.json").read_text())["variant-dataset-1"]
     assert entry["formatting"] == "alpaca" and entry["columns"] == columns
     note = next(row["note"] for row in told["keys"] if row["key"] == "data.format")
     assert ("one line break" in note) is ("query" in columns)
     assert note.partition("data.fields: ")[2] == unread
-
-    again = yaml.safe_load(Path("again.yaml").read_text())["data"]
-    space: dict[str, Any] = {}
-    exec(Path("convert.py").read_text(), space)
-    given = {"instruction": "Add.", "input": "", "output": "3"}
-    if fields.get("system"):
-        given |= {"system": "Short.", "history": [["Why?", "So."]]}
-
-    def learned(settings: dict[str, Any], row: dict[str, Any], loss_on: str) -> tuple[list[int], str]:
-        parsed = parser_of(settings["format"])("row 1", row, settings.get("fields", {}))
-        assert parsed.messages is not None
-        renderer = renderer_of(chats.tokenizer(), chats.published("qwen3"), loss_on)
-        made = renderer.render(parsed.messages, None, parsed.completion_start)
-        return chats.tokenizer()(made.text)["input_ids"], "".join(made.text[a:b] for a, b in made.spans)
-
-    for asked in ("", "1 and 2") if "query" in columns else ("",):
-        row = {fields.get(name, name): value for name, value in {**given, "input": asked}.items()}
-        tokens, after = learned(data["data"], row, "completion")
-        theirs, answer = learned(again, space["convert"](row), again["loss_on"])
-        assert answer + "\n" == after, "which the report says of data.loss_on"
-        if asked:
-            there = chats.tokenizer().decode(theirs)
-            assert there.replace("Add.\n1", "Add.\n\n1") == chats.tokenizer().decode(tokens) != there
-        else:
-            assert theirs == tokens
 
 
 MIXED = [
@@ -362,14 +342,13 @@ MIXED = [
 
 
 def test_mixed_format_sources_round_trip_only_through_axolotl() -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     data["data"]["train"] = MIXED
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     told = ported("recipe.yaml", "axolotl")
     assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
     for tool in ("trl", "llama-factory"):
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
-        assert status == 1 and "config cannot express `data.train`" in errors, errors
+        refused(tool, "data.train")
 
 
 @pytest.mark.parametrize(
@@ -377,9 +356,9 @@ def test_mixed_format_sources_round_trip_only_through_axolotl() -> None:
     [("data.reasoning", "keep"), ("data.temperature", 2.0), ("data.loss_on", ["assistant", "user"])],
 )
 def test_data_settings_that_a_tool_lacks_are_refused(key: str, value: Any) -> None:
-    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     data["data"] |= {key.removeprefix("data."): value, "train": ["hf://some/rows", "hf://other/rows"]}
-    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    write(data)
     for tool in TOOLS:
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml", "--force")
         if (tool, key) == ("axolotl", "data.loss_on"):
@@ -487,22 +466,17 @@ def test_start_from_adapter_survives_round_trip_or_is_refused(tool: str) -> None
     begun = LORA.replace("{", "{start_from: adapters/first, ")
     Path("recipe.yaml").write_text(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + begun)
     if tool == "trl":  # its scripts begin with fresh ones
-        status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
-        assert status == 1 and "config cannot express `lora.start_from`" in errors
+        refused(tool, "lora.start_from")
         return
     held("recipe.yaml", tool)
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["start_from"] == "adapters/first"
 
 
 def test_source_chat_templates_round_trip_only_through_axolotl() -> None:
-    recipe = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data = recipe()
     written = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    recipe["data"] = {
-        "train": ["hf://our/a", {"path": "hf://our/b", "chat_template": written}],
-        "max_length": 512,
-        "overlong": "truncate",
-    }
-    Path("recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    data["data"]["train"] = ["hf://our/a", {"path": "hf://our/b", "chat_template": written}]
+    write(data)
     told = ported("recipe.yaml", "axolotl")
     again = returned(told, "axolotl", "sft")
     assert again["data"]["train"][1]["chat_template"] == written

@@ -36,13 +36,10 @@ def value(made: Ported, path: str) -> object:
     ("script", "command"),
     [
         ("run --a \\\n  'b c' \"d $x\"  # e", ["run", "--a", "b c", "d ${x}"]),
-        ("x='1 2'\nrun $x \"$x\"", ["run", "1", "2", "1 2"]),
         ("x=(1 '2 3'); x+=(4)\nrun \"${x[@]}\"", ["run", "1", "2 3", "4"]),
         ("n=4; run $((n * 2)) $(( $n + k ))", ["run", "8", "${(( $n + k ))}"]),
         ("run ${1:-a} $1 ${y-'b c'}", ["run", "a", "${1}", "b", "c"]),
-        ("for i in 1 2; do run $i; done", ["run", "${i}"]),
         ("x=1; if a; then x=2; else x=3; fi; run $x", ["run", "${x}"]),
-        ("x=1; if a; then run $x; fi", ["run", "1"]),
         ("x=1 other; run $x", ["run", "${x}"]),
         ('c="run --a 1"; eval "$c 2"', ["run", "--a", "1", "2"]),
         ("run `date` $(echo ')' \")\")x", ["run", "${(date)}", "${(echo ')' \")\")}x"]),
@@ -61,11 +58,6 @@ def test_unclosed_shell_syntax_is_refused_at_its_position(text: str) -> None:
     with pytest.raises(Unreadable) as error:
         Shell(f"first line\n{text}").read()
     assert error.value.at >= len("first line\n")
-
-
-def test_exponential_variable_expansion_is_refused() -> None:
-    with pytest.raises(Unreadable, match="expand"):
-        Shell("x=ab\n" + "x=$x$x\n" * 60 + "run $x").read()
 
 
 def test_command_flags_override_config_and_keep_positions(here: Path) -> None:
@@ -192,11 +184,6 @@ def test_secrets_are_never_shown(here: Path) -> None:
 def test_a_pasted_command_is_read_from_stdin(here: Path) -> None:
     result = CliRunner().invoke(app, ["port", "-"], input=f"$ trl sft {MODEL}\n", catch_exceptions=False)
     assert result.exit_code == 0 and "id: Qwen/Qwen3-8B" in result.stdout
-
-
-def test_malformed_flag_names_are_reported_as_unknown_keys(here: Path) -> None:
-    made = ported(here, f"trl sft {MODEL} --a[b 1 --$x 2 --[ 3")
-    assert [d.path for d in made.diagnostics if d.code == "W1114"] == ["a[b", "${x}", "["]
 
 
 def test_command_option_selects_one_of_several_commands(here: Path) -> None:
@@ -328,12 +315,15 @@ def test_tunix_base_config_with_override_file_is_warned_about_or_refused(here: P
     "command",
     [
         f"swift pt {SWIFT}",
-        f"megatron sft {SWIFT}",
         "python -m maxtext.trainers.pre_train.train base.yml model_name=qwen3-8b",
-        "automodel pretrain llm -c lora.yaml",
         "python -m tunix.cli.grpo_main base_config.yaml",
     ],
 )
 def test_unsupported_commands_of_supported_tools_are_refused(here: Path, command: str) -> None:
     (found,) = ported(here, command).diagnostics
     assert found.code == "E1193" and found.span is not None and found.span.line == 1
+
+
+def test_exponential_variable_expansion_is_refused() -> None:
+    with pytest.raises(Unreadable, match="expand"):
+        Shell("x=ab\n" + "x=$x$x\n" * 60 + "run $x").read()

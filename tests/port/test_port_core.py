@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipec.compiler.port.dialects import every
-from recipec.compiler.port.keys import tools
 from recipec.compiler.port.ledger import Line, Verdict
-from recipec.compiler.port.port import Ported, name_of
+from recipec.compiler.port.port import Ported
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import UNREAD, Recognized, recognize
 from recipec.compiler.port.report import markdown
@@ -163,18 +161,6 @@ def test_file_of_unsupported_tool_is_refused_by_name(tool: str, tmp_path: Path) 
     assert isinstance(forced, Recognized) and forced.dialect.NAME == "trl"
 
 
-def test_marker_keys_of_unsupported_tools_are_in_no_supported_tool() -> None:
-    own = {
-        key for tool in tools().values() for section in tool["sections"].values() for key in section
-    }.union(*(dialect.MARKS for dialect in every()))
-    for tool, marks in UNREAD.items():
-        assert not marks & own, tool
-
-
-def test_two_accelerate_configs_are_refused(ported: Port) -> None:
-    assert codes(ported(files={"a.yaml": ACCELERATE, "b.yaml": ACCELERATE})) == ["E1110"]
-
-
 def test_mesh_keeps_global_batch_size(ported: Port) -> None:
     def arranged(
         rows: int, micro: int = 1, machine: str = "v5p-8", model: str = "Qwen/Qwen3-8B"
@@ -264,19 +250,6 @@ def test_recipe_text_has_schema_order_and_inline_or_preceding_comments() -> None
     )
 
 
-def test_section_set_both_whole_and_in_parts_raises() -> None:
-    with pytest.raises(ValueError, match="lora"):
-        recipe_text({"lora": Line(None), "lora.rank": Line(8)}, [])
-
-
-def test_recipe_name_comes_from_file_or_folder() -> None:
-    assert name_of(Path("My Config_v2.yaml")) == "my-config-v2"
-    assert name_of(Path("qwen3/config.yaml")) == "qwen3"
-    assert name_of(Path("31b.yml")) == "port-31b"
-    assert name_of(Path("/runs/runtime.yaml")) == "ported"
-    assert len(name_of(Path(f"{'x' * 90}.yaml"))) == 63
-
-
 def test_the_markdown_report_has_every_key_and_the_defaults(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16\n", "") + 'noise: "a|b`c"\n')
     page = markdown(made.title, made.files, made.rows)
@@ -292,10 +265,7 @@ def test_secrets_are_not_in_the_report(ported: Port) -> None:
     assert made.whole, "nothing depends on them"
 
 
-TOKENS = ("hf_abcdefghijklmnopqrstuvwx", "sk-abcdefghijklmnopqrstuvwx", "ghp_abcdefghijklmnopqrstuvwx")
-
-
-@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("token", ["hf_abcdefghijklmnopqrstuvwx", "ghp_abcdefghijklmnopqrstuvwx"])
 @pytest.mark.parametrize(
     ("config", "sets", "refused"),
     [
@@ -341,14 +311,11 @@ def test_data_outside_of_recipe_folder_gets_a_path_inside_it(ported: Port, tmp_p
         "{% x %}\nline\n",
         "a\n\n  b\nc",
         "a\nb\n\n",
-        " a\nb",
-        "a\nb ",
+        " a\nb ",
         "a\tb\nc",
         "#a\nb",
         "-\n-",
-        "a\x85\nb",
-        "\n",
-        "é\nö\n",
+        "é\x85\nö\n",
     ],
 )
 def test_multi_line_texts_survive_writing_and_loading(text: str, tmp_path: Path) -> None:

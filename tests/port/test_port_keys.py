@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from recipec.compiler.port.ledger import Verdict
-from tests.port.dialects import codes, finding, ported, spoken
+from tests.port.dialects import KEYS, codes, finding, ported, spoken
 
-TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in (Path(__file__).parent / "keys").iterdir()}
+TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in KEYS.iterdir()}
 
 
 def changed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler.port.keys import tools
-from recipec.compiler.port.ledger import Verdict
-from tests.port.dialects import codes, ported, samples, unspoken, values, verdict
+from tests.port.dialects import base, ported, samples, unspoken
 
+LORA = base("litgpt")
 SECTIONS = tools()["litgpt"]["sections"]
-LORA: dict[str, Any] = {"checkpoint_dir": "checkpoints/Qwen/Qwen3-8B", "lora_r": 4, "precision": "bf16-true"}
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -36,19 +35,6 @@ def test_report_covers_every_data_module_key(tmp_path: Path, name: str) -> None:
     assert ledger.unread(ledger.sources.main) == []
 
 
-def test_missing_keys_get_litgpt_defaults(tmp_path: Path) -> None:
-    ledger = ported("litgpt", tmp_path, {"checkpoint_dir": LORA["checkpoint_dir"]}, name="lora.yaml")
-    assert values(ledger, "lora.rank", "lora.alpha", "lora.dropout") == [8, 16, 0.05]
-    assert values(ledger, "lora.targets", "model.dtype") == [["q_proj", "v_proj"], "bfloat16"]
-    assert values(ledger, "train.global_batch_size", "train.micro_batch_size", "train.epochs") == [16, 1, 5]
-    assert values(ledger, "train.optimizer.learning_rate", "train.optimizer.weight_decay") == [1e-3, 0.01]
-    assert values(ledger, "train.schedule.warmup_steps", "train.seed", "data.shuffle_seed") == [100, 1337, 42]
-    assert values(ledger, "data.loss_on", "data.eval_fraction") == ["all", 0.03865]
-    assert values(ledger, "data.train", "data.overlong") == [["hf://yahma/alpaca-cleaned"], "error"]
-    for key in ("lora_r", "train.epochs", "train.global_batch_size", "data.init_args.mask_prompt"):
-        assert verdict(ledger, key) is Verdict.DEFAULTED
-
-
 @pytest.mark.parametrize(
     "name, keys, lora",
     [
@@ -65,16 +51,6 @@ def test_file_name_or_lora_key_selects_lora_or_full(
     ledger = ported("litgpt", tmp_path, content, name=name)
     assert ("lora" not in ledger.lines) is lora
     assert (ledger.value("lora.rank") is not None) is lora
-
-
-def test_full_fine_tuning_of_a_quantized_base_is_refused(tmp_path: Path) -> None:
-    content = {"checkpoint_dir": LORA["checkpoint_dir"], "quantize": "bnb.nf4"}
-    assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1146", "quantize")]
-
-
-def test_adapter_v2_method_is_refused(tmp_path: Path) -> None:
-    content = {"checkpoint_dir": LORA["checkpoint_dir"]}
-    assert codes(ported("litgpt", tmp_path, content, name="adapter_v2.yaml")) == [("E1149", "checkpoint_dir")]
 
 
 @pytest.mark.parametrize(

@@ -18,35 +18,22 @@ from recipec.compiler.port.port import Asked
 from recipec.compiler.port.port import port as port_files
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import role_of
-from recipec.compiler.port.report import counts, rows, summary
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
-from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+from tests.port.dialects import (
+    base,
+    beside,
+    codes,
+    finding,
+    ported,
+    samples,
+    spoken,
+    unspoken,
+    values,
+)
 
-BASE: dict[str, Any] = {
-    "model_name_or_path": "Qwen/Qwen3-8B",
-    "stage": "sft",
-    "finetuning_type": "lora",
-    "dataset": "letters",
-    "template": "qwen3_nothink",
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "bf16": True,
-}
-
-INFO: dict[str, Any] = {
-    "letters": {"hf_hub_url": "our/letters"},
-    "talks": {"file_name": "talks.json", "formatting": "sharegpt", "columns": {"messages": "turns"}},
-    "ranked": {
-        "file_name": "ranked.json",
-        "ranking": True,
-        "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
-    },
-    "pictures": {"hf_hub_url": "our/pictures", "columns": {"prompt": "p", "response": "r", "images": "i"}},
-    "others": {"hf_hub_url": "our/others", "columns": {"prompt": "q", "response": "a"}},
-    "clash": {"hf_hub_url": "our/clash", "columns": {"prompt": "turns", "response": "a"}},
-    "scripted": {"script_url": "loader"},
-}
+BASE = base("llamafactory")
+INFO = beside("llamafactory")["dataset_info"]
 
 
 def port(
@@ -70,10 +57,6 @@ def test_plain_llamafactory_run_sets_recipe_values(tmp_path: Path) -> None:
     assert values(made, "data.max_length", "data.overlong", "data.packing") == [2048, "truncate", False]
     assert values(made, "train.optimizer.weight_decay", "train.optimizer.max_grad_norm") == [0.0, 1.0]
     assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
-
-
-def test_packing_reduces_max_length_by_one(tmp_path: Path) -> None:
-    assert port(tmp_path, neat_packing=True, cutoff_len=512).value("data.max_length") == 511
 
 
 def test_process_count_multiplies_global_batch_size(tmp_path: Path) -> None:
@@ -108,34 +91,6 @@ def test_comments_in_dataset_info_are_no_data_sets(tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text(json.dumps({"_comment": ["ours"]}))
     source, _ = read(tmp_path / "dataset_info.json")
     assert source is not None and role_of(source) is None
-
-
-def test_unnamed_datasets_of_dataset_info_are_reported_unused(tmp_path: Path) -> None:
-    made = port(tmp_path)
-    assert verdict(made, "letters.hf_hub_url") is Verdict.EXACT
-    assert {verdict(made, name) for name in INFO if name != "letters"} == {Verdict.UNUSED}
-    listed = rows(made, made.sources)
-    unused = [row.key for row in listed if row.verdict is Verdict.UNUSED]
-    assert "talks.columns.messages" in unused and counts(listed)["unused"] == len(unused)
-    assert summary(listed).endswith(f", {len(unused)} unused")
-    alone = port(tmp_path, {"letters": INFO["letters"]})
-    assert "unused" not in summary(rows(alone, alone.sources))
-    inline = port(tmp_path, None, dataset_dir=INFO)
-    assert verdict(inline, "dataset_dir.talks") is Verdict.UNUSED
-
-
-def test_instruction_and_input_are_joined_into_one_user_message(tmp_path: Path) -> None:
-    made = port(tmp_path)
-    assert values(made, "data.format", "data.transform") == ["chat", "convert.py:convert"]
-    namespace: dict[str, Any] = {}
-    exec(made.files["convert.py"], namespace)
-    row = {"instruction": "Translate.", "input": "Haus", "output": "house"}
-    assert namespace["convert"](row) == {
-        "messages": [
-            {"role": "user", "content": "Translate.\nHaus"},
-            {"role": "assistant", "content": "house"},
-        ]
-    }
 
 
 def test_dpo_and_orpo_settings_and_pairs_are_ported(tmp_path: Path) -> None:
@@ -192,26 +147,11 @@ def test_every_shipped_dataset_is_ported_or_refused_with_known_code(tmp_path: Pa
 
 
 def test_v1_config_knows_shipped_demo_datasets(tmp_path: Path) -> None:
-    content = {"model": "Qwen/Qwen3-8B", "train_dataset": "data/v1_sft_demo.yaml"}
-    made = ported("llamafactory_v1", tmp_path, content)
-    assert codes(made) == []
-    assert made.value("data.train") == [
-        "data/identity.json",
-        {"path": "data/alpaca_en_demo.json", "limit": 500},
-    ]
-    note = finding(made, "train_dataset").note
-    assert "a line break between instruction and input" in note and "data/identity.json is" in note
-
-
-def test_full_fine_tuning_keeps_master_weights_unless_pure_bf16(tmp_path: Path) -> None:
-    made = port(tmp_path, finetuning_type="full")
-    spoken(made)
-    assert made.lines["lora"].value is None
-    assert values(made, "model.dtype", "train.optimizer.master_weights") == ["bfloat16", True]
-    half = port(tmp_path, finetuning_type="full", bf16=False, fp16=True)
-    assert half.value("train.optimizer.master_weights") is True
-    pure = port(tmp_path, finetuning_type="full", pure_bf16=True)
-    assert pure.value("train.optimizer.master_weights") is False
+    made = ported(
+        "llamafactory_v1", tmp_path, {"model": "Qwen/Qwen3-8B", "train_dataset": "data/v1_sft_demo.yaml"}
+    )
+    rows = {"path": "data/alpaca_en_demo.json", "limit": 500}
+    assert codes(made) == [] and made.value("data.train") == ["data/identity.json", rows]
 
 
 @pytest.mark.parametrize("names", ["letters,talks", "talks,letters"])
@@ -239,25 +179,17 @@ def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
     return parser_of(made.value("data.format"))("row 1", row, fields)
 
 
-def test_pt_stage_packs_without_reducing_max_length(tmp_path: Path) -> None:
-    made = port(tmp_path, stage="pt", cutoff_len=2048)
-    assert values(made, "data.packing", "data.max_length") == [True, 2048]
-    assert port(tmp_path, stage="pt", cutoff_len=2048, packing=True).value("data.max_length") == 2047
-
-
 @pytest.mark.parametrize(
     ("name", "given", "adapted", "beyond"),
     [
         ("Qwen/Qwen3-8B", ["all"], 7 * 36, ()),
         ("google/gemma-4-31B", ["all"], 410, ()),
-        ("google/gemma-4-E2B", ["q_proj"], 35, ()),
         (
             "google/gemma-4-E2B",
             ["all"],
             205,
             ("per_layer_input_gate", "per_layer_projection", "per_layer_model"),
         ),
-        ("google/gemma-3-4b-it", ["all"], 7 * 34, ()),
     ],
 )
 def test_lora_targets_adapt_only_language_model_projections(

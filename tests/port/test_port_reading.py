@@ -186,10 +186,6 @@ def test_unreadable_json_gives_error_at_its_position(
     )
 
 
-def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
-    assert code(tmp_path, '{"a":' * 5000, "config.json") == "E0015"
-
-
 def test_binary_oversized_or_missing_file_is_refused(tmp_path: Path) -> None:
     assert code(tmp_path, b"\x80\x03model\n") == "E0004"
     assert code(tmp_path, "a: 1".encode("utf-16")) == "E0004"
@@ -247,3 +243,7 @@ def test_old_key_names_are_read_under_their_new_names(tmp_path: Path) -> None:
     for dialect, names in NAMES.items():
         tables = tools()[dialect]["sections"].values()
         assert set(names.values()) <= {key for table in tables for key in table}, dialect
+
+
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
+    assert code(tmp_path, '{"a":' * 5000, "config.json") == "E0015"

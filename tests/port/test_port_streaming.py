@@ -9,24 +9,10 @@ import pytest
 
 from recipec.compiler.port.ledger import Ledger, Verdict
 from tests.port import test_port_llamafactory, test_port_scripts
-from tests.port.dialects import codes, finding, ported, verdict
+from tests.port.dialects import base, codes, finding, ported, verdict
 
-BASES: dict[str, dict[str, Any]] = {
-    "axolotl": {
-        "base_model": "Qwen/Qwen3-8B",
-        "datasets": [{"path": "our/chats", "type": "chat_template"}],
-        "micro_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": 1e-4,
-        "adapter": "lora",
-        "lora_r": 16,
-        "lora_alpha": 32,
-        "lora_target_linear": True,
-    },
-    "llamafactory": test_port_llamafactory.BASE,
-    "swift": {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"},
-    "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows", "use_peft": True},
-}
+BASES = {tool: base(tool) for tool in ("axolotl", "llamafactory", "swift", "trl")}
+BASES["axolotl"].pop("num_epochs")
 
 
 def port(tool: str, folder: Path, **changes: Any) -> Ledger:

@@ -39,10 +39,8 @@ def test_empty_thought_precedes_answer_and_is_not_learned(tmp_path: Path) -> Non
     ("model", "name", "begins"),
     [
         ("Qwen/Qwen2.5-7B", None, "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
-        ("Qwen/Qwen2-7B", None, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>"),
         ("Qwen/Qwen3-4B-Instruct-2507", None, "<|im_start|>user\nWhy?"),
         ("Qwen/Qwen3-8B", "qwen2_5", "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", None, "<|im_start|>user\nWhy?"),
         ("01-ai/Yi-1.5-6B", None, "<|im_start|>user\nWhy?"),
     ],
 )
@@ -60,7 +58,6 @@ def test_model_gets_ms_swift_template_text(tmp_path: Path, model: str, name: str
         ({"disable_ignore_empty_think": True}, "<think>\n\n</think>\n\nNo.", False),
         ({"loss_scale": "last_round"}, "No.", True),
         ({"loss_scale": "last_round", "template": "qwen2_5"}, "No.", False),
-        ({"loss_scale": "last_round", "template": "qwen3_thinking"}, "No.", True),
         ({"preserve_thinking": False}, "No.", True),
         ({"rlhf_type": "dpo"}, "No.", True),
     ],
@@ -75,17 +72,3 @@ def test_swift_options_determine_which_thoughts_are_learned_and_kept(
     )
     assert rendered(marked, TALK).rpartition("[")[2] == f"{learned}<|im_end|>\n]"
     assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"
-
-
-def test_empty_thought_is_omitted_without_non_thinking_prefix(tmp_path: Path) -> None:
-    ledger = ported("swift", tmp_path, {**BASE, "add_non_thinking_prefix": False})
-    said = rendered(str(ledger.value("data.chat_template")), TALK)
-    assert said.endswith("<|im_start|>assistant\nNo.<|im_end|>\n")
-    assert "<think>\nHm." in said
-
-
-def test_llama3_2_template_uses_instruct_tokenizer(tmp_path: Path) -> None:
-    given = {**BASE, "model": "meta-llama/Llama-3.2-1B", "template": "llama3_2"}
-    ledger = ported("swift", tmp_path, given)
-    assert ledger.value("data.chat_template") is None
-    assert ledger.value("model.tokenizer") == "meta-llama/Llama-3.2-1B-Instruct"

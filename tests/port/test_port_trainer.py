@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler.port.keys import keys_of
-from recipec.compiler.port.ledger import Ledger, Verdict
-from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+from recipec.compiler.port.ledger import Ledger
+from tests.port.dialects import base, beside, codes, ported, samples, spoken, unspoken, values
 
-ARGUMENTS: dict[str, Any] = {
-    "output_dir": "out",
-    "train_file": "./rows.jsonl",
-    "per_device_train_batch_size": 4,
-}
-ADAPTER: dict[str, Any] = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "Qwen/Qwen3-0.6B",
-    "r": 16,
-    "lora_alpha": 8,
-    "target_modules": ["q_proj", "v_proj"],
-}
+ARGUMENTS, ADAPTER = base("trainer"), beside("trainer")["adapter_config"]
 
 
 @pytest.fixture
@@ -53,30 +42,6 @@ def test_report_covers_every_adapter_config_key(run: Any) -> None:
     ledger = run(None, {**samples(keys), **ADAPTER})
     assert ledger.unread(ledger.sources.others["adapter_config"]) == []
     assert {found.key for found in ledger.findings if found.file.endswith("adapter_config.json")} >= set(keys)
-
-
-def test_missing_arguments_get_transformers_defaults(run: Any) -> None:
-    ledger = run()
-    assert values(ledger, "train.optimizer.learning_rate", "train.epochs", "train.schedule.name") == [
-        5e-5,
-        3,
-        "linear",
-    ]
-    assert values(ledger, "train.seed", "data.shuffle_seed", "remat.policy") == [42, 42, "none"]
-    assert values(ledger, "model.dtype", "lora.dropout") == ["float32", 0.0]
-    assert verdict(ledger, "learning_rate") is Verdict.DEFAULTED
-
-
-def test_without_an_adapter_all_weights_are_trained(run: Any) -> None:
-    ledger = run({"model_name_or_path": "Qwen/Qwen3-0.6B"}, adapter_config=None)
-    assert ledger.lines["lora"].value is None
-    assert ledger.value("model.id") == "Qwen/Qwen3-0.6B"
-
-
-def test_embedding_and_head_targets_are_noted_as_lost(run: Any) -> None:
-    ledger = run(None, {"target_modules": ["q_proj", "lm_head", "embed_tokens"]})
-    found = finding(ledger, "target_modules")
-    assert found.verdict is Verdict.APPROXIMATED and "lm_head" in found.note and "embed_tokens" in found.note
 
 
 DEEPSPEED: dict[str, Any] = {
@@ -110,15 +75,6 @@ def test_deepspeed_values_that_differ_from_trainer_are_refused(
     assert codes(run({"deepspeed": {**DEEPSPEED, key: value}})) == [("E1161", f"deepspeed.{key}")]
 
 
-def test_deepspeed_optimizer_overrides_trainer_optimizer(run: Any) -> None:
-    ledger = run(
-        {"optim": "adafactor"},
-        deepspeed={**DEEPSPEED, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}},
-    )
-    assert ledger.value("train.optimizer.name") == "adamw"
-    assert codes(ledger) == []
-
-
 @pytest.mark.parametrize(
     "given, micro, rows",
     [
@@ -140,33 +96,9 @@ def test_split_batches_divides_batch_among_processes(
     assert ledger.value("train.global_batch_size") == rows
 
 
-def test_fractional_epochs_are_rounded_up(run: Any) -> None:
-    ledger = run({"num_train_epochs": 0.5})
-    assert ledger.value("train.epochs") == 1
-    assert verdict(ledger, "num_train_epochs") is Verdict.APPROXIMATED
-
-
-@pytest.mark.parametrize("gone", ["train_file", "base_model_name_or_path"])
-def test_missing_data_or_model_gives_set_hint(tmp_path: Path, gone: str) -> None:
-    arguments = {key: value for key, value in ARGUMENTS.items() if key != gone}
-    adapter = {key: value for key, value in ADAPTER.items() if key != gone}
-    ledger = ported("trainer", tmp_path, arguments, name="args.json", adapter_config=adapter)
-    found = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.code in ("E1144", "E1143")]
-    assert len(found) == 1 and found[0].help is not None and "--set" in found[0].help
-
-
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-    "tie_word_embeddings": True,
-}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "head_dim": 16}
+QWEN3 |= {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+QWEN3 |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "float32"), ("bfloat16", "bfloat16")])

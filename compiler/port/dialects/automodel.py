@@ -39,17 +39,17 @@ checkpoints checkpoint auto_resume
 log wandb mlflow comet benchmark profiling
 speed compile te_fp8
 evaluation validation_dataloader
-exact dataloader: part of data.shuffle_seed; padding is neither trained on nor attended to
+part dataloader
 exact rng: the seed of the run
 exact recipe: fine-tuning on the next token
-lost fp8.enabled=false: recipec uses bfloat16 instead: products are more precise, and slower
+lost fp8.enabled=false
 setting fp8.recipe_name fp8.filter_fqns fp8.emulate fp8.enable_fsdp_float8_all_gather
     fp8.precompute_float8_dynamic_scale_for_fsdp fp8.force_recompute_fp8_weight_in_bwd -> fp8.enabled
-learned teacher_model kd_loss_fn=null: recipec's loss is only next-token cross-entropy
+learned teacher_model kd_loss_fn=null
 """)
 OF_MODEL = table("""
 kernels backend use_liger_kernel
-exact attn_implementation: the same attention, without a fused kernel
+part attn_implementation
 derived trust_remote_code force_hf
 files cache_dir
 speed use_cache low_cpu_mem_usage output_hidden_states
@@ -74,37 +74,27 @@ OF_LORA = table("""
 integer dim -> lora.rank
 number alpha -> lora.alpha
 kernels use_triton use_memory_efficient_lora
-learned moe_rank_scaling=false: recipec gives adapters of experts the same rank as all others
+learned moe_rank_scaling=false
 lost expert_weight_format=unquantized: recipec keeps experts in model.dtype
 """)
 OF_QUANTIZED = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype")
 OF_SCHEDULE = table("""
 checkpoints use_checkpoint_opt_param_scheduler override_opt_param_scheduler
-lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant: recipec keeps the weight decay
-    constant
-lost lr_decay_steps=null wsd_decay_steps=null lr_wsd_decay_style=null: recipec's decay ends with the run
+lost start_wd=null end_wd=null wd_incr_steps=null wd_incr_style=constant lr_decay_steps=null
+    wsd_decay_steps=null lr_wsd_decay_style=null
 """)
 OF_DATA = table("""
-exact split name limit_dataset_samples num_samples_limit: part of data.train
-exact seq_length truncation: part of data.max_length
+part split name limit_dataset_samples num_samples_limit seq_length truncation mask_history
+    answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset path_or_dataset_id dataset_name
 padding padding pad_to_max_length
 derived tokenizer
-exact mask_history answer_only_loss_mask use_hf_chat_template column_mapping path_or_dataset
-    path_or_dataset_id dataset_name: a setting of another kind of data set
-exact fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples: it affects how rows are read
-lost mask_reasoning_content=false mask_generation_prompt=false: recipec trains on reasoning as on the rest of
-    an answer
+files fp8 start_of_turn_token unshifted shuffle_seed skip_invalid_samples
+lost mask_reasoning_content=false mask_generation_prompt=false
 """)
 
 WILD = {"cosine": "cosine", "linear": "linear", "constant": "constant"}
-DROPPED = (
-    "NeMo AutoModel applies dropout to an adapter's output; recipec applies it to the "
-    "input, with the same rate"
-)
-NORMAL = (
-    "recipec starts A uniform with the bound 1/sqrt(fan_in); NeMo AutoModel starts it "
-    "normal with xavier_normal_"
-)
+DROPPED = "recipec applies dropout to an adapter's input; NeMo AutoModel to its output"
+NORMAL = "recipec starts A uniform; NeMo AutoModel starts it with xavier_normal_"
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 PREDICTIONS = (*COUNTS, "mtp_use_repeated_layer", "mtp_loss_scaling_factor")
@@ -160,10 +150,7 @@ def port(ledger: Ledger) -> None:
         say_common(each, NAME, training.OFF)
 
 
-SCALES = (
-    "recipec multiplies by float32 scales; NeMo AutoModel's are bfloat16, and put a few weights into a "
-    "neighboring code"
-)
+SCALES = "recipec's scales are float32; NeMo AutoModel's are bfloat16, and change a few codes"
 
 
 def _qat(keys: Keys, lora: bool) -> None:
@@ -196,12 +183,7 @@ def _qat(keys: Keys, lora: bool) -> None:
 
 
 def _model(keys: Keys, quantized: bool) -> Named | None:
-    """Record which model is trained.
-
-    Args:
-        keys: those of the section `model`.
-        quantized: whether the file quantizes the base model.
-    """
+    """Record which model is trained."""
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
@@ -226,10 +208,7 @@ def _model(keys: Keys, quantized: bool) -> Named | None:
 
 
 def _base(keys: Keys) -> tuple[str, str] | None:
-    """Return the key below model and the name of the checkpoint that from_config can load, None for none.
-
-    transformers' AutoConfig keeps the name that it was called with, and other classes keep name_or_path.
-    """
+    """Return the key below model and the name of the checkpoint that from_config can load, None for none."""
     config = keys.value("config")
     if isinstance(config, str):
         return "config", config
@@ -268,11 +247,7 @@ def _configured(keys: Keys) -> Named | None:
 
 
 def _config(keys: Keys, name: str, named: Named | None, weights: str | None = None) -> None:
-    """Record the keys of config.json that a section replaces: recipec keeps the published ones.
-
-    Args:
-        weights: the file's name of the model whose weights are loaded.
-    """
+    """Record the keys of config.json that a section replaces: recipec keeps the published ones."""
     found = keys.value(name)
     if not isinstance(found, dict):
         keys.learned(name, (), "recipec uses config.json unchanged")
@@ -328,11 +303,6 @@ def _pattern(entries: list[str]) -> str:
     return "|".join(f"({part})" for part in parts)
 
 
-def _listed(keys: Keys, key: str) -> list[str]:
-    found = keys.texts(key) or []
-    return [found] if isinstance(found, str) else found
-
-
 def _lora(keys: Keys, named: Named | None) -> None:
     peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
@@ -343,7 +313,7 @@ def _lora(keys: Keys, named: Named | None) -> None:
     else:
         peft.same("_target_", note="it adds the lora section")
         peft.follow(OF_LORA)
-        targets, exclude = _listed(peft, "target_modules"), _listed(peft, "exclude_modules")
+        targets, exclude = peft.listed("target_modules"), peft.listed("exclude_modules")
         every = peft.flag("match_all_linear") or (exclude and not targets)
         name = (
             "match_all_linear"
@@ -471,10 +441,7 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
         return Rows("instruction" if chats else "prompt_completion", transform=text)
     if kind == "HellaSwag":
         ledger.set("data.loss_on", "completion", "the loss covers only the ending")
-        note = (
-            "the loss covers the ending's text, as in NeMo AutoModel; recipec also trains on the "
-            "end-of-text token after it"
-        )
+        note = "recipec also trains on the end-of-text token after the ending"
         return Rows("prompt_completion", transform=HELLASWAG_ROWS, note=note)
     mapping = keys.mapping("column_mapping")
     if kind == "ColumnMappedTextInstructionDataset" and isinstance(mapping.get("answer"), str):
@@ -572,19 +539,12 @@ def _optimizer(keys: Keys) -> None:
 
 
 def _copies(keys: Keys, lora: bool, dtype: str) -> None:
-    """Record whether the optimizer keeps the trained weights more precisely than the model does.
-
-    Args:
-        dtype: of the model's weights here.
-    """
+    """Record whether the optimizer keeps the trained weights more precisely than the model does."""
     ledger, names = keys.ledger, ("master_weights", "master_weight_bits")
     name = next((key for key in names if keys.value(key)), None)
     half = str(ledger.value("lora.dtype")) == "bfloat16" if lora else dtype == "bfloat16"
     if half and name is not None and lora:
-        note = (
-            "recipec keeps adapters in float32; NeMo AutoModel keeps them in bfloat16, with a "
-            "more precise copy in the optimizer"
-        )
+        note = "recipec keeps adapters in float32; NeMo AutoModel only their copy in the optimizer"
         keys.say(name, {"lora.dtype": "float32"}, note)
     elif half and name is not None:
         bits = keys.integer("master_weight_bits") or 32

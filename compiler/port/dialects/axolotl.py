@@ -10,17 +10,17 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import PRETRAINING, say_data
-from recipec.compiler.port.dialects.axolotl_qat import say_qat
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
     adapters,
+    datasets,
     experts,
     freezing,
     losses,
     models,
+    rounding,
     sharding,
-    streaming,
     trainer,
     training,
 )
@@ -39,10 +39,7 @@ MARKS = words(
     pad_to_sequence_len"""
 )
 
-UNCAST = (
-    "recipec trains embeddings and norms in bfloat16 too; without flash attention, "
-    "Axolotl trains them in float32"
-)
+UNCAST = "without flash attention, Axolotl trains embeddings and norms in float32"
 WHOLE_TEXT = {"model.language_model", "lm_head"}
 """The name prefixes of all parameters of the language model, in a model that also reads images."""
 OF_ADAPTERS = words(
@@ -76,11 +73,11 @@ def port(ledger: Ledger) -> None:
     _adapters(keys, model)
     say_data(keys, model, objective)
     _training(keys, model)
-    say_qat(keys, defaults_of(NAME, "QATConfig"))
+    _qat(keys)
     _eaft(keys, objective)
     pretrains = bool(keys.value(PRETRAINING)) or None
     buffers = ("streaming_multipack_buffer_size", "pretrain_multipack_buffer_size")
-    streaming.say_stream(keys, "streaming", buffers, 10000, pretrains)
+    datasets.say_stream(keys, "streaming", buffers, 10000, pretrains)
     for name in ("overrides_of_model_config", "model_config"):
         experts.say_overrides(keys, name, model)
     _plugins(keys)
@@ -142,7 +139,6 @@ def _model(keys: Keys) -> Model | None:
 
 
 def _objective(keys: Keys) -> str:
-    """Return the objective, and record the keys that only preferences read."""
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
@@ -232,7 +228,6 @@ def _tokens(keys: Keys, model: Model | None) -> None:
 
 
 def _adapters(keys: Keys, model: Model | None) -> None:
-    """Record the keys of `lora`; `lora: null` if everything is trained."""
     adapter = keys.choice("adapter", ("lora", "qlora"))
     if adapter is None and "adapter" not in keys.said:
         _full(keys, model)
@@ -276,7 +271,6 @@ def _dropout(keys: Keys, chosen: Chosen | None) -> None:
 
 
 def _full(keys: Keys, model: Model | None) -> None:
-    """Record full fine-tuning."""
     keys.ledger.set("lora", None)
     keys.same("adapter")
     patterns = {pattern.lstrip("^") for pattern in keys.texts("unfrozen_parameters") or ()}
@@ -293,12 +287,10 @@ def _full(keys: Keys, model: Model | None) -> None:
 
 
 def _targets(keys: Keys, model: Model | None) -> Chosen | None:
-    """Record the targets of the adapters."""
     given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
     layers = keys.value("peft_layers_to_transform")
     layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
-    named = keys.texts("lora_target_parameters") or []
-    parameters = [named] if isinstance(named, str) else named
+    parameters = keys.listed("lora_target_parameters")
     if not given and not linear and not parameters:
         message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
         keys.refuse("lora_target_modules", "E1148", message, "lora_target_linear: true")
@@ -368,8 +360,71 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
     return True
 
 
+ROUGHER = "recipec rounds as torchao 0.18 does; torchao 0.17 rounds small ranges more coarsely"
+
+
+def _qat(keys: Keys) -> None:
+    """Record quantization-aware training, which rounds every torch.nn.Linear."""
+    if not keys.mapping("qat"):
+        keys.same("qat", note="off")
+        return
+    section = keys.below("qat", {**defaults_of(NAME, "QATConfig"), "weight_dtype": "int8"})
+    kinds = {key: str(section.value(key)).lower() for key in ("weight_dtype", "activation_dtype")}
+    kinds = {key: "fp8" if kind.startswith("float8") else kind for key, kind in kinds.items()}
+    weights, activations = kinds["weight_dtype"], kinds["activation_dtype"]
+    if keys.text("adapter"):
+        note = "recipec rounds the projections with an adapter, and Axolotl all linear layers"
+        keys.learned("qat", (), note)
+        return
+    if weights == "nvfp4":
+        message = (
+            "Axolotl asks torchao for nvfp4 of only the weights, which torchao cannot train: the run stops"
+        )
+        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        return
+    if weights == "int8" or (weights, activations) == ("int4", "int4"):
+        message = f"torchao does not train {weights} weights with {activations} activations: Axolotl stops"
+        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        return
+    head = not _fused_head(keys)
+    if weights == "mxfp4":
+        _mxfp4(section, head)
+        return
+    if (weights, activations) != ("int4", "int8"):
+        also = "" if activations == "none" else f" and {activations} activations"
+        note = "recipec rounds to int4 weights with int8 activations, and to mxfp4"
+        keys.learned("qat", (), f"{note}, not to {weights} weights{also}")
+        return
+    section.say("weight_dtype", rounding.rounds(head, rounding.SPREAD))
+    section.say("activation_dtype", {}, ROUGHER)
+    if head:
+        section.same("weight_dtype", note="the output head is a linear layer too")
+    rounding.say_group(section, "group_size", 32)
+    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
+    rounding.say_later(section)
+
+
+def _mxfp4(section: Keys, head: bool) -> None:
+    """Record rounding to the MX format of 4 bits, which torchao's linear layers cannot switch off."""
+    section.say("weight_dtype", rounding.rounds(head, rounding.MX))
+    section.same("activation_dtype", note="Axolotl rounds activations as the weights")
+    if section.integer("group_size") != 32:
+        message = "Axolotl stops at mxfp4 with another group_size than 32"
+        section.refuse("group_size", "E1145", message, "group_size: 32")
+    section.say("group_size", {"train.qat.group_size": 32})
+    section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
+    section.unused((rounding.LATER,), "Axolotl does not delay the rounding to mxfp4")
+
+
+def _fused_head(keys: Keys) -> bool:
+    """Return whether the loss reads the output head's weight, which training then does not round."""
+    if keys.flag("liger_fused_linear_cross_entropy"):
+        return True
+    cut = any("CutCrossEntropyPlugin" in name for name in keys.texts("plugins") or ())
+    return keys.flag("cut_cross_entropy") if keys.given("cut_cross_entropy") else cut
+
+
 def _training(keys: Keys, model: Model | None) -> None:
-    """Record the keys of `train`, `checkpoint`, `remat`, and of model.dtype and model.attention."""
     launch = _launch(keys)
     _batches(keys, launch)
     _length(keys)
@@ -554,10 +609,7 @@ def _warmup(keys: Keys) -> None:
         count = int((ratio or 0.03) * (keys.integer("max_steps") or 0))
         count = 2 if count == 1 else count if ratio else min(count, 100)
         sets = {"train.schedule.warmup_steps": count}
-        note = (
-            "recipec takes this share of max_steps; Axolotl takes it of the steps of num_epochs "
-            "if they are fewer"
-        )
+        note = "Axolotl takes the share of num_epochs' steps if they are fewer than max_steps"
         if ratio is None:
             keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
         keys.say("warmup_ratio", sets, note)
@@ -673,68 +725,36 @@ exact vllm: vLLM-TPU serves the model, as the recipe's serve section describes
 exact dataloader_drop_last: recipec leaves out an epoch's last batch if it is not full
 exact shuffle_merged_datasets: each epoch has its own order, in Axolotl and in recipec
 exact float32: model.dtype sets the precision
-learned peft_layer_replication: recipec does not repeat layers: the model keeps its depth
-learned relora: recipec does not merge and restart adapters during the run
-learned lisa_n_layers: recipec trains all layers throughout, not a few drawn ones
-learned unfrozen_parameters: recipec cannot select rows of a weight, or names that the model does not have
-learned use_onebitllms: recipec does not train one-bit weights
-learned embedding_lr embedding_lr_scale lr_groups: recipec uses one learning rate for all parameters
-learned jagged_restart_steps: recipec does not restart the schedule
-learned optim_target_modules: recipec's optimizer treats all parameters alike
-learned grokfast_alpha grokfast_lamb: recipec does not amplify slow gradients
-learned spectrum_top_fraction spectrum_model_name: recipec trains all layers, not those of the highest
-    signal-to-noise ratio
+learned peft_layer_replication relora lisa_n_layers unfrozen_parameters use_onebitllms embedding_lr
+    embedding_lr_scale lr_groups jagged_restart_steps optim_target_modules grokfast_alpha grokfast_lamb
+    spectrum_top_fraction spectrum_model_name liger_use_token_scaling scaling_softmax use_pose
+    fix_untrained_tokens added_tokens_overrides overrides_of_model_config model_config trainer_cls
+    llmcompressor nvfp4_merge_aware nvfp4_merge_aware_start_step mora diffusion
 learned dense_mixer: the gradients of experts come only from the chosen experts
-learned liger_use_token_scaling: recipec weights the loss of all tokens equally
-learned scaling_softmax: recipec does not scale attention by the length of the context
-learned use_pose: recipec does not skip positions to lengthen the context
-learned fix_untrained_tokens: recipec leaves untrained embeddings unchanged
-learned added_tokens_overrides: recipec does not rename the tokenizer's tokens
 anew reinit_weights
-learned overrides_of_model_config model_config: recipec uses config.json unchanged
-learned trainer_cls: recipec trains with its own trainer, and does not do what another class does
-learned llmcompressor: recipec neither prunes nor quantizes weights during training
-learned nvfp4_merge_aware nvfp4_merge_aware_start_step: recipec does not train weights in nvfp4
-learned mora: recipec trains plain LoRA instead, without MoRA's square matrices
-learned diffusion: recipec's loss is next-token cross-entropy, not a diffusion loss
-lost peft_ensure_weight_tying: recipec puts no adapters on embeddings, so it has nothing to tie
-lost gptq: recipec cannot read GPTQ weights, and uses the unquantized base model
-lost lr_quadratic_warmup: recipec's warm-up is linear
-lost cosine_constant_lr_ratio: recipec's cosine ends with the run, without a constant part
-lost lr_div_factor: recipec's warm-up starts from zero
+lost peft_ensure_weight_tying gptq lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor group_by_length
+    sample_packing_sequentially shuffle_before_merging_datasets dataset_exact_deduplication dataset_shard_num
+    overrides_of_model_kwargs model_kwargs tokenizer_use_mistral_common expert_parallel_token_capacity=null
+    cls_model_config min_sample_len max_prompt_len chat_template_kwargs default_system_message
+    sample_packing_group_size sample_packing_bin_size torchdistx_path wandb_watch wandb_log_model
+    profiler_steps profiler_steps_start
 lost fp32_norms: recipec computes norms in model.dtype, as they are stored
-lost group_by_length: recipec does not group rows by length: other rows share a batch
-lost sample_packing_sequentially: recipec's packing chooses among many samples, not only the next ones
-lost shuffle_before_merging_datasets: recipec shuffles all sources together
-lost dataset_exact_deduplication: recipec trains twice on a row that occurs twice
-lost dataset_shard_num: recipec uses the whole data set, not one shard of it
 lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: recipec's embedding has
     model.vocab_size rows
-lost overrides_of_model_kwargs model_kwargs: recipec uses config.json unchanged
-lost tokenizer_use_mistral_common: recipec uses the Hugging Face tokenizer
 lost model_quantization_config: recipec reads the base model as published; only lora.quantize quantizes it
-lost expert_parallel_token_capacity=null: recipec drops no tokens: an expert takes all tokens that choose it
 mesh expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
     expert_parallel_fallback_on_unsupported
-lost cls_model_config: recipec trains language models
 lost quantization: recipec quantizes after training, by merge.quantization, not during training
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
     s2_attention flash_attn_rms_norm: Axolotl refuses this key
 lost eval_sequence_len: recipec evaluates with rows of data.max_length
-lost min_sample_len: recipec keeps a short sample if at least one of its tokens carries loss
-lost max_prompt_len: recipec truncates a preference as a whole
-lost chat_template_kwargs: recipec gives the template no variables of the config
-lost default_system_message: recipec adds no system message to a conversation without one
 lost use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
     dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode: kernels for another model
 lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: lora.quantize sets how recipec stores
     weights outside the experts
 lost fp8_enable_fsdp_float8_all_gather: recipec gathers weights in model.dtype
-lost sample_packing_group_size sample_packing_bin_size: recipec's packing groups samples in its own way: other
-    samples share a row
 lost world_size: --devices gives the number of GPUs
 lost peft_autocast_adapter_dtype: recipec keeps adapters in float32 (lora.dtype)
-lost torchdistx_path: recipec does not use AnyPrecision's optimizer
 setting relora_prune_ratio relora_prune_method -> relora
 setting lisa_step_interval lisa_layers_attribute -> lisa_n_layers
 setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restart_steps
@@ -758,7 +778,6 @@ setting simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center
     num_labels ebft dpo_loss_weights -> rl
 lost wandb_name wandb_run_id wandb_mode wandb_entity: set it in the environment of the run: WANDB_ENTITY,
     WANDB_NAME, WANDB_MODE, WANDB_RUN_ID
-lost wandb_watch wandb_log_model: recipec sends only metrics to Weights & Biases
 lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace
     comet_project_name comet_experiment_key comet_mode comet_online comet_experiment_config use_trackio
     trackio_project_name trackio_run_name trackio_space_id use_otel_metrics otel_metrics_host
@@ -766,7 +785,6 @@ lost mlflow_tracking_uri mlflow_run_name hf_mlflow_log_artifacts use_comet comet
     swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host swanlab_api_host
     swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions swanlab_completion_log_interval
     swanlab_completion_max_buffer: recipec does not log to this service: {training.LOGS}
-lost profiler_steps profiler_steps_start: recipec does not profile steps
 lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
 """)
 """Keys for which a row of a table is enough."""

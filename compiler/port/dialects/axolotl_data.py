@@ -15,35 +15,22 @@ from recipec.compiler.port.meaning.losses import UNPAIRED
 from recipec.compiler.port.names import known, tokenizer_of
 from recipec.runtime.data.messages import ALIASES, ROLES
 
-SPLIT = (
-    "the same share, but other rows: Axolotl takes the last rows of its own shuffled "
-    "order, without those that are too long"
-)
+SPLIT = "other rows: Axolotl takes the last of its shuffled rows that are not too long"
 SEEDS = "recipec uses other random generators: the order of samples and the initial adapters differ"
-PACKED = (
-    "a step has as many tokens, but other samples share a row; Axolotl leaves out an "
-    "epoch's last rows if they fill no micro-batch"
-)
+PACKED = "other samples share a row; Axolotl leaves out an epoch's last incomplete micro-batch"
 MARKS = "recipec also trains on the markers between messages"
-TOOL_ENDS = (
-    "recipec trains on the content of a tool's result; Axolotl also trains on the end of "
-    "its turn if it is near"
-)
+TOOL_ENDS = "Axolotl may also train on the end of a tool's turn"
 MARKED = (
     "Axolotl trains on each message that this key marks; recipec does so only if roles_to_train has its role"
 )
 STRIPPED = "recipec trains on a line break at the end of the template; Axolotl removes it from both answers"
 PRETRAINING = "pretraining_dataset"
-JOINED = (
-    "texts share rows; unless sample_packing is on, a text in Axolotl also attends to "
-    "the texts before it in the row"
-)
+JOINED = "texts share rows; without sample_packing, a text in Axolotl attends to those before it"
 OF_SOURCES = table("""
 exact ds_type: the file name gives the type
 exact trust_remote_code: recipec runs no code of a data set
-exact preprocess_shards: it affects how rows are prepared, not which rows
-lost revision: recipec uses the newest revision
-lost shards shards_idx: recipec uses the whole data set, not one shard of it
+files preprocess_shards
+lost revision shards shards_idx
 lost input_transform: recipec does not apply it; data.transform names your own function
 lost temperature logprobs_field: it is for distillation, which recipec does not have
 """)
@@ -51,19 +38,14 @@ lost temperature logprobs_field: it is for distillation, which recipec does not 
 OF_MESSAGES = table("""
 lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep the names of
     their other keys
-lost message_field_training_detail: recipec cannot select parts of a message: it trains on all of it
+lost message_field_training_detail input_format
 lost split_thinking=false: reasoning stays in the content of its message
-lost input_format: recipec's template is Jinja
 """)
 """Keys for what chat_template reads of messages in addition to role and content."""
 
 
 def say_data(keys: Keys, model: Model | None, objective: str) -> None:
-    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
-
-    Args:
-        objective: a value of `rl`, or "sft".
-    """
+    """Record the keys of `data`: sources, formats, template, masks, lengths, packing, evaluation."""
     pretrains = bool(keys.value(PRETRAINING))
     train = _sources(keys, PRETRAINING if pretrains else "datasets", objective)
     keys.same(PRETRAINING, note="" if pretrains else "off")
@@ -99,14 +81,7 @@ def _order(keys: Keys, objective: str) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set.
-
-    Attributes:
-        keys: its keys.
-        path: the recipe's path for it.
-        source: its entry at that path, None after an error.
-        kind: the kind of its rows, None after an error.
-    """
+    """A data set."""
 
     keys: Keys
     path: str
@@ -122,7 +97,6 @@ class Entry:
 
 
 def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
-    """Return the data sets of one list."""
     given = keys.value(key)
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
@@ -361,11 +335,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
 
 
 def _ends(keys: Keys, model: Model, written: str) -> None:
-    """Record the token that ends a turn. Axolotl trains on it if eot_tokens names it or it is the eos_token.
-
-    Args:
-        written: the mark of the written template, "" if the template is the model's own.
-    """
+    """Record the token that ends a turn. Axolotl trains on the eos_token, or on one that eot_tokens names."""
     own = model.family.markers(model.architecture)
     if not own and not written:
         return
@@ -398,13 +368,7 @@ def _evaluation(keys: Keys) -> None:
 
 
 def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
-    """Return the kind of a data set's rows, None after an error.
-
-    Args:
-        keys: the keys of the data set.
-        objective: a value of `rl`, or "sft".
-        chatml: whether its turns have the marks of ChatML.
-    """
+    """Return the kind of a data set's rows, None after an error."""
     given = keys.value("type")
     if objective == "kto":
         return _unpaired(keys, given)
@@ -453,7 +417,6 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
 
 
 def _texts(keys: Keys) -> Kind:
-    """Return the kind for `pretraining_dataset`: texts of one column."""
     column = keys.text("text_column")
     keys.same("text_column")
     keys.unless("skip", (0,), "recipec uses all rows")
@@ -549,7 +512,6 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
 
 
 def _preference(keys: Keys, given: Any) -> Kind | None:
-    """Return the kind for two answers to one prompt."""
     name = "" if isinstance(given, dict) else str(given)
     if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
@@ -595,7 +557,6 @@ KTO_COLUMNS = {"argilla": "instruction", "intel": "question", "prompt_pairs": "p
 
 
 def _unpaired(keys: Keys, given: Any) -> Kind | None:
-    """Return the kind for single answers, each desirable or not."""
     if isinstance(given, dict):
         _told(keys, "type", given)
         names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "completion", "label")}
@@ -663,21 +624,12 @@ FASTCHAT = {
     "adds_bos": True,
 }
 """How the turns of FastChat's chatml differ from those of Axolotl's own template."""
-TURNS = (
-    "as Axolotl 0.4 read it, which newer versions refuse: that version also trained on the line break before "
-    "an answer, and wrote an eos_token after an answer if <|im_end|> was not that token"
-)
-PLAIN = (
-    "recipec tokenizes the same text as a whole; it leaves out and counts a row whose "
-    "completion merges with the prompt's last token"
-)
+TURNS = "as Axolotl 0.4 read it, which also trained on a line break before an answer"
+PLAIN = "recipec tokenizes the whole text; it drops a row whose completion merges with the prompt"
 PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
 CUT = "Axolotl leaves out no text, because it divides long ones into rows"
 TRUNCATED = "recipec also truncates other rows that are too long, because Axolotl leaves out no text"
-SEGMENTS = (
-    "recipec leaves out rows whose trained segments are not all at the end, and ends each "
-    "row with the eos token"
-)
+SEGMENTS = "recipec ends each row with the eos token, and drops rows with earlier trained segments"
 
 UNPORTED = {
     "sharegpt": "Axolotl refuses it, and recipec reads it only with the template chatml",

@@ -24,7 +24,7 @@ KEYS = table("""
 log train.log_interval
 evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation
     eval.evaluate_example
-lost train.max_time=null: recipec does not end a run by the clock
+lost train.max_time=null
 exact train.min_lr: litgpt finetune does not read it: the cosine ends at zero
 """)
 OF_LORA = table("""
@@ -41,8 +41,8 @@ number beta1 -> train.optimizer.b1
 number beta2 -> train.optimizer.b2
 """)
 OF_DATA = table("""
-lost ignore_index=-100: recipec has no number for tokens without loss
-exact num_workers download_dir file_url file_name repo_id: it affects how the data is read, not its content
+lost ignore_index=-100
+files num_workers download_dir file_url file_name repo_id
 """)
 
 FLAGS = {
@@ -242,8 +242,7 @@ def _optimizer(keys: Keys, train: Keys) -> None:
 def _precision(keys: Keys, lora: bool) -> None:
     half = "recipec uses bfloat16 instead of float16: more range, three bits less precision"
     notes = {
-        "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt keeps them in float32 and rounds them "
-        "for each product",
+        "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt in float32",
         "bf16-true": "",
         "32-true": "",
         "16-mixed": half,
@@ -261,7 +260,6 @@ def _precision(keys: Keys, lora: bool) -> None:
 
 
 def _logs(keys: Keys) -> None:
-    """Record where the run is logged."""
     name, log = keys.text("logger_name"), keys.below("log")
     project = log.text("project")
     if name == "wandb":
@@ -311,7 +309,6 @@ DEFAULT_FRACTION = 0.05
 
 
 def _data(keys: Keys, train: Keys, named: Named | None) -> None:
-    """Record `data` and the maximum length."""
     found = keys.value("data")
     name = (
         found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""

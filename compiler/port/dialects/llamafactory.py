@@ -23,7 +23,6 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
-    streaming,
     templates,
     trainer,
 )
@@ -44,16 +43,10 @@ MARKS = words(
 OWN = (
     "recipec uses the tokenizer's own template; LLaMA-Factory also trains on a line break that ends an answer"
 )
-CUT = (
-    "recipec truncates the end of a long sample; LLaMA-Factory shortens its questions "
-    "and answers in proportion"
-)
+CUT = "recipec truncates the end; LLaMA-Factory shortens questions and answers in proportion"
 MIXED = "recipec's samples of a row do not attend to each other, as with neat_packing"
 BLOCKS = "recipec truncates the end of a long text, and does not continue it in the next row"
-TURN_ENDS = (
-    "recipec trains on the end of text only after the last answer, not instead of the "
-    "start of each later question"
-)
+TURN_ENDS = "recipec trains on the end of text only after the last answer"
 
 
 BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
@@ -92,7 +85,7 @@ def port(ledger: Ledger) -> None:
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
     keys.same("disable_shuffling", note="off")
-    streaming.say_stream(keys, "streaming", ("buffer_size",), 16384)
+    datasets.say_stream(keys, "streaming", ("buffer_size",), 16384)
     off = keys.flag("disable_gradient_checkpointing") and not launch.remat
     keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
     held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
@@ -109,7 +102,6 @@ def port(ledger: Ledger) -> None:
 
 
 def _stage(keys: Keys) -> str:
-    """Return the stage, one of sft, dpo, kto and pt, and record the keys that only preferences read."""
     stage = keys.text("stage") or "sft"
     only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
     idle = "do_train" if keys.given("do_train") else only
@@ -150,7 +142,6 @@ def _stage(keys: Keys) -> str:
 
 
 def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
-    """Record a loss of supervised fine-tuning that weights tokens."""
     if stage != "sft":
         keys.passive((*WEIGHTED, "eaft_alpha", "asft_alpha"), f"the stage {stage} does not read it")
     on = [key for key in WEIGHTED if keys.flag(key) and key not in keys.said]
@@ -196,7 +187,6 @@ def _undivided(keys: Keys) -> None:
 
 
 def _method(keys: Keys) -> str:
-    """Return the method: lora, full or freeze."""
     method = keys.text("finetuning_type") or "lora"
     if method not in ("lora", "full", "freeze"):
         message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
@@ -303,7 +293,6 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
 
 
 def _dtype(keys: Keys, run: Run) -> str:
-    """Return the type of the trained weights."""
     pure = keys.flag("pure_bf16")
     keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
     if pure or not run.lora:
@@ -312,11 +301,7 @@ def _dtype(keys: Keys, run: Run) -> str:
 
 
 def _data(keys: Keys, model: Model | None, stage: str) -> None:
-    """Record the keys of `data`.
-
-    Args:
-        stage: "sft", "dpo" or "pt".
-    """
+    """Record the keys of `data`."""
     chosen = _chosen(keys, "dataset", "data.train", stage)
     others = _chosen(keys, "eval_dataset", "data.eval", stage)
     chosen = _form(keys, chosen, others, stage)
@@ -335,7 +320,6 @@ def _names(keys: Keys, key: str) -> list[str]:
 
 
 def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
-    """Return the data sets of one list."""
     names = _names(keys, key)
     if not names:
         if key == "dataset":
@@ -402,14 +386,7 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
 
 
 def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) -> list[DataSet]:
-    """Set the form of the rows: once for all data sets, or for each if they differ.
-
-    Args:
-        chosen, others: the data sets to train on and to evaluate on.
-
-    Returns:
-        The data sets to train on, as the recipe's sources.
-    """
+    """Set the form of the rows: once for all data sets, or for each if they differ."""
     found = _joined([*chosen, *others])
     for each in found:
         if (each.format if each.format in ALONE else "") != JUDGED.get(stage, "") and stage != "pt":
@@ -553,23 +530,11 @@ OF_TAGS = {
 }
 JUDGED = {"dpo": "preference", "kto": losses.UNPAIRED}
 """The `data.format` of stages with judged answers."""
-OTHERS = (
-    "recipec pairs a prompt with the answer of the row before it in its micro-batch; "
-    "LLaMA-Factory takes the row before it in the data set"
-)
-BY_TWO = (
-    "recipec's micro-batches have two rows, each with the other's answer; LLaMA-Factory "
-    "gives a single row an estimate too"
-)
+OTHERS = "recipec takes the row before in a micro-batch; LLaMA-Factory in the data set"
+BY_TWO = "recipec's micro-batches have two rows, for each other's answers"
 MEDIA = ("images", "videos", "audios")
-ORDER = (
-    "LLaMA-Factory leaves out rows whose turns do not alternate; recipec keeps them if "
-    "the template accepts them"
-)
-TOOLS = (
-    "recipec leaves out rows that call tools if it writes the template out, and does not "
-    "tell the model about tools"
-)
+ORDER = "LLaMA-Factory leaves out rows whose turns do not alternate; recipec keeps them"
+TOOLS = "recipec may leave out rows that call tools, and tells the model of no tools"
 
 
 @dataclass(frozen=True)
@@ -594,15 +559,7 @@ class DataSet:
 
 
 def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
-    """Read an entry of dataset_info.json, and record each of its keys.
-
-    Args:
-        keys: the keys of the entry.
-        name: the name of the entry.
-        folder: `dataset_dir`.
-        limit: `max_samples`.
-        stage: "sft", "dpo" or "pt".
-    """
+    """Read an entry of dataset_info.json, and record each of its keys."""
     source = _source(keys, name, folder, limit)
     columns = _named(keys, "columns", COLUMNS)
     tags = _named(keys, "tags", TAGS)
@@ -621,11 +578,7 @@ def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str)
 
 
 def _joined(found: list[DataSet]) -> list[DataSet]:
-    """Give instructions and conversations one form, whose transform distinguishes rows by their columns.
-
-    Returns:
-        The data sets; unchanged if there is more than one form of either kind.
-    """
+    """Give instructions and conversations one form, whose transform distinguishes rows by their columns."""
     asked = [each for each in found if each.columns and each.format == "chat"]
     talks = [each for each in found if each.format == "chat" and not each.transform]
     if not asked or not talks or len(asked) + len(talks) != len(found):
@@ -739,7 +692,7 @@ OF_SOURCES = table("""
 exact hf_hub_url file_name cloud_file_name subset split
 exact ms_hub_url om_hub_url: recipec reads the Hugging Face Hub
 exact script_url: recipec runs no code of a data set
-lost folder=null: recipec reads the whole repository, not one folder of it
+lost folder=null
 """)
 
 KEYS = table("""
@@ -754,34 +707,18 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
     ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
     oft_block_size oft_target
-exact eval_on_each_dataset: recipec evaluates the sources of data.eval together
+part eval_on_each_dataset
 exact gradient_checkpointing: disable_gradient_checkpointing decides whether activations are kept
-learned create_new_adapter: recipec has one adapter, on the base model itself
-learned use_llama_pro: recipec adds no layers to the model
-learned use_galore: recipec does not project gradients to a low rank: other updates, and a larger state
-learned use_apollo: recipec does not scale gradients by a low-rank projection: other updates
-learned use_badam: recipec trains all parameters at each step, not one block after another
-learned use_adam_mini: recipec uses AdamW instead, which keeps a second moment for each parameter
-learned freeze_language_model: recipec trains the language model
-learned split_special_tokens: recipec reads the template's markers as special tokens
-learned add_tokens: recipec adds only special tokens to the tokenizer: each of these stays several tokens
-learned new_special_tokens_config: recipec does not add these tokens to the tokenizer
-learned shift_attn: recipec's attention covers the whole row, not shifted groups
-learned mixture_of_depths: recipec's layers process every token
+learned create_new_adapter use_llama_pro use_galore use_apollo use_badam use_adam_mini freeze_language_model
+    split_special_tokens add_tokens new_special_tokens_config shift_attn mixture_of_depths pref_ftx
+    pref_bco_weight ld_alpha ref_model ref_model_adapters
 anew train_from_scratch
 learned tokenized_path: with it, LLaMA-Factory tokenizes rows, or trains on rows that an earlier step
     tokenized
-learned pref_ftx: recipec does not add the supervised loss of the chosen answer
-learned pref_bco_weight: recipec does not add the classifier's loss
-learned ld_alpha: recipec does not weight answers by their length
-learned ref_model ref_model_adapters: recipec's reference is the model that training starts from
-lost use_mca: recipec uses its own sharding instead of Megatron's
-lost use_hyper_parallel: recipec uses its own sharding instead of HyperParallel's
+lost use_mca use_hyper_parallel use_kt ref_model_quantization_bit
 lost resize_vocab: recipec's embedding has model.vocab_size rows
 lost upcast_layernorm: recipec keeps norms in model.dtype
 lost upcast_lmhead_output: recipec computes logits in model.dtype, and their loss in float32
-lost use_kt: recipec uses its own experts instead of KTransformers'
-lost ref_model_quantization_bit: recipec's reference is the model that training starts from
 lost tool_format: only the template writes tools in recipec
 setting init_special_tokens -> add_special_tokens
 setting galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise ->

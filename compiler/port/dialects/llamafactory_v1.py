@@ -31,7 +31,7 @@ MARKS = words(
     custom_chat_template enable_activation_checkpointing"""
 )
 KEYS = table("""
-learned peft_config.adapter_name_or_path: recipec starts from one adapter, and continues to train that adapter
+learned peft_config.adapter_name_or_path optim_config
 files sample_backend max_new_tokens trust_remote_code batching_workers
 kernels kernel_config
 mesh dp_size mp_replicate_size mp_shard_size cp_mode
@@ -41,7 +41,6 @@ launch dist_timeout
 checkpoints save_steps save_epochs save_ckpt_as_hf save_total_limit resume_from_checkpoint
 evaluation eval_dataset
 method pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha
-learned optim_config: recipec has only its muon, for full fine-tuning
 learned lr_scheduler_config: the learning rate stays at its peak
 """)
 OF_LORA = table("""
@@ -60,10 +59,7 @@ MUON |= {"adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8}
 CONVERTERS = {"alpaca": "instruction", "sharegpt": "chat", "pair": "preference"}
 PAIRS = "LLaMA-Factory's command says what pairs are for, dpo or rm; recipec takes dpo"
 TOGETHER = "recipec truncates each answer with its prompt; LLaMA-Factory truncates a pair as a whole"
-BY_TOKENS = (
-    "recipec takes the mean over a step's pairs; LLaMA-Factory weights the means of its micro-batches by "
-    "their tokens"
-)
+BY_TOKENS = "recipec averages a step's pairs; LLaMA-Factory weights micro-batches by their tokens"
 OPENING = "LLaMA-Factory also trains on `<|im_start|>assistant` before an answer"
 OWN = "recipec does not read rows in LLaMA-Factory's own form"
 DRAWN = "recipec takes the first rows; LLaMA-Factory draws as many, some of them twice"
@@ -93,7 +89,6 @@ def port(ledger: Ledger) -> None:
 
 
 def _lora(keys: Keys, model: Model | None) -> bool:
-    """Record the adapters, and return whether there are any."""
     section = keys.below("peft_config", LORA)
     if not keys.mapping("peft_config"):
         keys.same("peft_config", {"lora": None}, "full fine-tuning")
@@ -114,8 +109,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
     section.follow(OF_LORA, training.OFF)
-    given = section.texts("target_modules") or "all"
-    names = [given] if isinstance(given, str) else given
+    names = section.listed("target_modules") or ["all"]
     spec: str | list[str] = "all-linear" if names == ["all"] else names
     if model is not None:
         spec = target_modules(model, names)
@@ -139,7 +133,6 @@ def _lora(keys: Keys, model: Model | None) -> bool:
 
 
 def _batch(keys: Keys) -> None:
-    """Record the rows of a step, the optimizer, the schedule and the length."""
     dist = keys.below("dist_config")
     shared = max(keys.integer("cp_size") or 1, dist.integer("cp_size") or 1)
     processes = sharding.devices(keys.ledger, sharding.Launch(shared=shared))
@@ -158,10 +151,7 @@ def _batch(keys: Keys) -> None:
     kinds = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_free")
     strategy = keys.choice("batching_strategy", kinds)
     if str(strategy).startswith("dynamic"):
-        note = (
-            "recipec gives all steps the same number of rows; LLaMA-Factory gives them the same "
-            "number of tokens"
-        )
+        note = "recipec's steps have as many rows each, not as many tokens"
         keys.learned("batching_strategy", (), note)
     keys.same("batching_strategy", note=REASONS["padding"])
     steps = keys.integer("max_steps")
@@ -183,7 +173,6 @@ def _batch(keys: Keys) -> None:
 
 
 def _optimizer(keys: Keys, adapts: bool) -> None:
-    """Record the optimizer: torch's AdamW, or Muon for full fine-tuning."""
     section = keys.below("optim_config", MUON)
     if adapts or keys.mapping("optim_config").get("name") != "muon":
         adam = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
@@ -263,7 +252,6 @@ def _data(keys: Keys, model: Model | None) -> None:
 
 
 def _preferences(keys: Keys) -> None:
-    """Record the objective of pairs and its settings."""
     keys.defaults = {"pref_beta": 0.1, "simpo_gamma": 0.5, **keys.defaults}
     loss = keys.text("pref_loss") or "sigmoid"
     if loss not in ("sigmoid", "simpo"):
@@ -285,7 +273,6 @@ def _preferences(keys: Keys) -> None:
 
 
 def _described(file: Keys) -> list[tuple[str, Any]]:
-    """Return the data sets that a YAML describes."""
     each = (
         Keys(file.ledger, file.source, TITLE, {"split": "train"}, f"{name}.") for name in file.source.data
     )
@@ -293,7 +280,6 @@ def _described(file: Keys) -> list[tuple[str, Any]]:
 
 
 def _entry(keys: Keys) -> tuple[str, Any]:
-    """Return one data set of the YAML: the form of its rows, and the source."""
     made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", None)
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:

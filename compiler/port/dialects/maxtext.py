@@ -6,6 +6,7 @@ alone, the values of MaxText's sft.yml, from which a run starts, override these 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, axes, datasets, experts, models, templates, training
+from recipec.compiler.port.meaning import adapters, datasets, experts, models, sharding, templates, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.names import known
 from recipec.compiler.wording import plural
@@ -37,7 +38,7 @@ evaluation eval_per_device_batch_size eval_data_columns hf_eval_split hf_eval_fi
 speed enable_nnx pure_nnx pure_nnx_decoder expansion_factor_real_data max_inflight_computations
     num_vocab_tiling use_chat_template
 media train_image_column eval_image_column default_prompt
-exact dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns: part of data.train
+part dataset_type hf_name hf_train_files hf_data_dir train_split train_data_columns
 exact add_bos add_eos use_truncation: fine-tuning writes only the tokens of the chat template, truncated at
     max_target_length
 exact enable_dropout: dropout_rate gives the rate
@@ -47,21 +48,13 @@ exact max_segments_per_seq grain_packing_type: it decides which samples share a 
 exact abort_on_nan_loss abort_on_inf_loss: a loss that is not finite stops the run
 exact override_model_config override_logical_axis_rules: it allows keys next to the model's name
 lost quantization: recipec computes products in model.dtype, not in 8 bits: more precise
-lost grad_dtype=float32: recipec keeps gradients in float32
-lost mu_dtype=float32: recipec keeps the first moment in float32
+lost grad_dtype=float32 mu_dtype=float32 cast_logits_to_fp32=true
 lost matmul_precision=default: products of model.dtype have the accelerator's own precision
 lost logits_dot_in_fp32 float32_qk_product float32_logits activations_in_float32: recipec sums products in
     float32, and multiplies in model.dtype
-lost cast_logits_to_fp32=true: recipec's logits are float32
-learned dropout_rate: recipec's model has no dropout of its own
-learned adamw_mask: recipec's weight decay applies to all weights
-learned adam_eps_root: recipec takes the root of only the second moment
-learned trainable_parameters_mask: recipec trains all weights, or the adapters
-learned skip_step_on_spikes: recipec skips no steps
-learned enable_diloco: recipec has one optimizer for all devices
+learned dropout_rate adamw_mask adam_eps_root trainable_parameters_mask skip_step_on_spikes enable_diloco
+    reuse_example_batch training_objective=causal_lm
 learned enable_rampup_batch_size: all steps of recipec have the same number of rows
-learned reuse_example_batch: recipec takes other rows for each batch
-learned training_objective=causal_lm: recipec trains on the next token
 learned formatting_func_path: this function writes the rows: copy it into data.transform
 learned load_full_state_path: a run starts at step 0; --resume continues it
 """)
@@ -113,21 +106,18 @@ PROJECTIONS = {
     "down_proj": "mlp/wo",
 }
 """MaxText's names of the projections, at the end of a module's path."""
-BALANCED = (
-    "recipec computes it over all tokens of a micro-batch and all layers; MaxText "
-    "computes it for each row and layer by itself"
-)
+BALANCED = "recipec takes all tokens of a micro-batch and all layers; MaxText each row and layer"
+ROWS = ("data", "fsdp", "fsdp_transpose", "diloco")
+"""Axes whose devices have different rows. They map to fsdp."""
+WIDTH = ("tensor", "tensor_sequence", "tensor_transpose")
+"""Axes that split matrix products. They map to tp."""
 STREAM = "recipec draws another order; MaxText shuffles a stream, within 1000 rows"
 ROUNDS = "recipec writes all rounds at once; MaxText writes each round as its own conversation"
 SOONER = "MaxText reaches the last step's learning rate one step sooner"
 
 
 def port(ledger: Ledger) -> None:
-    """Record what became of every key.
-
-    Raises:
-        Refused: the file is for another of MaxText's trainers.
-    """
+    """Record what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, _defaults(ledger))
     _told(keys)
     named = _model(keys)
@@ -153,7 +143,6 @@ def _defaults(ledger: Ledger) -> dict[str, Any]:
 
 
 def _told(keys: Keys) -> None:
-    """Refuse a file for another of MaxText's trainers."""
     switched = [key for key in OTHERS if key.startswith("use_") and keys.flag(key)]
     sections = [key for key in OTHERS if not key.startswith("use_") and keys.mapping(key)]
     found = next(iter([*switched, *sections]), None)
@@ -192,7 +181,6 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _balance(keys: Keys, name: str, model: Model | None) -> None:
-    """Record the load-balancing loss. For some models MaxText's own config gives its weight."""
     key = "load_balance_loss_weight"
     keys.defaults = {**keys.defaults, key: defaults_of(NAME, "balance").get(name, 0.0)}
     weight = keys.number(key) or 0.0
@@ -204,7 +192,6 @@ def _balance(keys: Keys, name: str, model: Model | None) -> None:
 
 
 def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
-    """Record Qwix's adapters."""
     if not lora.flag("enable_lora"):
         lora.passive(keys_of(NAME, "LoRA"), "enable_lora is off")
         keys.ledger.set("lora", None, "full fine-tuning")
@@ -240,17 +227,17 @@ def _targeted(path: str, module: str) -> bool:
 
 def _batch(keys: Keys) -> None:
     """Record the rows of a step, counted over all devices, including devices that share a row."""
-    mesh = axes.of_parallelism(keys, ("ici", "dcn"))
+    devices, tp = _mesh(keys)
     per_device = keys.number("per_device_batch_size") or 1.0
     accumulation = keys.integer("gradient_accumulation_steps") or 1
-    rows = int(mesh.devices * per_device) * accumulation
+    rows = int(devices * per_device) * accumulation
     if rows < 1:
-        message = f"{per_device:g} rows per device on {mesh.devices} devices are less than one row"
+        message = f"{per_device:g} rows per device on {devices} devices are less than one row"
         keys.refuse("per_device_batch_size", "E1160", message, "per_device_batch_size: 1")
         return
-    micro = max(int(per_device * mesh.tp), 1)
+    micro = max(int(per_device * tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
-    product = f"{per_device:g} x {mesh.devices} devices x {accumulation} micro-batches: {rows} rows per step"
+    product = f"{per_device:g} x {devices} devices x {accumulation} micro-batches: {rows} rows per step"
     keys.say("per_device_batch_size", made)
     keys.same("gradient_accumulation_steps", note=product)
     keys.ledger.set("train.global_batch_size", rows, product)
@@ -260,6 +247,33 @@ def _batch(keys: Keys) -> None:
     keys.same("use_tunix_gradient_accumulation", note="the mean of micro-batches' means" if tunix else "")
     keys.ledger.set("train.loss_normalization", kept)
     keys.say("remat_policy", {"remat.policy": REMAT.get(str(keys.value("remat_policy")), "decoder")})
+
+
+def _mesh(keys: Keys) -> tuple[int, int]:
+    """Record the keys NETWORK_AXIS_parallelism, and set `mesh.axes` if the files also split products (tp).
+
+    Returns:
+        The number of all devices: --devices, or the product of the sizes, where -1 stands for the requested
+        accelerator's devices. The number of those that split each product.
+    """
+    every = [
+        key for key in keys.defaults if key.endswith("_parallelism") and key.startswith(("ici_", "dcn_"))
+    ]
+    axes = {key: key.removesuffix("_parallelism").partition("_")[2] for key in every}
+    sizes: dict[str, int] = {}
+    for key, name in axes.items():
+        sizes[name] = sizes.get(name, 1) * max(keys.integer(key) or 1, 1)
+    rest = any((keys.integer(key) or 1) < 1 for key in every if key.startswith("ici_"))
+    product = math.prod(sizes.values())
+    devices = keys.ledger.devices or (keys.ledger.tpus or product if rest else product)
+    tp = math.prod(sizes.get(name, 1) for name in WIDTH)
+    carried = product == math.prod(sizes.get(name, 1) for name in (*ROWS, *WIDTH)) and devices % tp == 0
+    made = {"mesh.axes": {"fsdp": devices // tp, "tp": tp}} if carried and tp > 1 else None
+    for key, name in axes.items():
+        if made and name in WIDTH and (keys.integer(key) or 1) > 1:
+            keys.same(key, made, sharding.sharing(tp))
+        keys.same(key, note=REASONS["mesh"])
+    return devices, tp if carried else 1
 
 
 def _data(keys: Keys, named: Named | None) -> None:
@@ -327,7 +341,6 @@ def _rows(keys: Keys, named: Named | None) -> None:
 
 
 def _length(keys: Keys) -> None:
-    """Record the steps, and the schedule over them."""
     steps, whole = keys.integer("steps") or 0, keys.integer("learning_rate_schedule_steps") or -1
     steps = whole if steps == -1 else steps
     epochs = keys.integer("num_epoch") or 1

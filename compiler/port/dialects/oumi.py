@@ -37,17 +37,15 @@ MARKS = words(
     fsdp.enable_fsdp deepspeed.enable_deepspeed"""
 )
 OF_MODEL = table("""
-exact attn_implementation: the same attention, without a fused kernel
+part attn_implementation
 derived tokenizer_pad_token text_only
 speed shard_for_eval
 generation chat_template_kwargs tool_call_parser
-lost tokenizer_kwargs={}: recipec uses the tokenizer unchanged
-lost processor_kwargs={}: recipec has no processor: its models read text
-lost model_kwargs={}: recipec uses config.json unchanged
+lost tokenizer_kwargs={} processor_kwargs={} model_kwargs={}
 anew load_pretrained_weights=true
 learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
     from others
-learned freeze_layers=[]: recipec trains all layers, or puts adapters on all of them
+learned freeze_layers=[]
 setting adapter_trainable -> adapter_model
 """)
 OF_TRAINING = table("""
@@ -59,21 +57,21 @@ speed dataloader_main_process_only empty_device_cache_steps
 launch nccl_default_timeout_minutes
 padding label_ignore_index
 method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrides
-exact lr_scheduler_kwargs: part of the schedule
+part lr_scheduler_kwargs
 exact sgd_momentum: only sgd reads it
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
-lost lora_task_type=CAUSAL_LM: recipec trains language models
+lost lora_task_type=CAUSAL_LM
 export peft_save_mode
-exact bnb_4bit_quant_storage llm_int8_skip_modules: it affects how the same numbers are stored
-exact lora_exclude_modules: part of lora.targets
+files bnb_4bit_quant_storage llm_int8_skip_modules
+part lora_exclude_modules
 """)
 OF_FSDP = table("""
 mesh enable_fsdp sharding_strategy cpu_offload backward_prefetch forward_prefetch use_orig_params
     state_dict_type auto_wrap_policy min_num_params transformer_layer_cls sync_module_states
-exact mixed_precision: part of model.dtype and of the optimizer's weights
+part mixed_precision
 """)
 OF_DEEPSPEED = table("""
 mesh enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param overlap_comm
@@ -83,19 +81,17 @@ mesh enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload
     sub_group_size zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing
     memory_efficient_linear
 log steps_per_print wall_clock_breakdown
-exact precision: part of model.dtype
+part precision
 lost train_batch_size=auto train_micro_batch_size_per_gpu=auto gradient_accumulation_steps=auto
     gradient_clipping=auto: the keys of training apply
 """)
 OF_SPLIT = table("""
 exact target_col: the columns are those of the data set's own class
-exact seed mixture_strategy use_torchdata: recipec shuffles the rows again in each epoch
-exact collator_kwargs train_target: part of data.loss_on
+part seed mixture_strategy use_torchdata collator_kwargs train_target
 exact stream: recipec reads the whole data set first, and shuffles all of it
 """)
 OF_SOURCE = table("""
-exact dataset_path subset split: part of data.train
-exact shuffle seed shuffle_buffer_size: recipec shuffles the rows again in each epoch
+part dataset_path subset split shuffle seed shuffle_buffer_size
 derived trust_remote_code
 speed transform_num_workers
 """)
@@ -225,10 +221,8 @@ def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | Non
     model = named.model if named else None
     spec: Any = keys.texts("lora_target_modules")
     spec = "all-linear" if spec == ["all-linear"] else spec
-    exclude = keys.texts("lora_exclude_modules") or []
-    excluded = "|".join(f"({one})" for one in ([exclude] if isinstance(exclude, str) else exclude))
-    given = keys.texts("lora_target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    excluded = "|".join(f"({one})" for one in keys.listed("lora_exclude_modules"))
+    parameters = keys.listed("lora_target_parameters")
     chosen = adapters.say_targets(
         keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
     )

@@ -21,7 +21,6 @@ from recipec.compiler.port.meaning import (
     models,
     rows,
     sharding,
-    streaming,
     templates,
     trainer,
     training,
@@ -57,33 +56,26 @@ log acc_strategy eval_metric metric swanlab_token swanlab_exp_name swanlab_notif
     swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email swanlab_smtp_server
     swanlab_smtp_port swanlab_email_language
 checkpoints resume_only_model use_flash_ckpt max_epochs
-evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config
-    extra_eval_args val_dataset_shuffle
+evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args
+    val_dataset_shuffle
 generation max_new_tokens temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs
     top_logprobs structured_outputs_regex response_prefix template_backend ds3_gather_for_generation
 media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
 padding padding_side padding_free packing_strategy
-exact attn_impl attn_implementation: the same attention, without a fused kernel
-exact dataset_shuffle train_dataloader_shuffle stopping_strategy: recipec shuffles the rows again in each
-    epoch
-exact agent_template enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think
-    use_chat_template is_binary_loss_scale: part of the chat template
+part attn_impl attn_implementation dataset_shuffle train_dataloader_shuffle stopping_strategy agent_template
+    enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think use_chat_template
+    is_binary_loss_scale
 exact use_hf max_model_len: recipec reads an id as one of the Hugging Face Hub
 exact group_by_length: recipec does not group samples of similar length
-lost early_stop_interval=null: recipec runs until the last step
-lost model_kwargs=null/{}: recipec does not pass it on
+lost early_stop_interval=null model_kwargs=null/{}
 lost hqq_axis=null: a setting of another quantization
-learned adapters=[]: recipec starts from one adapter, and continues to train that adapter
+learned adapters=[] init_strategy=null freeze_parameters=[] freeze_parameters_regex=null
+    freeze_parameters_ratio=0 trainable_parameters=[] trainable_parameters_regex=null freeze_llm=false
+    enable_channel_loss=false mrl_dims=null use_galore=false lisa_activated_layers=0 optimizer=null
+    decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
+    decision_shuffle_fields=false
 learned external_plugins=[] custom_register_path=[] callbacks=[]: custom code, which recipec does not read
 learned custom_dataset_info=[]: a separate file, which recipec does not read
-learned init_strategy=null: recipec uses the checkpoint's weights unchanged
-learned freeze_parameters=[] freeze_parameters_regex=null freeze_parameters_ratio=0 trainable_parameters=[]
-    trainable_parameters_regex=null freeze_llm=false: recipec trains all weights, or puts adapters on all
-    modules
-learned enable_channel_loss=false mrl_dims=null: recipec's loss is plain cross-entropy
-learned use_galore=false lisa_activated_layers=0 optimizer=null: recipec uses the optimizer that optim names
-learned decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
-    decision_shuffle_fields=false: recipec does not change rows at random
 """)
 OF_LORA = table("""
 integer lora_rank -> lora.rank
@@ -92,8 +84,7 @@ switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
 """)
 OF_RLHF = table("""
-learned rpo_alpha=null: recipec adds no negative log-likelihood to the loss
-learned ref_adapters=[]: recipec's reference is the model that training starts from
+learned rpo_alpha=null ref_adapters=[]
 derived ref_model_type ref_model_revision
 """)
 PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
@@ -103,10 +94,7 @@ TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto
 """Kinds of rlhf with a counterpart, and its objective."""
 SIMPO = {"loss_type": "simpo", "beta": 2.0}
 """The values in which the kind simpo differs from cpo."""
-OTHERS = (
-    "recipec pairs a prompt with the answer of the row before it on its device; ms-swift "
-    "takes the row before it among all rows of the step"
-)
+OTHERS = "recipec takes the row before on a device; ms-swift in the whole step"
 OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
 
 OWN = {
@@ -116,10 +104,7 @@ OWN = {
     "gemma4": words("gemma4 gemma4_text"),
 }
 """ms-swift's templates that are not written out; a tokenizer's own template takes their place."""
-FOLLOWS = (
-    "recipec uses the tokenizer's own template, which ms-swift's template follows; "
-    "whitespace and reasoning may differ"
-)
+FOLLOWS = "recipec uses the tokenizer's own template; whitespace and reasoning may differ"
 END = "recipec trains on the end of an answer only after the last answer"
 NO_TOOLS = "recipec leaves out rows with tool calls, because this template writes none"
 BOTH = "recipec counts an empty thought before both answers as part of them; dpo's loss does not change"
@@ -319,8 +304,7 @@ def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
         spec = "all-linear"
     elif isinstance(names, list):
         spec = names
-    given = keys.texts("target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("target_parameters")
     chosen = adapters.say_targets(keys, key, model, spec, parameters=parameters)
     adapters.say_parameters(keys, "target_parameters", chosen)
     keys.passive(("target_modules", "target_regex"), "target_regex holds")
@@ -368,9 +352,7 @@ def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
     """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
     out = {}
     for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
-        found = keys.texts(key) or []
-        names = [found] if isinstance(found, str) else found
-        if names:
+        if names := keys.listed(key):
             out[mark] = (names[0], names[-1])
         keys.same(key, note="only swift/self-cognition uses it")
     return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
@@ -384,11 +366,7 @@ def _read(name: str) -> str:
 
 def _prefix(keys: Keys) -> str:
     """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
-    found = keys.texts("dataset") or []
-    names = [
-        re.split("[:#]", text.rpartition("::")[2])[0]
-        for text in ([found] if isinstance(found, str) else found)
-    ]
+    names = [re.split("[:#]", text.rpartition("::")[2])[0] for text in keys.listed("dataset")]
     prefixes = {READS.get(_read(name), "") for name in names}
     if len(prefixes) > 1:
         message = "ms-swift removes a word from the answers of only one of the data sets"
@@ -399,10 +377,9 @@ def _prefix(keys: Keys) -> str:
 
 def _sources(keys: Keys, key: str) -> list[Any]:
     """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
-    found = keys.texts(key) or []
     out: list[Any] = []
     sets = keys_of(NAME, "datasets")
-    for text in [found] if isinstance(found, str) else found:
+    for text in keys.listed(key):
         hub, _, rest = text.rpartition("::")
         head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
         name, _, subsets = head.partition(":")
@@ -536,7 +513,7 @@ def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> Non
     if dtype in ("float16", "float32"):
         keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
     trainer.say_run(keys, run, launch, taken, dtype)
-    streaming.say_stream(keys, "streaming", ("shuffle_buffer_size",))
+    datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
     made = keys.ledger.value("model.dtype")
     keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
     trainer.memory(keys, launch)

@@ -39,8 +39,7 @@ KEYS = table("""
 files checkpoint_dir
 log profiler log_level profile_memory
 speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
-lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: recipec collates
-    rows itself
+lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo
 exact ref_checkpointer base_model_path: the reference is the model that training starts from
 exact checkpointer: the checkpoint's folder; recipec uses `model.id`, or --model of train.py
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
@@ -55,15 +54,12 @@ switch use_dora -> lora.kind=dora
 """)
 OF_SOURCES = table("""
 lost data_dir=null: a folder of a repository: name its files as data_files
-exact cache_dir streaming num_proc trust_remote_code: it affects how the data is read, not its content
+files cache_dir streaming num_proc trust_remote_code
 """)
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 
 
-WHOLE_STEPS = (
-    "recipec makes an incomplete step of an epoch's last rows; torchtune skips them, or "
-    "adds them to the next epoch's first step"
-)
+WHOLE_STEPS = "recipec makes an incomplete step of an epoch's last rows; torchtune skips them"
 
 
 def port(ledger: Ledger) -> None:
@@ -95,7 +91,6 @@ def port(ledger: Ledger) -> None:
 
 
 def _loss(keys: Keys) -> str:
-    """Return the objective, from the loss's component."""
     section = keys.below("loss", {"beta": 0.1, "label_smoothing": 0.0})
     name = str(section.value("_component_") or "").rpartition(".")[2]
     if name == "DPOLoss":
@@ -145,10 +140,7 @@ def _batch(keys: Keys) -> None:
 CUT = (
     "recipec keeps the last token of a truncated sample; torchtune replaces it with an end token without loss"
 )
-WEIGHED = (
-    "recipec weights micro-batches by their trained tokens; torchtune also counts the "
-    "first token of each sample"
-)
+WEIGHED = "torchtune's weights of micro-batches also count the first token of each sample"
 SHORTER = "recipec runs this many steps, even if an epoch has fewer; torchtune ends with the epoch"
 
 
@@ -244,7 +236,6 @@ def _order(keys: Keys) -> None:
 
 
 def _logger(section: Keys) -> None:
-    """Record where the run is logged."""
     name = str(section.value("_component_") or "").rpartition(".")[2]
     project = section.text("project") or "torchtune"
     if name == "WandBLogger":
@@ -289,7 +280,6 @@ class Built:
 
 
 def _built(keys: Keys) -> Built:
-    """Record the model, its adapters, the checkpointer and the tokenizer's files."""
     section = keys.below("model")
     component = section.text("_component_")
     builder = (component or "").removeprefix("torchtune.models.")
@@ -347,8 +337,7 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
 
 
 def _lora(keys: Keys, model: Model | None) -> None:
-    given = keys.texts("lora_attn_modules")
-    modules = [given] if isinstance(given, str) else given or []
+    modules = keys.listed("lora_attn_modules")
     targets = [NAMES[module] for module in NAMES if module in modules]
     unknown = [module for module in modules if module not in NAMES]
     if unknown:
@@ -416,7 +405,6 @@ SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 
 
 def _data(keys: Keys, model: Model | None, objective: str) -> None:
-    """Record `dataset`, `dataset_val` and `tokenizer`."""
     entries = _entries(keys, "dataset")
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
@@ -452,12 +440,7 @@ Read = list[tuple[Any, dict[str, Any]]]
 
 
 def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: str) -> Read:
-    """Read the sources of some data sets, each with its settings. `transform` is the text of a file.
-
-    Args:
-        before: data sets of the same run that were read before.
-        path: the recipe's path for the sources.
-    """
+    """Read the sources of some data sets, each with its settings. `transform` is the text of a file."""
     made: Read = []
     alike: list[Keys] = []
     for entry in entries:

@@ -23,15 +23,14 @@ MARKS = words(
     validation_file dataset_config_name block_size preprocessing_num_workers adam_epsilon"""
 )
 KEYS = table("""
-files config_name cache_dir use_fast_tokenizer token use_auth_token model_revision
-    preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
+files config_name cache_dir use_fast_tokenizer token use_auth_token model_revision preprocessing_num_workers
+    overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
 exact torch_dtype dtype: it gives model.dtype, together with bf16 and fp16
 exact tokenizer_name: the model's own
-exact dataset_config_name: part of data.train
+part dataset_config_name attn_implementation
 exact validation_file validation_split_percentage: the run does not evaluate
 exact model_type: model_name_or_path gives the model
-learned config_overrides: recipec uses config.json unchanged
-exact attn_implementation: the same attention, without a fused kernel
+learned config_overrides
 exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
 """)
 SIZES = table("""
@@ -43,7 +42,7 @@ switch use_dora -> lora.kind=dora
 ADAPTER = table("""
 exact peft_type task_type auto_mapping peft_version base_model_name_or_path: it describes the adapter
 exact revision inference_mode runtime_config megatron_core: it does not affect training
-lost megatron_config=null: recipec uses transformers' layers, not Megatron's
+lost megatron_config=null
 lost fan_in_fan_out=false: no model that recipec trains stores its weights as [in, out]
 exact qalora_group_size ensure_weight_tying loftq_config: a setting of a feature that is off
 exact eva_config corda_config lora_ga_config: of init_lora_weights
@@ -154,12 +153,10 @@ PEFT = "PEFT"
 
 
 def _adapter(ledger: Ledger, source: Source) -> Keys:
-    """Return the keys of the adapter's file."""
     return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
 
 
 def _say_adapter(keys: Keys, named: Named | None) -> None:
-    """Record what became of every key of the adapter's file."""
     ledger = keys.ledger
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
@@ -178,8 +175,7 @@ def _targets(keys: Keys, named: Named | None) -> None:
     model = named.model if named else None
     spec = keys.texts("target_modules")
     layers = adapters.layers_of(keys)
-    given = keys.texts("target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("target_parameters")
     exclude = keys.texts("exclude_modules")
     chosen = adapters.say_targets(keys, "target_modules", model, spec, layers, exclude, parameters)
     adapters.say_parameters(keys, "target_parameters", chosen)

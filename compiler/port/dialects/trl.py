@@ -19,7 +19,6 @@ from recipec.compiler.port.meaning import (
     models,
     scripts,
     sharding,
-    streaming,
     templates,
     trainer,
     training,
@@ -48,9 +47,8 @@ KEYS = table("""
 speed gradient_checkpointing_use_reentrant use_num_logits_to_keep use_logits_to_keep dataset_batch_size
     num_of_sequences chars_per_token
 exact env: environment variables, which recipec's scripts do not read
-lost activation_offloading=false: recipec keeps activations on the devices: more memory, the same numbers
-exact attn_implementation: the same attention, without a fused kernel
-exact shuffle_dataset: recipec shuffles the rows again in each epoch
+lost activation_offloading=false
+part attn_implementation shuffle_dataset
 exact chat_template_path: the tokenizer's own template
 exact text_column columns_to_keep: which columns are read and kept
 exact dtype: it gives model.dtype, together with bf16 and fp16
@@ -60,12 +58,12 @@ integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
 switch use_dora -> lora.kind=dora
-lost lora_task_type=CAUSAL_LM: recipec trains language models
+lost lora_task_type=CAUSAL_LM
 """)
 OF_SOURCES = table("""
-exact path name split data_files: part of data.train
+part path name split data_files
 lost data_dir=null: a folder of a repository: name its files as data_files
-lost revision=null/main: recipec uses the newest revision
+lost revision=null/main
 exact columns: recipec ignores columns that it does not use
 """)
 
@@ -121,7 +119,7 @@ def _stream(keys: Keys) -> None:
         switch, other = other, switch
     if keys.flag(switch) and keys.ledger.value("train.steps") and not keys.flag("shuffle_dataset"):
         keys.ledger.set("data.shuffle_seed", None)
-    streaming.say_stream(keys, switch, ("buffer_size",))
+    datasets.say_stream(keys, switch, ("buffer_size",))
     keys.same(other, note="off")
 
 
@@ -163,7 +161,6 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
-    """Record the adapters' keys, and return what they adapt."""
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
@@ -182,8 +179,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
-    given = keys.texts("lora_target_parameters") or []
-    parameters = [given] if isinstance(given, str) else given
+    parameters = keys.listed("lora_target_parameters")
     layers, exclude = adapters.layers_of(keys), keys.texts("exclude_modules")  # only in Python scripts
     if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
         layers = list(range(model.architecture.num_layers))[-last:]
@@ -296,7 +292,6 @@ def told(keys: Keys, chosen: str | None) -> str:
 
 @functools.cache
 def _own() -> Mapping[str, frozenset[str]]:
-    """Return the keys of each script, without those that every script has."""
     sections = tools()["trl"]["sections"]
     shared = {*keys_of("trainer", "training_arguments"), *keys_of("trl", *_SHARED)}
     return {name: frozenset(sections[name]) - shared for name in sections if name not in _SHARED}
@@ -341,7 +336,6 @@ def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
 
 
 def _rows(keys: Keys) -> tuple[str, str | None]:
-    """Return the key that names the first data set, and its value."""
     entries = keys.value("datasets")
     entry = entries[0] if isinstance(entries, list) and entries else None
     if not isinstance(entry, dict):
@@ -353,7 +347,6 @@ def _rows(keys: Keys) -> tuple[str, str | None]:
 
 
 def _refuse(keys: Keys, chosen: str) -> None:
-    """Refuse the keys that the chosen script does not have."""
     for key in keys.source.data if isinstance(keys.source.data, dict) else ():
         having = _having(str(key))
         if having and chosen not in having and keys.given(key):
@@ -408,7 +401,6 @@ def _named(scripts: Iterable[str]) -> str:
 
 
 def _data(keys: Keys, objective: str, named: Named | None) -> None:
-    """Record the keys of data sets, rows and lengths."""
     evaluates = trainer.evaluation(keys)
     path = _read(keys, evaluates)
     naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
@@ -430,7 +422,6 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
 
 
 def _read(keys: Keys, evaluates: bool) -> str | None:
-    """Record the keys that name data sets, and return the place of the first one."""
     if keys.value("dataset_mixture"):
         return _handbook(keys)
     if keys.value("dataset_mixer"):
@@ -548,7 +539,6 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
 
 
 def _mixture(keys: Keys) -> str | None:
-    """Record the mixture `datasets`, which overrides dataset_name."""
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         keys.refuse(
@@ -594,7 +584,6 @@ def _template(keys: Keys, form: str, named: Named | None) -> None:
 
 
 def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
-    """Record the loss's keys, and the dropout, which preferences switch off."""
     if objective == "sft":
         losses.supervised(keys)
         if keys.flag("use_peft"):

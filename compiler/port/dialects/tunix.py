@@ -44,7 +44,7 @@ OF_MODEL = table("""
 files model_path model_download_path intermediate_ckpt_dir
 log model_display
 kernels flash_attention_block_size
-lost kwargs={}: recipec uses config.json unchanged
+lost kwargs={}
 """)
 OF_TRAINING = table("""
 log metrics_logging_options profiler_options perf_metrics_options metrics_prefix pbar_description
@@ -54,9 +54,8 @@ mesh data_sharding_axis
 lost max_seq_token_per_tpu: recipec packs rows with data.packing
 """)
 OF_OPTIMIZER = table("""
-lost eps_root mu_dtype nesterov accumulator_dtype: recipec's optimizer does not have this setting
-learned mask: recipec's weight decay applies to all weights
-learned exponent=1/1.0 transition_begin=0: recipec's schedule does not have this setting
+lost eps_root mu_dtype nesterov accumulator_dtype
+learned mask exponent=1/1.0 transition_begin=0
 unused warmup_ratio: a key of Tunix's RL, which peft_main does not read
 """)
 CLIPPED = "peft_main passes it to optax's optimizer, which has no such argument: Tunix clips no gradients"
@@ -233,7 +232,6 @@ def _mesh(mesh: Keys) -> dict[str, int]:
 
 
 def _data(keys: Keys, run: Keys, named: Named | None) -> None:
-    """Record one of the two data sets that peft_main reads."""
     name = str(keys.value("dataset_name"))
     if name != OPUS:
         why = (

@@ -24,16 +24,9 @@ from recipec.spec.core_schema import flow
 from recipec.spec.language.lora import PROJECTIONS
 
 FEATURES = table("""
-learned lora_bias=null/false: recipec does not train biases of B
-learned bias=null/none: recipec keeps biases frozen
-learned layer_replication=null: recipec keeps the model's own layers
-learned alora_invocation_tokens=null: recipec applies the adapter to all tokens
-learned use_qalora=null/false: recipec gives A all inputs, not pooled ones
-learned use_bdlora=null/false: recipec has full matrices A and B, not block-diagonal ones
-learned arrow_config=null: recipec has one adapter, without a router
-learned kasa_config=null: recipec leaves the base model's weights unchanged
-learned monteclora_config=null: recipec samples nothing besides A and B
-learned velora_config=null: recipec keeps activations in full
+learned lora_bias=null/false bias=null/none layer_replication=null alora_invocation_tokens=null
+    use_qalora=null/false use_bdlora=null/false arrow_config=null kasa_config=null monteclora_config=null
+    velora_config=null
 """)
 """Keys of PEFT that go beyond A and B and have no counterpart."""
 
@@ -211,12 +204,7 @@ PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
 
 
 def say_loftq(keys: Keys, key: str, config: Any) -> None:
-    """Record LoftQ, after which nf4 represents the base's weights exactly.
-
-    Args:
-        key: the key that asks for it.
-        config: PEFT's LoftQConfig.
-    """
+    """Record LoftQ, after which nf4 represents the base's weights exactly."""
     config = config if isinstance(config, Mapping) else {}
     bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
     if bits != 4:
@@ -231,12 +219,7 @@ def say_loftq(keys: Keys, key: str, config: Any) -> None:
 
 
 def say_init(keys: Keys, key: str, found: Any) -> None:
-    """Record PEFT's `init_lora_weights`.
-
-    Args:
-        key: the key that gives it.
-        found: PEFT's value.
-    """
+    """Record PEFT's `init_lora_weights`."""
     name = str(found).lower()
     if found is True or name == "true":
         keys.say(key, {"lora.init": "peft"})
@@ -424,11 +407,6 @@ def prefix_of(model: Model) -> str:
     return model.family.prefixes[0 if is_multimodal(model) else -1]
 
 
-def all_linear(model: Model) -> list[str]:
-    """Return PEFT's "all-linear": the full names of all Linear modules except the output head."""
-    return [module.name for module in modules(model) if module.linear and module.what != "lm_head"]
-
-
 def choose(
     model: Model,
     spec: str | Sequence[str],
@@ -451,7 +429,8 @@ def choose(
     together = modules(model)
     every = [module for module in together if not module.parameter]
     names = [name for module in together for name in {module.name: 0, module.former: 0}]
-    read = experts.read(model, spec, all_linear(model), names)
+    linear = [module.name for module in together if module.linear and module.what != "lm_head"]
+    read = experts.read(model, spec, linear, names)
     found = [module for module in every if _matches(read.modules, module.name)]
     if not isinstance(read.modules, str) and (wanted := set(layers or ())):
         found = [module for module in found if _layer(module.name) in wanted]
@@ -556,7 +535,6 @@ def _others(model: Model) -> Iterable[str]:
 
 
 def _tower(model: Model) -> Iterable[str]:
-    """Yield Linear modules of the vision tower and of its connection to the language model."""
     found: Iterable[str] = of_model("peft", "towers", model=model) or ()
     return found
 
@@ -574,15 +552,8 @@ class Quantization:
     note: str = ""
 
 
-NESTED = (
-    "recipec stores scales in float32, without quantizing them again: weights are a "
-    "little more precise, with 0.4 bits more for each"
-)
-INT8 = (
-    "recipec uses int8 with a scale for each output channel, and activations in "
-    "model.dtype; bitsandbytes' LLM.int8() has activations in int8 and outliers in "
-    "float16"
-)
+NESTED = "recipec stores scales in float32: weights are a little more precise, 0.4 bits larger"
+INT8 = "recipec's activations are in model.dtype; LLM.int8()'s are int8, with outliers in float16"
 FP4 = "recipec uses nf4 instead: the same size and blocks, other code points"
 
 

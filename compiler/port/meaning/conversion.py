@@ -40,11 +40,7 @@ class Prompt:
 
 
 def prompts(prompt: Prompt, origin: str) -> str:
-    """Write a row with an instruction as a prompt and a completion, both plain text.
-
-    Args:
-        origin: whose prompts these are, "Axolotl's alpaca".
-    """
+    """Write a row with an instruction as a prompt and a completion, both plain text."""
     columns = ", ".join(f"`{docstring(c)}`" for c in (prompt.instruction, prompt.input) if c)
     asked = f"row[{literal(prompt.instruction)}]"
     system = constant("SYSTEM", prompt.system) if prompt.system else ""
@@ -92,12 +88,7 @@ def {FUNCTION}(row):
 
 
 def without_system(messages: str, role: str) -> str:
-    """Remove the system message at the beginning of a conversation.
-
-    Args:
-        messages: the column of the conversation.
-        role: the key of a message's role.
-    """
+    """Remove the system message at the beginning of a conversation."""
     return f'''"""Conversations without the system message at their beginning."""
 
 
@@ -272,21 +263,12 @@ WITHOUT_INPUT = f"{_TASK}. {_COMPLETES}### Instruction:\n{{instruction}}\n\n### 
 
 
 def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
-    """Return Alpaca's prompt.
-
-    Args:
-        columns: the source's own column names, by instruction, input and output.
-    """
+    """Return Alpaca's prompt."""
     return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
 
 
 def alpaca_messages(made: Prompt, origin: str, systems: tuple[str, str] | None = None) -> str:
-    """Write a file that makes a conversation of a row: the prompt for the user, the output for the assistant.
-
-    Args:
-        origin: whose prompts these are.
-        systems: the system messages of rows with an input, and of rows without one.
-    """
+    """Write a file that makes a conversation of a row: the user has the prompt, the assistant the output."""
     constants, system = "", ""
     if systems is not None:
         names = ("SYSTEM_WITH_INPUT", "SYSTEM_WITHOUT_INPUT")
@@ -306,11 +288,7 @@ def {FUNCTION}(row):
 
 
 def paired(asked: str, answered: str, system: str | None = None) -> str:
-    """Write a file that makes a conversation of two columns.
-
-    Args:
-        system: a system message for all rows.
-    """
+    """Write a file that makes a conversation of two columns."""
     return f'''"""Rows of two columns as conversations of a question and its answer."""
 
 {"" if system is None else constant("SYSTEM", system)}
@@ -432,12 +410,7 @@ def plain(message):
 
 
 def ranked(prompt: str, chosen: str, rejected: str, *, system: str = "", turns: bool = False) -> str:
-    """Convert a question and two answers to messages.
-
-    Args:
-        prompt, chosen, rejected, system: the columns; "" for no system message.
-        turns: whether an answer is the second message of a conversation, instead of text.
-    """
+    """Convert a question and two answers to messages."""
     named = ", ".join(f"`{docstring(column)}`" for column in (prompt, chosen, rejected))
     answer = '[1]["content"]' if turns else ""
     before = f"""\

@@ -97,12 +97,7 @@ def source(
 
 
 def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
-    """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error.
-
-    Args:
-        key: the key of the first argument.
-        config: the value of the second argument.
-    """
+    """Return the source for a section with arguments of `datasets.load_dataset`, or None after an error."""
     name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
     found = place(name or "", files if isinstance(files, str | list) else None)
     if name is None or found.path is None:
@@ -121,11 +116,7 @@ def unwritten(keys: Keys, data: Mapping[str, Any]) -> Keys:
 
 
 def retold(keys: Keys, key: str, found: Keys) -> str:
-    """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for the settings.
-
-    Returns:
-        How the run differs, "" if it does not.
-    """
+    """Report what became of the keys of `unwritten`. Errors are moved to the key that asks for them."""
     for each in found.ledger.diagnostics:
         keys.ledger.refused(keys.source, keys.prefix + key, each.code, each.message, each.help or "")
     differs = (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
@@ -133,10 +124,7 @@ def retold(keys: Keys, key: str, found: Keys) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-ROWS_HELD_OUT = (
-    "recipec cannot hold out a number of rows, and holds out none; data.eval_fraction "
-    "takes a share, such as 0.05"
-)
+ROWS_HELD_OUT = "recipec holds out no number of rows; data.eval_fraction takes a share, such as 0.05"
 
 
 def evaluation(size: float | int) -> dict[str, Any]:
@@ -156,15 +144,7 @@ MOST = 1 << 20
 
 
 def first_row(path: str, folder: Path) -> dict[str, Any] | None:
-    """Return the first row of a JSON or JSON Lines file, or of the first such file of a folder.
-
-    Args:
-        path: the path in the tool's file.
-        folder: the folder that a relative path is relative to.
-
-    Returns:
-        The row; None for other files.
-    """
+    """Return the first row of a JSON or JSON Lines file, or of the first such file of a folder."""
     place = folder / Path(path).expanduser()
     try:
         if place.is_dir():
@@ -200,3 +180,41 @@ def length(keys: Keys, key: str, note: str = "") -> None:
     if str(keys.value("truncation_mode") or "keep_start") == "keep_start":
         keys.same("truncation_mode", note="the end is truncated")
     keys.unless("truncation_mode", ("keep_start",), "recipec truncates the end, not the start")
+
+
+WINDOWS = "recipec shuffles and packs rows within windows of this size: another order of samples"
+KEPT = "rows come in the sources' order, as in the tool; recipec packs them within windows of this size"
+
+
+def say_stream(
+    keys: Keys, switch: str, buffers: Sequence[str] = (), size: int = 1000, on: bool | None = None
+) -> None:
+    """Record a switch for streaming, after all other keys of the data and of the run's length.
+
+    Args:
+        buffers: keys for the number of rows to shuffle among; the first one in the file counts.
+        size: the number of these rows if no key gives it.
+        on: whether the run streams, regardless of the switch; None reads the switch.
+    """
+    ledger = keys.ledger
+    if not on and not keys.flag(switch):
+        keys.same(switch, note="off: all rows are read first, as in recipec")
+        keys.unused(buffers, f"the tool does not read it without {switch}")
+        return
+    why = None
+    if not ledger.value("train.steps"):
+        why = "the file gives no number of steps, which streaming in recipec needs"
+    elif ledger.value("data.eval_fraction"):
+        why = "the run holds out a share of the rows, which requires counting them"
+    if why is not None:
+        keys.unless(switch, (False,), f"recipec reads all rows first: {why}")
+        keys.unused(buffers, "recipec reads all rows first")
+        return
+    buffer = next((key for key in buffers if keys.given(key)), buffers[0] if buffers else None)
+    found = keys.integer(buffer) if buffer is not None else None
+    sets = {"data.stream_window": found if found and found > 0 else size}
+    ledger.set("data.stream_window", sets["data.stream_window"])
+    note = KEPT if ledger.value("data.shuffle_seed", 0) is None else WINDOWS
+    keys.say(switch, sets if keys.given(switch) else None, note)
+    for key in buffers:
+        keys.same(key, sets if key == buffer else None)

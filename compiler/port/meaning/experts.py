@@ -20,11 +20,7 @@ from recipec.compiler.wording import listing
 
 
 class Halved(ValueError):
-    """Only one of two modules is named, although they are one parameter.
-
-    Attributes:
-        others: the missing modules.
-    """
+    """Only one of two modules is named, although they are one parameter."""
 
     def __init__(self, named: Sequence[str], others: Sequence[str]) -> None:
         super().__init__(f"{listing(named)} of an expert is one parameter with {listing(others)}")
@@ -33,13 +29,7 @@ class Halved(ValueError):
 
 @dataclass(frozen=True)
 class Read:
-    """PEFT's reading of target modules.
-
-    Attributes:
-        modules: the targets that are modules.
-        parameters: names of parameters, or the ends of names.
-        doubled: the parameters that hold two of the named modules.
-    """
+    """PEFT's reading of target modules."""
 
     modules: str | Sequence[str]
     parameters: tuple[str, ...] = ()
@@ -112,11 +102,7 @@ def coefficient(model: Model | None) -> float | None:
 
 
 def say_coefficient(keys: Keys, key: str, model: Model | None, to: Sequence[str] = ()) -> None:
-    """Record a key with the coefficient of the load-balancing loss.
-
-    Args:
-        to: the families to whose models the tool passes it; () for all families with such a loss.
-    """
+    """Record a key with the coefficient of the load-balancing loss."""
     value = keys.number(key)
     if model is None:
         note = "recipec does not know whether the model has experts; the key is train.router_aux_loss_coef"

@@ -15,11 +15,7 @@ NAMES = "recipec uses the checkpoint's names of modules; transformers may have o
 
 
 def chosen_by(model: Model, keeps: Callable[[str], bool]) -> list[str]:
-    """Return `train.only` for the tensors that a tool trains.
-
-    Args:
-        keeps: whether a parameter of this name, such as "model.layers.0.mlp.up_proj.weight", is trained.
-    """
+    """Return `train.only` for the tensors that a tool trains."""
     sources = [s for p in model.family.parameters(model.architecture) if p.trainable for s in p.sources]
     names = {s.module: s.name if s.whole else f"model.{s.name}" for s in sources}
     chosen = {module for module, name in names.items() if keeps(name)}
@@ -113,10 +109,7 @@ def say_adapters(keys: Keys, key: str, model: Model | None) -> None:
         keys.same(key, note="the patterns match all adapters")
     note = "Axolotl freezes all adapters whose names no pattern matches"
     if patterns and matched and not any(matched):
-        note = (
-            "PEFT's names of adapters begin with base_model.model., which no pattern matches, so Axolotl "
-            "freezes all adapters and trains nothing; without the key it trains them"
-        )
+        note = "no pattern matches PEFT's names of adapters, so Axolotl trains nothing"
     keys.learned(key, OFF, note)
 
 

@@ -18,18 +18,15 @@ OF_PREFERENCES = table("""
 exact disable_dropout: recipec's model has no dropout of its own
 exact generate_during_eval is_encoder_decoder: it does not affect training
 exact max_completion_length: only for encoder-decoder models
-lost max_prompt_length: recipec truncates no prompt by itself, only a sample at max_length
+lost max_prompt_length
 """)
 OF_DPO = table("""
 exact loss_type: the objective's own loss
 exact f_divergence_type: dpo's own
 exact f_alpha_divergence_coef discopop_tau: a setting of a loss that the run does not have
 exact label_smoothing: the loss does not read it
-learned loss_weights=null/[1.0]/[1]: recipec's only loss has the weight 1
-learned rpo_alpha=null/0/0.0: recipec does not add the supervised loss of the chosen answer
-learned ld_alpha=null/1.0: recipec counts tokens beyond the shorter answer in full
-learned use_weighting=false: recipec does not weight pairs
-learned sync_ref_model=false: recipec's reference stays the model that training starts from
+learned loss_weights=null/[1.0]/[1] rpo_alpha=null/0/0.0 ld_alpha=null/1.0 use_weighting=false
+    sync_ref_model=false
 exact ref_model_mixup_alpha ref_model_sync_steps: recipec's reference stays the model that training starts
     from
 exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they are computed, not their values
@@ -38,11 +35,11 @@ exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they a
 OF_CPO = table("""
 exact loss_type: the objective's own loss
 exact label_smoothing simpo_gamma: the loss does not read it
-learned alpha=0/0.0: recipec's rewards are log-probabilities, without AlphaPO's form
+learned alpha=0/0.0
 """)
 OF_KTO = table("""
 exact loss_type: the objective's own loss
-learned sync_ref_model=false: recipec's reference stays the model that training starts from
+learned sync_ref_model=false
 exact ref_model_mixup_alpha ref_model_sync_steps: recipec's reference stays the model that training starts
     from
 exact precompute_ref_log_probs precompute_ref_batch_size: it decides when they are computed, not their values
@@ -57,12 +54,7 @@ PAIRED = "TRL splits a row with a chosen and a rejected answer into two samples;
 
 
 def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) -> str:
-    """Return the format of the rows. TRL recognizes it by the columns, which are read if the file is at hand.
-
-    Args:
-        path: the path of the first data set.
-        where: the section and the key that name it.
-    """
+    """Return the format of the rows. TRL recognizes it by the columns, read if the file is at hand."""
     row = datasets.first_row(path, keys.source.path.parent) if path else None
     if made := OBJECTIVES[objective].format:
         if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
@@ -86,10 +78,7 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         form, why = "chat", "not known from the files: TRL decides by the columns of the data set"
     if why.startswith("not known") and path is not None:
         message = "the format of the data is a guess: TRL decides by the columns of the data set"
-        help = (
-            "chat is right for a column `messages`; otherwise set data.format and data.loss_on "
-            "in the recipe: prompt_completion or text"
-        )
+        help = "chat fits a column `messages`; otherwise set data.format and data.loss_on in the recipe"
         key = where[0].prefix + where[1]
         keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
     keys.ledger.set("data.format", form, why)
@@ -136,8 +125,7 @@ def packing(keys: Keys) -> None:
     cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
     notes = {
         "bfd": "",
-        "bfd_split": "recipec truncates a sample that is longer than a row; the tool continues it in "
-        "other rows",
+        "bfd_split": "recipec truncates a long sample; the tool continues it in other rows",
     }
     keys.say("packing", {"data.packing": on}, notes.get(strategy, cut) if on else "")
     note = "which samples share a row; each attends only to itself" if on else "no packing"
@@ -167,12 +155,7 @@ def of_pairs(
     names: tuple[str, str] = ("loss_type", "label_smoothing"),
     smoothed: frozenset[str] | None = None,
 ) -> None:
-    """Record the loss of a pair, and the keys that only this loss reads.
-
-    Args:
-        names: the keys of the loss and of its label smoothing.
-        smoothed: the losses that read label smoothing; TRL's by default.
-    """
+    """Record the loss of a pair, and the keys that only this loss reads."""
     key, smoothing = names
     had, given = OBJECTIVES[objective].losses, keys.value(key) or "sigmoid"
     every = given if isinstance(given, list) else [given]

@@ -62,11 +62,7 @@ def _found(name: str, folder: Path) -> Model | None:
 
 
 def stored(name: str | None, folder: Path) -> str:
-    """Return the type of a checkpoint's weights according to its config.json, "auto" if that is not at hand.
-
-    Args:
-        folder: the folder that a relative path is relative to.
-    """
+    """Return the type of a checkpoint's weights by its config.json, "auto" if that is not at hand."""
     found = _found(name, folder) if name is not None else None
     config = found.config if found is not None else {}
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
@@ -89,11 +85,7 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
 
 
 def way_out(name: str, key: str) -> str | None:
-    """Return the help for a checkpoint's folder that is not at hand, None for an id of the hub.
-
-    Args:
-        key: the tool's key that names the folder.
-    """
+    """Return the help for a checkpoint's folder that is not at hand, None for an id of the hub."""
     if not is_directory(name) and name.count("/") < 2:
         return None
     copied = original_of(name.rstrip("/").replace("___", "."))  # ModelScope's cache has no dots

@@ -35,11 +35,7 @@ def with_own(source: Any, own: Mapping[str, Any]) -> Any:
 
 
 def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
-    """Return sources of several forms, each with the form of its rows. `data.format` is that of the first.
-
-    Args:
-        found: entries of `data.train` and `data.eval`, with their forms. Preferences never mix with others.
-    """
+    """Return sources of several forms, each with the form of its rows. `data.format` is that of the first."""
     first, made = found[0][1].format, []
     files: dict[str, str] = {}
     for source, form in found:
@@ -83,11 +79,7 @@ CHAT = Rows("chat")
 
 
 def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
-    """Return the form of rows with two columns, a question and its answer.
-
-    Args:
-        system: a system message for all rows.
-    """
+    """Return the form of rows with two columns, a question and its answer."""
     return Rows("chat", transform=conversion.paired(asked, answered, system))
 
 

@@ -67,14 +67,7 @@ def is_content(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A function that is not followed.
-
-    Attributes:
-        name: the function's name, "" for a lambda.
-        lines: its source text.
-        span: its place.
-        why: the part that has no form here.
-    """
+    """A function that is not followed."""
 
     name: str
     lines: tuple[str, ...]
@@ -129,34 +122,25 @@ UNSLOTH_LORA: Mapping[str, Any] = {
 
 KEYS = table("""
 exact random_state: the seed of the initial adapters: other draws of the same distribution
-exact full_finetuning load_in_16bit: whether the run trains adapters, and on which base model
-learned finetune_language_layers=null/true: recipec trains the language layers
-exact finetune_attention_modules finetune_mlp_modules: part of lora.targets
+part full_finetuning load_in_16bit finetune_attention_modules finetune_mlp_modules finetune_last_n_layers
+    layers_to_transform exclude_modules padding_side pad_token_id shuffle
+learned finetune_language_layers=null/true qat_scheme=null embedding_learning_rate=null ref_model=null
+    resize_model_vocab=null text_only=false/true
+    data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator
+    resize_token_embeddings loftq_config=null/{}
 exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
-exact finetune_last_n_layers layers_to_transform exclude_modules: part of lora.targets and lora.layers
 lost layers_pattern=layers/null/[]: the decoder's layers are counted
-learned qat_scheme=null: recipec rounds nothing during training
-learned embedding_learning_rate=null: recipec uses one learning rate for all parameters
 learned float32_mixed_precision=null/false/true: model.dtype sets the precision
 learned optimizers=null: another optimizer than the arguments name
 learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
 learned compute_loss_func=null: another loss
-exact padding_side pad_token_id: padding is neither trained on nor attended to
-lost truncation_side=right: recipec truncates the end of a sample
+lost truncation_side=right add_eos_token=null add_bos_token=null requires_grad model_config
+lost response_part: recipec trains on whole answers, with their thoughts
 lost model_max_length: recipec truncates samples only at data.max_length
-lost add_eos_token=null add_bos_token=null: recipec writes the tokens that the tokenizer writes by itself
-learned ref_model=null: recipec's reference is the model that training starts from
 learned setup_chat_format=null clone_chat_template=null: recipec adds neither its template nor its tokens,
     which data.chat_template and model.add_tokens can give
-learned resize_model_vocab=null: recipec does not train new tokens
-learned text_only=false/true: recipec trains only the text model
 log callbacks
 evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
-learned data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator:
-    recipec only pads rows
-learned resize_token_embeddings: recipec does not train new tokens: tokenizer and embeddings are the model's
-    own
-learned loftq_config=null/{}: recipec's initial adapters do not compensate for quantization errors
 learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
 exact peft_type inference_mode auto_mapping: it describes the adapters
 files token use_auth_token fix_tokenizer use_exact_model_name data_files
@@ -165,11 +149,7 @@ speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_uti
     llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
 exact formatting_func: it makes no column that is trained on
 exact standardize_sharegpt: recipec reads both ways of writing conversations
-exact shuffle: recipec shuffles the rows again in each epoch
 lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
-lost response_part: recipec trains on whole answers, with their thoughts
-lost requires_grad: recipec trains all weights, or adapters alone
-lost model_config: recipec uses the config of the checkpoint
 exact pretraining_tp: how products are split, not their result
 """)
 """The meaning of a script's keys that TRL's command line does not have."""
@@ -203,10 +183,7 @@ def say_rows(keys: Keys, script: Script) -> str:
         keys.say(key, sets if key == rows.keys[0] else {}, note)
     if form == "text" and keys.flag("assistant_only_loss"):
         message = "the loss covers a part of a text, and the rows are whole texts"
-        help = (
-            "--set assistant_only_loss=null trains on all of it; a transform to prompt and "
-            "completion trains on the part"
-        )
+        help = "--set assistant_only_loss=null trains on all of it"
         keys.refuse("assistant_only_loss", "E1145", message, help)
     ends = "recipec ends each text with the eos_token; the tokenizer alone does not"
     keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
@@ -282,7 +259,6 @@ def _joined(pieces: list[Any]) -> str:
 
 
 def _columns(content: Any) -> set[str]:
-    """Return the columns that a content uses."""
     if isinstance(content, Column):
         return {content.name}
     if isinstance(content, Text):
@@ -303,7 +279,6 @@ WANTED = {
 
 
 def _shown(function: ByHand) -> str:
-    """Return a function's name and lines."""
     first, last = function.span.line, function.span.line + len(function.lines) - 1
     lines = f"line {first}" if first == last else f"lines {first} to {last}"
     return f"`{function.name or 'lambda'}` ({lines})"

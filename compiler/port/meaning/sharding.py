@@ -19,11 +19,7 @@ UNSAID = "the files do not give the number of GPUs of the run: {}; --devices N s
 
 
 def assumed(ledger: Ledger, launch: Launch, rows: Mapping[str, Any]) -> None:
-    """Record the number of GPUs of a run whose files do not say it.
-
-    Args:
-        rows: the recipe's values that depend on the number.
-    """
+    """Record the number of GPUs of a run whose files do not say it."""
     count = devices(ledger, launch)
     group = f"recipec assumes {count}, which share each row" if count > 1 else "recipec assumes one"
     ledger.defaulted("--devices", count, rows, UNSAID.format(group))
@@ -106,11 +102,7 @@ def ray(keys: Keys, launch: Launch) -> Launch:
 
 
 def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Launch:
-    """Record every key of accelerate's file (`accelerate launch --config_file`).
-
-    Args:
-        expected: the trainer's values of DeepSpeed's keys, as for `deepspeed`.
-    """
+    """Record every key of accelerate's file (`accelerate launch --config_file`)."""
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
     single = kind in ("NO", "NONE")
@@ -161,11 +153,7 @@ launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip ma
 
 
 def fsdp(keys: Keys) -> bool:
-    """Record the keys of an `fsdp_config`, with or without the prefix fsdp_.
-
-    Returns:
-        Whether it rematerializes activations.
-    """
+    """Record the keys of an `fsdp_config`, with or without the prefix fsdp_."""
     remat = False
     for name in _names(keys):
         bare = name.removeprefix("fsdp_")
@@ -189,11 +177,7 @@ exact mixed_precision_policy: model.dtype sets the precision
 
 
 def parallelism(keys: Keys) -> int:
-    """Record the keys of a `parallelism_config`, with or without accelerate's prefix.
-
-    Returns:
-        The number of GPUs that share their rows: tp_size x cp_size x sp_size.
-    """
+    """Record the keys of a `parallelism_config`, with or without accelerate's prefix."""
     shared = 1
     for name in _names(keys):
         bare = str(name).removeprefix("parallelism_config_")
@@ -234,11 +218,7 @@ exact data_types: recipec accumulates gradients in float32
 
 
 def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
-    """Record the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config.
-
-    Args:
-        expected: the trainer's values by DeepSpeed's keys ("gradient_clipping"); other keys are not compared.
-    """
+    """Record the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config."""
     found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
     optimizer = scheduler = None
     shared = 1

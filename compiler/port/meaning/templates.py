@@ -152,11 +152,7 @@ def say_own(ledger: Ledger, model: Model) -> None:
 
 
 def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Template:
-    """Return the template for Axolotl's `chat_template`.
-
-    Args:
-        jinja: `chat_template_jinja`, a text or a file, for the name "jinja".
-    """
+    """Return the template for Axolotl's `chat_template`."""
     fallback = name.removeprefix("tokenizer_default_fallback_")
     if fallback != name:
         tuned = model is None or model.chat is not False
@@ -193,11 +189,7 @@ def unsloth(name: str, model: Model | None) -> Template:
 
 
 def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, Any] = {}) -> Template:
-    """Return a tool's template by its name, written out. An unknown template's note has the reason.
-
-    Args:
-        changes: fields of its Turns that differ in the run.
-    """
+    """Return a tool's template by its name, written out. An unknown template's note has the reason."""
     row = written_by(tool).get(name or "", "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
@@ -213,12 +205,7 @@ def of(tool: str, name: str | None, model: Model | None, changes: Mapping[str, A
 def llamafactory(
     name: str | None, model: Model | None, thinking: bool = True, default_system: str | None = None
 ) -> Template:
-    """Return the template for LLaMA-Factory's `template`.
-
-    Args:
-        thinking: `enable_thinking`.
-        default_system: replaces the template's own.
-    """
+    """Return the template for LLaMA-Factory's `template`."""
     if name is None:
         return Template({})
     turns = LLAMAFACTORY.get(name)
@@ -239,11 +226,7 @@ def _foreign(turns: Turns, model: Model | None) -> str:
 
 
 def written(turns: Turns, thinking: bool = True) -> str:
-    """Write the template as Jinja, with generation markers around the text that is trained on.
-
-    Args:
-        thinking: whether an empty thought is trained on, or only precedes the answer.
-    """
+    """Write the template as Jinja, with generation markers around the text that is trained on."""
     says = {
         role: f"message.content{' | trim' if role in turns.trims else ''}" for role in ("user", "assistant")
     }

@@ -14,10 +14,7 @@ from recipec.compiler.port.keys import Keys, table
 from recipec.compiler.port.meaning import models, sharding, training
 from recipec.compiler.port.meaning.sharding import DeepSpeed, Launch
 
-AUTOCAST = (
-    "recipec keeps the weights in bfloat16; the tool keeps them in float32 and rounds "
-    "them for each product, while norms and residual sums stay in float32"
-)
+AUTOCAST = "recipec keeps weights in bfloat16; the tool keeps float32, rounded for each product"
 HALF = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
 DECAYED = "recipec decays norms and biases too; the Trainer leaves both out"
 SEED = "the same seed of another random generator: other draws of the same distribution"
@@ -67,12 +64,7 @@ def dtype_of(keys: Keys, key: str) -> str:
 
 
 def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> None:
-    """Record batch, length, optimizer, schedule, precision and order.
-
-    Args:
-        taken: what DeepSpeed overrides.
-        dtype: as for `precision`.
-    """
+    """Record batch, length, optimizer, schedule, precision and order."""
     batch(keys, launch)
     length(keys)
     optimizer(keys, run, taken)
@@ -255,10 +247,7 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
             keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
 
 
-_LOGARITHMIC = (
-    "DeepSpeed's warm-up rises with the logarithm of the step, unless warmup_type is "
-    "linear; recipec's is linear"
-)
+_LOGARITHMIC = "DeepSpeed's warm-up rises with the logarithm of the step; recipec's is linear"
 _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
     "WarmupLR": ("constant_with_warmup", _LOGARITHMIC),
     "WarmupDecayLR": ("linear", _LOGARITHMIC),
@@ -270,11 +259,7 @@ _DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 
 def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
-    """Record `bf16` and `fp16`, given the type that the weights are loaded in.
-
-    Args:
-        dtype: the type of the loaded weights: "float32", "bfloat16", "float16" or "auto" (the checkpoint's).
-    """
+    """Record `bf16` and `fp16`, given the type that the weights are loaded in."""
     half = keys.flag("fp16")
     unset = keys.value("bf16") is None
     mixed = (keys.tool == "TRL" and not half) if unset else keys.flag("bf16")
@@ -325,11 +310,7 @@ def order(keys: Keys) -> None:
 
 
 def memory(keys: Keys, launch: Launch, key: str = "gradient_checkpointing") -> None:
-    """Record rematerialization.
-
-    Args:
-        key: the key that switches it on.
-    """
+    """Record rematerialization."""
     on = keys.flag(key) or launch.remat
     keys.say(key, {"remat.policy": "decoder" if on else "none"})
 
@@ -355,11 +336,7 @@ def bookkeeping(keys: Keys) -> None:
 
 
 def evaluation(keys: Keys) -> bool:
-    """Record `eval_strategy` and `eval_steps`.
-
-    Returns:
-        Whether the run evaluates.
-    """
+    """Record `eval_strategy` and `eval_steps`."""
     strategy = str(keys.value("eval_strategy") or "no")
     every = keys.number("eval_steps") or keys.number("logging_steps")
     if strategy == "steps" and every is not None and every >= 1:
@@ -388,9 +365,9 @@ speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_tran
     half_precision_backend jit_mode_eval mp_parameters past_index ray_scope torchdynamo tpu_metrics_debug
     tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
 exact optim_target_modules: the optimizer updates all trained parameters
-exact lr_scheduler_kwargs: part of the schedule
+part lr_scheduler_kwargs
 lost liger_kernel_config=null: kernels of the same arithmetic
-lost auto_find_batch_size=false: recipec stops at a batch that does not fit, and halves nothing
+lost auto_find_batch_size=false
 exact dataloader_drop_last: it affects at most the last step of an epoch
 exact label_names length_column_name remove_unused_columns: data.format and data.fields name the columns
 """)

@@ -47,11 +47,7 @@ class Batch:
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
 ) -> Batch:
-    """Return the rows of an optimizer step. It is an error if the GPUs do not divide into the groups.
-
-    Args:
-        key: the key at which the error is shown.
-    """
+    """Return the rows of an optimizer step. It is an error if the GPUs do not divide into the groups."""
     try:
         return global_batch(per_device, accumulation, processes, shared)
     except ValueError:
@@ -145,12 +141,7 @@ other adopt_adamw -> adamw: recipec uses AdamW instead; ADOPT normalizes before 
 
 
 def optimizer_of(name: str) -> Translation:
-    """Return the recipe's optimizer for a tool's name of one.
-
-    Args:
-        name: the value of transformers' and Axolotl's `optim` or `optimizer` ("adamw_torch_fused"), or a
-            class ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
-    """
+    """Return the recipe's optimizer for a tool's name of one."""
     last = name.strip().rsplit(".", 1)[-1].lower()
     return OPTIMIZERS.get(
         last, Translation("adamw", "recipec uses AdamW instead, which makes other updates", same=False)
@@ -158,12 +149,7 @@ def optimizer_of(name: str) -> Translation:
 
 
 def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
-    """Record an optimizer. One with another update rule is an error.
-
-    Args:
-        key: the key that names it.
-        help: what the user can write instead.
-    """
+    """Record an optimizer. One with another update rule is an error."""
     sets = {"train.optimizer.name": found.name}
     if not found.same:
         message = f"the optimizer {name} has no counterpart: {found.note}"
@@ -221,26 +207,16 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 by the beginning of their names after Paged."""
 
 OF_OPTIMIZERS = table("""
-lost amsgrad=false: recipec does not keep the second moment at its largest
-lost maximize=false: recipec minimizes the loss
-learned centered=false: recipec does not center the second moment on the mean gradient
-learned bias_correction=true: recipec corrects the moments for their start at zero
-learned decouple_lr=false: recipec's weight decay follows the learning rate
-exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
+lost amsgrad=false maximize=false
+learned centered=false bias_correction=true decouple_lr=false
+files fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
     min_8bit_size percentile_clipping args offload_gradients store_param_remainders quantize
-    compress_state_dict check_numerics use_decoupled_grad set_grad_none: it affects how the same update is
-    computed
+    compress_state_dict check_numerics use_decoupled_grad set_grad_none
 """)
 
 
 def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
-    """Record an optimizer's class and its arguments.
-
-    Args:
-        keys: the keys of the arguments; this function sets their defaults.
-        name: the class, "torch.optim.AdamW" or "AdamW".
-        where, key: the key that names the class.
-    """
+    """Record an optimizer's class and its arguments."""
     found = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
     begins = next((kind for kind in TORCH_DEFAULTS if bare.startswith(kind)), "adamw")
@@ -358,13 +334,7 @@ cold reduce_lr_on_plateau greedy -> constant: recipec keeps the learning rate at
 def schedule_of(
     name: str, kwargs: Mapping[str, Any] | None = None, learning_rate: float | None = None
 ) -> Schedule:
-    """Return the recipe's schedule for one of transformers' (`lr_scheduler_type`) or of torchtune's.
-
-    Args:
-        name: "cosine", "cosine_with_min_lr", ...
-        kwargs: `lr_scheduler_kwargs`.
-        learning_rate: the peak, which the shares of `min_lr` and `lr_end` need.
-    """
+    """Return the recipe's schedule for one of transformers' (`lr_scheduler_type`) or of torchtune's."""
     given = dict(kwargs or {})
     if name in ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine_with_restarts"):
         return _cosine(name, given, learning_rate)
@@ -427,10 +397,7 @@ LOGS = "train.log supports TensorBoard, Weights & Biases and MLflow"
 OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
 PROJECT = "train.log.wandb_project"
 EXPERIMENT = "train.log.mlflow_experiment"
-BY_MLFLOW = (
-    "transformers reads MLFLOW_EXPERIMENT_NAME, or else uses MLflow's `Default`, as "
-    "recipec does; MLFLOW_TRACKING_URI in the run's environment gives the server"
-)
+BY_MLFLOW = "the run's environment gives MLFLOW_EXPERIMENT_NAME and MLFLOW_TRACKING_URI"
 PATIENCE = "early_stopping_patience"
 STOPPING, BEST = "train.early_stopping", "checkpoint.keep_best"
 TAKEN = "recipec keeps the best checkpoint next to the newest: merge.py takes it with --step best"
@@ -466,12 +433,7 @@ SERVICES = (
 
 
 def best(keys: Keys, patience: str = PATIENCE, also: Mapping[str, Any] | None = None) -> None:
-    """Record what depends on evaluations: transformers' early stopping, and the best model.
-
-    Args:
-        patience: the key for the number of evaluations without progress.
-        also: further values that early stopping sets.
-    """
+    """Record what depends on evaluations: transformers' early stopping, and the best model."""
     evaluates = bool(keys.ledger.value("data.eval") or keys.ledger.value("data.eval_fraction"))
     metric = str(keys.value("metric_for_best_model") or "loss").removeprefix("eval_")
     why = "" if evaluates else "the recipe has no evaluation data"
