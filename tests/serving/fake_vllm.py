@@ -168,11 +168,6 @@ class _Handler(BaseHTTPRequestHandler):
             body = data
         with fake.lock:
             fake.asked.append(Asked(method, self.path, body, authorization))
-            last = faults.stop_after is not None and len(fake.asked) >= faults.stop_after
-        if last:
-            # Accept no new connection, but answer this one.
-            fake._server.socket.close()
-            self.close_connection = True
         if pause := faults.pauses.get(self.path, faults.pause):
             time.sleep(pause)
         try:
@@ -210,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, body: Any, authorization: str | None) -> None:
         fake = self.fake
         guarded = self.path.startswith(("/v1", "/v2", "/inference", "/cohere"))
-        if fake.key and guarded and not fake.faults.ignore_key and authorization != f"Bearer {fake.key}":
+        if fake.key and guarded and authorization != f"Bearer {fake.key}":
             self._json({"error": "Unauthorized"}, 401)
             return
         routes: dict[tuple[str, str], Callable[[Any], None]] = {
