@@ -221,7 +221,7 @@ def test_api_key_check_tests_server_with_and_without_key(
     assert status == 0
     assert line(output, "API key") == (
         "ok API key N s 401 without it\n"
-        " = warning: asked for no key: /tokenize, /detokenize, /metrics; let a proxy or a firewall pass only "
+        " = warning: asked for no key: /tokenize, /metrics; let a proxy or a firewall pass only "
         "/v1 and /health\n"
     )
     # Routes with an effect get no request that triggers it.
