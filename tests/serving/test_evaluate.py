@@ -181,14 +181,6 @@ def test_text_flag_sends_prompts_to_the_completions_api(fake: Start, prompts: Pa
     assert {body["prompt"] for body in asked(server)} == {row["prompt"] for row in SUMS}
 
 
-def test_messages_prompt_is_sent_unchanged(fake: Start, tmp_path: Path) -> None:
-    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "What is 4 plus 4?"}]
-    prompts = written(tmp_path / "p.jsonl", [{"messages": turns, "expected": "8"}])
-    server = fake(["sums"], language=Language(script=sums))
-    assert run(server, prompts) == 0
-    assert asked(server)[0]["messages"] == turns
-
-
 @pytest.mark.parametrize("status", [400, 500])
 def test_failed_request_counts_as_missing_and_the_next_run_retries_it(
     status: int, fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
@@ -277,7 +269,6 @@ FAULTS: list[tuple[list[str], list[str], str]] = [
         ["--side", "both"],
         "error: the address of the base's server is not known\n  = help: give --base-url URL",
     ),
-    (["sums"], ["--base", "sums-base"], "error: URL does not serve sums-base, but sums\n"),
     (
         ["sums"],
         ["--tasks", "gsm8k", "--lm-eval", "/nowhere/lm_eval"],
@@ -300,14 +291,7 @@ def test_invalid_evaluation_setup_gives_one_sentence_error(
     assert capsys.readouterr().err.replace(server.url, "URL").startswith(wanted)
 
 
-def test_results_that_cannot_be_written_give_one_sentence_error(
-    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(fake(["sums"]), prompts, results=prompts.name) == 1
-    assert capsys.readouterr().err == f"error: {prompts / 'tuned'}: Not a directory\n"
-
-
-@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "1e20"])
+@pytest.mark.parametrize("given", ["0", "nan", "1e20"])
 def test_timeout_that_no_socket_takes_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         evaluate.arguments(["--url", "http://tpu", "--name", "sums", "--results", "x", "--timeout", given])

@@ -51,7 +51,6 @@ LOCKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         "LOCK was written by recipec 8.1, with layout 9: this version reads 1",
         AGAIN,
     ),
-    "no layout": (lambda lock: {}, "LOCK is not the lock of an artifact", AGAIN),
     "a list": (lambda lock: [], "LOCK is not the lock of an artifact", AGAIN),
     "no recipe": (
         lambda lock: lock | {"recipe": None},
