@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from .client import Client, positive, timeout_seconds
+from .client import Client, positive, served_model, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -28,7 +28,6 @@ from .evaluate_answers import (
     open_side,
     recorded,
     recorded_side,
-    served_model,
 )
 from .evaluate_prompts import Prompt, read
 from .evaluate_summary import SideResults, judge, markdown, summary

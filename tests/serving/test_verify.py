@@ -343,7 +343,7 @@ def test_ambiguous_or_missing_model_name_is_refused(checkpoint: Path, fake: Star
     assert f"{server.url} serves a, b: which of them is meant? | --name NAME" in refusal(
         lambda: check(server, checkpoint)
     )
-    assert f"{server.url} serves a, b, and not mine" in refusal(
+    assert f"{server.url} does not serve mine, but a, b" in refusal(
         lambda: check(server, checkpoint, name="mine")
     )
 
