@@ -105,6 +105,7 @@ def test_bench_sh_passes_the_recipe_values_through_bash_quoting(
 
 
 def test_bench_sh_default_model_folder_follows_the_serve_model(tmp_path: Path) -> None:
+    assert emit_bench(program_of(tmp_path, "serve=null")) == {}
     for model, line in (
         (None, 'model="${MODEL_DIR:-$here/../merged}"'),
         ("~/models/it", 'model="${MODEL_DIR:-$HOME/models/it}"'),
@@ -112,10 +113,6 @@ def test_bench_sh_default_model_folder_follows_the_serve_model(tmp_path: Path) -
         ("/models/a b", 'model="${MODEL_DIR:-$default_model}"'),
     ):
         assert f"    {line}\n" in emit_bench(served_from(program_of(tmp_path), model))[SCRIPT]
-
-
-def test_recipe_without_serve_section_gets_no_bench_sh(tmp_path: Path) -> None:
-    assert emit_bench(program_of(tmp_path, "serve=null")) == {}
 
 
 def test_published_figures_are_passed_only_for_the_same_server_settings(tmp_path: Path) -> None:

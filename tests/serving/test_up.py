@@ -203,10 +203,6 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "MERGED/config.json is not JSON (Expecting property name enclosed in double quotes: line 1 "
         f"column 2 (char 1))\n{AGAIN}",
     ),
-    "no shards": (
-        lambda merged: (merged / "model.safetensors").unlink(),
-        f"MERGED holds no weights: no .safetensors file\n{MERGE}",
-    ),
     "no tokenizer": (
         lambda merged: (merged / "tokenizer.json").unlink(),
         "MERGED holds no tokenizer\ncopy the base model's tokenizer files next to it",
@@ -215,10 +211,6 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another file": (
         lambda merged: (merged / "model.safetensors").write_text("version https://git-lfs"),
         f"MERGED/model.safetensors is not a safetensors file, or is truncated within its header\n{AGAIN}",
-    ),
-    "damaged header": (
-        lambda merged: (merged / "model.safetensors").write_bytes(bytes([2, *bytes(7), *b"{]"])),
-        f"MERGED/model.safetensors does not have the header of a safetensors file\n{AGAIN}",
     ),
     "missing shards": (
         _missing_shard,
