@@ -103,7 +103,7 @@ def recorded_side(folder: Path) -> Side | None:
 
 def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
     """Return log probabilities of the likeliest first tokens; {} if the server does not report them."""
-    path, body = request(model, prompt, 0, SamplingSettings(max_tokens=1))
+    path, body = request(model, prompt, SamplingSettings(max_tokens=1))
     body |= {"logprobs": 5} if prompt.messages is None else {"logprobs": True, "top_logprobs": 5}
     try:
         choice: Any = pick(client.post(path, body), path, "choices", 0, kind=dict)
@@ -155,14 +155,11 @@ class SamplingSettings:
     Attributes:
         samples: number of answers to each prompt.
         max_tokens: largest length of an answer.
-        seed: seed of a prompt's first sample; each further sample adds 1. None sends no seed, because vLLM
-            refuses requests with a seed on TPUs.
     """
 
     samples: int = 1
     temperature: float = 0.0
     max_tokens: int = 512
-    seed: int | None = None
 
     def drawn(self) -> dict[str, Any]:
         """Return what an answer depends on: every setting except the number of samples."""
@@ -281,17 +278,13 @@ def ask(
     return answers
 
 
-def request(
-    model: str, prompt: Prompt, sample: int, settings: SamplingSettings
-) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of the request for one answer."""
+def request(model: str, prompt: Prompt, settings: SamplingSettings) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of the request for one answer; vLLM refuses a seed on TPUs."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
     }
-    if settings.seed is not None:
-        body["seed"] = settings.seed + sample
     if prompt.messages is None:
         return "/v1/completions", {**body, "prompt": prompt.text}
     return "/v1/chat/completions", {**body, "messages": prompt.messages}
@@ -342,7 +335,7 @@ def _one(
     settings: SamplingSettings,
     stopped: threading.Event,
 ) -> Answer:
-    path, body = request(model, prompt, sample, settings)
+    path, body = request(model, prompt, settings)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _answer(prompt, sample, client.post(path, body), path)

@@ -113,12 +113,6 @@ def test_samples_are_separate_requests_and_reported_as_pass_at_k(fake: Start, pr
     assert rates["4"]["tuned"]["value"] == 1.0
 
 
-def test_seed_flag_sends_a_different_seed_per_sample(fake: Start, prompts: Path) -> None:
-    server = fake(["sums"], language=Language(script=sums))
-    assert run(server, prompts, "--samples", "3", "--temperature", "1", "--seed", "7") == 0
-    assert sorted(body["seed"] for body in asked(server)) == [7] * 8 + [8] * 8 + [9] * 8
-
-
 def test_restart_requests_only_missing_answers(fake: Start, prompts: Path) -> None:
     server = fake(["sums"], language=Language(script=sums))
     assert run(server, prompts) == 0
@@ -288,13 +282,6 @@ def test_invalid_evaluation_setup_gives_one_sentence_error(
     server = fake(models)
     assert run(server, prompts, *more) == 1
     assert capsys.readouterr().err.replace(server.url, "URL").startswith(wanted)
-
-
-@pytest.mark.parametrize("given", ["0", "nan", "1e20"])
-def test_timeout_that_no_socket_takes_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        evaluate.arguments(["--url", "http://tpu", "--name", "sums", "--results", "x", "--timeout", given])
-    assert f"argument --timeout: {given} is not above 0 and at most" in capsys.readouterr().err
 
 
 def test_recorded_answers_of_another_model_are_refused(

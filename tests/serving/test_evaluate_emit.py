@@ -131,16 +131,6 @@ def test_eval_sh_quotes_unusual_prompt_file_names(name: str, tmp_path: Path) -> 
     assert shell_word(name) in script
 
 
-@pytest.mark.parametrize("sets", [(), ("evaluate.tasks=[gsm8k]", "data.format=text")], ids=["chat", "text"])
-def test_eval_sh_passes_shellcheck(sets: Sequence[str], tmp_path: Path) -> None:
-    path = tmp_path / "eval.sh"
-    path.write_text(files_of(tmp_path, *sets)["serve/eval.sh"])
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "shellcheck"), str(path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def test_eval_sh_runs_in_an_artifact_and_hides_the_api_key(fake: Start, tmp_path: Path, root: Path) -> None:
     """Run it as in a pack: next to runtime/, with the machine's python3."""
     artifact = tmp_path / "generated/sample"

@@ -71,4 +71,4 @@ def test_unicode_line_separators_do_not_split_prompt_lines(tmp_path: Path) -> No
     (prompt,) = read(path)
     messages = [{"role": "user", "content": "a\u2028b"}]
     assert prompt.messages == messages
-    assert evaluate_answers.request("m", prompt, 0, SamplingSettings())[1]["messages"] == messages
+    assert evaluate_answers.request("m", prompt, SamplingSettings())[1]["messages"] == messages

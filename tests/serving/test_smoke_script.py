@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,13 +135,3 @@ def test_smoke_sh_passes_text_flag_for_text_data(tmp_path: Path) -> None:
     text = script_of(tmp_path, "data.format=text", "evaluate.prompts=questions.jsonl")
     assert "\n    --text\n" in text and '--prompt="Once upon"\n' in text
     assert "--text" not in script_of(tmp_path)
-
-
-@pytest.mark.parametrize("sets", [["serve.host=0.0.0.0"], ADAPTER], ids=["open", "adapter"])
-def test_smoke_sh_passes_shellcheck_and_is_well_formatted(sets: Sequence[str], tmp_path: Path) -> None:
-    text = script_of(tmp_path, *sets, f'serve.smoke_prompts=["{WORDS[0][:9]}"]')
-    (tmp_path / "smoke.sh").write_text(text)
-    linter = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([linter, tmp_path / "smoke.sh"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "\n\n\n" not in text and " \n" not in text and max(map(len, text.splitlines())) <= 110

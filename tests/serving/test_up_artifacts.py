@@ -51,7 +51,7 @@ LOCKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         "LOCK was written by recipec 8.1, with layout 9: this version reads 1",
         AGAIN,
     ),
-    "a list": (lambda lock: [], "LOCK is not the lock of an artifact", AGAIN),
+    "no layout": (lambda lock: {}, "LOCK is not the lock of an artifact", AGAIN),
     "no recipe": (
         lambda lock: lock | {"recipe": None},
         "LOCK holds a recipe that this version does not read (recipe: Input should be a valid dictionary or "
@@ -67,11 +67,6 @@ LOCKS: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         lambda lock: lock | {"recipe": lock["recipe"] | {"serve": {"accelerator": "v9-8"}}},
         "LOCK: unknown accelerator `v9-8`",
         "did you mean `v4-8`? known are v4-N, v5e-N (v5litepod-N), v5p-N, v6e-N, tpu7x-N and cpu-N",
-    ),
-    "no family": (
-        lambda lock: lock | {"model": {}},
-        "LOCK does not name the model's family",
-        AGAIN,
     ),
     "no server": (
         lambda lock: lock | {"recipe": lock["recipe"] | {"serve": None}},
