@@ -100,12 +100,12 @@ def _chosen(
 
 
 def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:
+    from recipec.compiler.parity.read_trace import compare_files
     from recipec.compiler.parity.table import print_rows, to_dict
-    from recipec.compiler.parity.traces import compare
     from recipec.runtime.errors import UserError, report
 
     try:
-        title, rows = compare(paths, limits)
+        title, rows = compare_files(paths, limits)
     except UserError as error:
         report(error)
         return FAILED

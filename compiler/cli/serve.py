@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from recipec.compiler.cli.base import FAILED, note, say
+from recipec.compiler.cli.base import FAILED, note
 
 app = typer.Typer(
     help="Run an artifact's server, measure it and compare its answers.",
@@ -54,12 +50,6 @@ def up(
         Path | None,
         typer.Option("--adapter", metavar="DIR", help="Folder of the PEFT adapter."),
     ] = None,
-    base_image: Annotated[
-        str | None,
-        typer.Option(
-            "--base-image", metavar="IMAGE", help="Image to use instead of the recipe's serve.image."
-        ),
-    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the server is ready.")] = False,
     wait: Annotated[
         float | None,
@@ -67,25 +57,19 @@ def up(
             "--wait",
             metavar="MINUTES",
             min=0.01,
-            help="How long the server may load and compile; by default 30.",
+            help="With --detach: how long the server may load and compile; by default 30.",
         ),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory limit of the container, such as 64g."),
-    ] = None,
 ) -> None:
-    """Build the image, start the server and wait until it answers.
+    """Build the image and start the server with docker compose.
 
-    It runs until Ctrl-C, which stops and removes the container. With --detach it runs until
-    `recipe serve down`.
+    It shows the log and runs until Ctrl-C, which stops and removes the container. With --detach it returns
+    when the server answers, and the server runs until `recipe serve down`.
     """
     from recipec.compiler.serving.artifacts import open_artifact
-    from recipec.compiler.serving.up import Options
-    from recipec.compiler.serving.up import up as started
+    from recipec.compiler.serving.compose import up as started
 
-    options = Options(model, adapter, base_image, detach, wait, memory)
-    _interruptible(lambda: started(open_artifact(artifact), options, _note))
+    started(open_artifact(artifact), note, model, adapter, detach, wait)
 
 
 @app.command()
@@ -97,9 +81,9 @@ def down(
 ) -> None:
     """Stop the server after its current requests, and remove its container."""
     from recipec.compiler.serving.artifacts import open_artifact
-    from recipec.compiler.serving.down import down as stopped
+    from recipec.compiler.serving.compose import down as stopped
 
-    _interruptible(lambda: stopped(open_artifact(artifact), volumes, _note))
+    stopped(open_artifact(artifact), volumes)
 
 
 @app.command()
@@ -241,22 +225,3 @@ def verify(
         print(report(result), end="")
     if result["problems"]:
         raise typer.Exit(FAILED)
-
-
-def _interruptible(run: Callable[[], None]) -> None:
-    from recipec.compiler.serving.events import Interrupted
-
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a log may hold what the terminal has not
-    try:
-        run()
-    except Interrupted as interrupted:
-        with suppress(OSError):
-            say(f"interrupted by {signal.Signals(interrupted.signum).name}")
-        raise typer.Exit(128 + interrupted.signum) from None
-
-
-def _note(text: str) -> None:
-    """As `note`; but a terminal that is gone stops nothing."""
-    with suppress(OSError):
-        note(text)

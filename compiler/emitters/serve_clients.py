@@ -16,7 +16,7 @@ from recipec.compiler.lowering import catalog, pins
 from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.serving.bench import bench_flags
 from recipec.compiler.serving.container import MODEL, container
-from recipec.compiler.serving.weights import ServedWeights, model_weights
+from recipec.compiler.serving.weights import ServedWeights
 from recipec.runtime.serving.evaluate_prompts import parse
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def emit_smoke(program: Program) -> dict[str, str]:
         wait=server.startup_minutes,
         vllm=pins.sets()["serve"]["vllm-tpu"],
         api_key=server.api_key,
-        weights=_merged_folder(recipe),
         text=not asks_chats(recipe),
         must_differ=recipe.serve.smoke_prompts,
         prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
@@ -57,16 +56,6 @@ def emit_smoke(program: Program) -> dict[str, str]:
 def _wheel(program: Program) -> str | None:
     """Return the file that contains the scripts' modules; None if they are in runtime/."""
     return wheel.FILE if program.installs_runtime else None
-
-
-def _merged_folder(recipe: Recipe) -> list[str]:
-    """Return lines that set `model` to the merged weights' folder; [] for an adapter, or for other
-    weights."""
-    assert recipe.serve is not None
-    weights = model_weights(recipe)
-    if recipe.serve.weights != "merged" or weights.kind != "folder" or not weights.address:
-        return []
-    return assignment("model", weights, recipe.name)
 
 
 def _evaluated(program: Program) -> list[str]:

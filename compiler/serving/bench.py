@@ -5,7 +5,6 @@ vLLM's client runs inside the container that `recipe serve up` started. With a U
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +14,11 @@ from recipec.compiler.explain.cost import machine_price
 from recipec.compiler.serving import published
 from recipec.compiler.serving.container import own_address
 from recipec.compiler.terminal import note
-from recipec.compiler.wording import as_typed
 from recipec.runtime.serving.bench_points import parse_rate
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.serving.artifacts import ServedArtifact
-    from recipec.runtime.serving.bench_runner import Processes
     from recipec.spec.language import Recipe
 
 
@@ -44,6 +41,7 @@ def bench(
     """
     from recipec.compiler.serving.artifacts import open_artifact
     from recipec.runtime.serving import bench as benching
+    from recipec.runtime.serving.bench_runner import Processes
 
     opened = open_artifact(artifact)
     for line in opened.notes:
@@ -60,7 +58,8 @@ def bench(
     ):
         if value is not None:
             words.append(f"{flag}={value}")
-    return benching.main(words, _container(opened) if url is None else None)
+    runner = Processes(("docker", "compose", "--project-name", opened.name, "exec", "-T", "vllm"))
+    return benching.main(words, runner if url is None else None)
 
 
 def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
@@ -80,26 +79,6 @@ def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
         "the weights, whose tokenizer makes the prompts, are not on this machine",
         "name a folder with the model's tokenizer: --tokenizer DIR",
     )
-
-
-def _container(artifact: ServedArtifact) -> Processes:
-    """Return the running container of an artifact.
-
-    Raises:
-        ArtifactError: when the container does not run, or no engine answers.
-    """
-    from recipec.compiler.serving.engine import Engine, address
-    from recipec.compiler.serving.logs import Hider
-    from recipec.runtime.serving.bench_runner import Processes
-
-    found = Engine.connect(Hider(())).find(artifact.name)
-    if found is None or found.status != "running":
-        state = "there is no container" if found is None else f"the container is {found.status}:"
-        raise ArtifactError(
-            f"{state} {artifact.name}",
-            f"start it: recipe serve up {as_typed(artifact.folder)}; or measure another server with --url",
-        )
-    return Processes(("docker", "--host", address(os.environ), "exec", found.name))
 
 
 def bench_flags(recipe: Recipe, accelerator: Accelerator) -> list[list[str]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import errno
 import json
-import re
+import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,9 @@ from recipec.compiler.wording import as_typed
 
 if TYPE_CHECKING:
     from recipec.compiler.serving.artifacts import ServedArtifact
-    from recipec.compiler.serving.engine import Engine, FoundContainer
-    from recipec.compiler.serving.weights import ServedWeights
 
 
-KEY, TOKEN = "VLLM_API_KEY", "HF_TOKEN"
+TOKEN = "HF_TOKEN"
 
 DEVICES = ("/dev/vfio/[0-9]*", "/dev/accel*")
 """Paths under which a machine's TPU chips appear."""
@@ -32,30 +30,20 @@ DEVICES = ("/dev/vfio/[0-9]*", "/dev/accel*")
 
 def check_options(container: Container, model: Path | None, adapter: Path | None) -> None:
     """Refuse folders that the server would not read."""
-    if model is not None and container.model.kind == "hub":
-        raise ArtifactError(
-            f"the recipe has vLLM load {container.model.address} from the Hugging Face hub, not a folder",
-            "leave --model out, or build it with --set serve.model=DIR",
-        )
     if adapter is not None and container.adapter is None:
         raise ArtifactError(
             "the recipe serves merged weights, without an adapter",
             "leave --adapter out, or build it with --set serve.weights=adapter",
         )
-
-
-def check_memory(memory: str | None) -> None:
-    if memory is not None and not re.fullmatch(r"[1-9][0-9]*[bkmgBKMG]?[bB]?", memory):
-        raise ArtifactError(f"--memory {memory} is not a size", "write it in bytes, or as 512m or 64g")
-
-
-def check_key(container: Container, environ: Mapping[str, str]) -> None:
-    if container.api_key and not environ.get(KEY):
-        raise ArtifactError(
-            f"serve.host is {container.host}, which others can reach: the server needs an API key, and {KEY} "
-            "is not set",
-            f'make one with: export {KEY}="$(openssl rand -hex 32)"; or serve.host: 127.0.0.1',
-        )
+    for option, folder, weights in (
+        ("--model", model, container.model),
+        ("--adapter", adapter, container.adapter),
+    ):
+        if folder is not None and weights is not None and weights.kind != "folder":
+            raise ArtifactError(
+                f"the recipe has vLLM load {weights.address}, not a folder",
+                f"leave {option} out, or build the recipe with a folder",
+            )
 
 
 def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
@@ -68,122 +56,76 @@ def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
         raise ArtifactError(
             f"{artifact.folder / 'serve/Dockerfile'} is missing", "build it again: recipe build RECIPE"
         )
-    container, serve = artifact.container, artifact.recipe.server
-    _check_part(
-        container.model,
-        folders.get(MODEL),
-        "--model",
-        "the weights lie",
-        _check_model,
-        serve.weights == "merged",
-    )
-    if container.adapter is not None:
-        _check_part(
-            container.adapter, folders.get(ADAPTER), "--adapter", "the adapter lies", _check_adapter, True
-        )
+    container = artifact.container
+    merges = artifact.recipe.server.weights == "merged"
+    for weights, target, option, holds, check, made in (
+        (container.model, MODEL, "--model", "the weights lie", _check_model, merges),
+        (container.adapter, ADAPTER, "--adapter", "the adapter lies", _check_adapter, True),
+    ):
+        if weights is None or weights.kind != "folder":
+            continue
+        if target not in folders:
+            raise ArtifactError(
+                f"the recipe does not say where {holds} on this machine", f"name the folder: {option} DIR"
+            )
+        make = "python merge.py in the artifact's folder writes it; " if made else ""
+        check(folders[target], f"{make}{option} DIR names another folder")
 
 
-def _check_part(
-    weights: ServedWeights,
-    folder: Path | None,
-    option: str,
-    lies: str,
-    check: Callable[[Path, str], None],
-    merged: bool,
-) -> None:
-    """Check the weights or the adapter.
+def folders(
+    container: Container, artifact: Path, model: Path | None, adapter: Path | None
+) -> dict[str, Path]:
+    """Return folders on this machine by their mount point in the container, without checking that they exist.
 
     Args:
-        folder: the folder to be mounted.
-        option: the option that selects another folder.
-        lies: "the weights lie".
-        merged: whether merge.py writes the folder.
+        artifact: its folder.
+        model, adapter: folders that the user names. If None, use the variables MODEL_DIR and ADAPTER_DIR,
+            as compose.yaml does, and otherwise the recipe's folders.
     """
-    if folder is not None:
-        make = "python merge.py in the artifact's folder writes it; " if merged else ""
-        check(folder, f"{make}{option} DIR names another folder")
-    elif weights.kind == "bucket":
-        raise ArtifactError(
-            f"{lies} at {weights.address}, and `up` mounts a folder of this machine",
-            f"copy them: gcloud storage rsync --recursive {weights.address} DIR; then {option} DIR",
-        )
-    elif weights.kind == "folder":
-        raise ArtifactError(
-            f"the recipe does not say where {lies} on this machine", f"name the folder: {option} DIR"
-        )
+    given = {MODEL: model, ADAPTER: adapter}
+    out = {}
+    for volume in container.volumes:
+        if volume.kind != "bind":
+            continue
+        variable = os.environ.get(volume.variable)
+        named = given[volume.target] or (Path(variable) if variable else None)
+        if named is None and volume.source:
+            named = artifact / Path(volume.source).expanduser()
+        if named is not None:
+            out[volume.target] = Path(os.path.abspath(named.expanduser()))
+    return out
 
 
-def check_name(artifact: ServedArtifact, engine: Engine) -> FoundContainer | None:
-    """Return the container that an earlier start left behind, to be removed; None if there is none.
-
-    Raises:
-        ArtifactError: when a container of this name runs, or was not created by recipec.
-    """
-    found = engine.find(artifact.name)
-    if found is None:
-        return None
-    if found.artifact is None:
-        raise ArtifactError(
-            f"there is a container named {found.name} that `recipe serve up` did not start",
-            f"docker rm --force {found.name} removes it",
-        )
-    if found.status in ("running", "paused", "restarting"):
-        raise ArtifactError(
-            f"{found.name} is up already: its container is {found.status}",
-            f"stop it with: recipe serve down {found.artifact}; its log: docker logs --follow {found.name}",
-        )
-    return found
-
-
-def check_port(container: Container, engine: Engine) -> None:
+def check_port(artifact: ServedArtifact) -> None:
     """Check that the server can listen on its port, by listening on it."""
+    host, port = artifact.container.host, artifact.container.port
+    own = "serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses"
     try:
         family, kind, _, _, address = socket.getaddrinfo(
-            container.host, container.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
-        raise ArtifactError(
-            f"serve.host {container.host} is not an address: {error.strerror}",
-            "write an IP address: 127.0.0.1",
-        ) from error
-    with socket.socket(family, kind) as probe:
-        # Sockets of an ended server that linger for a minute do not stop vLLM either.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with socket.socket(family, kind) as probe:
+            # Sockets of an ended server that linger for a minute do not stop vLLM either.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()
-        except PermissionError:
-            return  # a low port, which root in the container may use
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise ArtifactError(
-                    f"serve.host {container.host} is not an address of this machine",
-                    "serve.host: 127.0.0.1, or 0.0.0.0 for all of its addresses",
-                ) from error
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise _taken(container, engine) from error
+    except socket.gaierror as error:
+        raise ArtifactError(f"serve.host {host} is not an address: {error.strerror}", own) from error
+    except PermissionError:
+        return  # a low port, which root in the container may use
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ArtifactError(f"serve.host {host} is not an address of this machine", own) from error
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ArtifactError(
+            f"port {port} of {host} is in use",
+            f"if it is this artifact's server: recipe serve down {as_typed(artifact.folder)}; or build the "
+            "recipe with another port: --set serve.port=8001",
+        ) from error
 
 
-def _taken(container: Container, engine: Engine) -> ArtifactError:
-    other = (
-        "stop the program that listens there, or build the recipe with another port: --set serve.port=8001"
-    )
-    for found, port in engine.running():
-        if port == container.port and found.artifact is not None:
-            return ArtifactError(
-                f"port {container.port} is in use by the container {found.name}",
-                f"stop it with: recipe serve down {found.artifact}; or build the recipe with another port",
-            )
-        if found.project == container.name:
-            return ArtifactError(
-                f"port {container.port} is in use, probably by {found.name}, which docker compose started",
-                "stop it with: docker compose down, in the artifact's serve folder",
-            )
-    return ArtifactError(f"port {container.port} of {container.host} is in use", other)
-
-
-def warnings(artifact: ServedArtifact, environ: Mapping[str, str]) -> Iterator[str]:
+def warnings(artifact: ServedArtifact) -> Iterator[str]:
     """Yield warnings about what may stop the server."""
     if artifact.accelerator.platform == "tpu" and not any(glob(pattern) for pattern in DEVICES):
         # Only a warning: a CPU stand-in for vLLM-TPU runs without a chip.
@@ -191,7 +133,7 @@ def warnings(artifact: ServedArtifact, environ: Mapping[str, str]) -> Iterator[s
             f"the recipe serves on {artifact.accelerator.name}, and this machine shows no TPU "
             "(no /dev/vfio or /dev/accel*)"
         )
-    if TOKEN in artifact.container.secrets and not environ.get(TOKEN):
+    if TOKEN in artifact.container.secrets and not os.environ.get(TOKEN):
         yield (
             f"{TOKEN} is not set, which the Hugging Face hub may need for {artifact.container.model.address}"
         )

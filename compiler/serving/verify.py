@@ -21,7 +21,7 @@ from recipec.compiler.serving.verify_reference import Reference, ReferenceTokeni
 from recipec.compiler.terminal import each, note
 from recipec.compiler.wording import table
 from recipec.runtime.errors import UserError
-from recipec.runtime.serving.client import STATUS, Client, ServerError, pick
+from recipec.runtime.serving.client import STATUS, Client, ServerError, pick, served_model
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
@@ -64,7 +64,9 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     recipe = _recipe(asked.artifact) if asked.artifact is not None else None
     folder = asked.model or _merged(asked.artifact, recipe)
     config = verify_reference.read_config(folder)
-    served, longest = _find_model(client, asked.name or (recipe.name if recipe else None), "--name")
+    served = served_model(client, asked.name or (recipe.name if recipe else None), "--name")
+    lengths = [card.get("max_model_len") for card in client.cards().values()]
+    longest = min((length for length in lengths if isinstance(length, int)), default=None)
     types = served_types(recipe, config, asked.server_dtype)
     verify_reference.torch()
     verify_reference.refuse_too_large(folder, asked.dtype)
@@ -73,10 +75,10 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     cases = _built_in(_long_repeats(tokenizer, span, longest, asked.tokens), tokenizer.has_template)
     cases += _own(asked.prompts, recipe, tokenizer) if asked.prompts else []
     room = None if longest is None else longest - asked.tokens
-    lengths = {number: len(_ids(case, tokenizer)) for number, case in enumerate(cases)}
-    lengths = {number: length for number, length in lengths.items() if room is None or length <= room}
-    cases = [cases[number] for number in lengths]
-    asked_for = max(lengths.values(), default=0)
+    sizes = {number: len(_ids(case, tokenizer)) for number, case in enumerate(cases)}
+    sizes = {number: size for number, size in sizes.items() if room is None or size <= room}
+    cases = [cases[number] for number in sizes]
+    asked_for = max(sizes.values(), default=0)
     if span is not None and asked_for <= span:
         note(
             f"note: local layers see {span:,} tokens, and no prompt is longer than {asked_for:,}, so "
@@ -304,29 +306,6 @@ def _built_in(long_repeats: int, chat: bool) -> list[VerifyPrompt]:
 def _title(text: str) -> str:
     words = " ".join(text.split())
     return words if len(words) <= 40 else f"{words[:37]}..."
-
-
-def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int | None]:
-    """Return the model name to request, and the server's longest context if it reports one.
-
-    Raises:
-        UserError: when the model is not served.
-    """
-    served = client.cards()
-    told = [card.get("max_model_len") for card in served.values()]
-    lengths = [length for length in told if isinstance(length, int)]
-    longest = min(lengths) if lengths else None
-    if wanted is None and len(served) == 1:
-        return next(iter(served)), longest
-    listed = ", ".join(served) or "nothing"
-    if wanted is None:
-        raise UserError(f"{client.url} serves {listed}: which of them is meant?", f"{flag} NAME")
-    if wanted not in served:
-        raise UserError(
-            f"{client.url} serves {listed}, and not {wanted}",
-            f"give the address of {wanted}'s server, or the name that it is served by with {flag}",
-        )
-    return wanted, longest
 
 
 def _ask(client: Client, model: str, case: VerifyPrompt, tokens: int) -> Reply:

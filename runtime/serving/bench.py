@@ -18,15 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..errors import UserError, report
-from ..progress import duration
 from . import bench_report
-from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole
+from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, refuse_other_settings, whole
 from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
@@ -61,9 +60,9 @@ def main(argv: Sequence[str] | None = None, runner: Processes | None = None) -> 
 
 
 def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
-    sweep, compose = parsed(argv)
+    sweep = parsed(argv)
     if runner is None:
-        prefix = ["docker", "compose", "--file", compose, "exec", "-T", "vllm"] if compose else []
+        prefix = ["docker", "compose", "--file", sweep.compose, "exec", "-T", "vllm"] if sweep.compose else []
         runner = Processes(prefix)
     try:
         with signals(), alone(sweep.results):
@@ -72,7 +71,7 @@ def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
         return 128 + stop.number
 
 
-def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
+def measure(sweep: argparse.Namespace, runner: Processes) -> int:
     """Measure the points that are not measured yet, and write the summary of all points.
 
     Returns:
@@ -85,8 +84,7 @@ def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
     client = Client(sweep.url)
     server, machine = ask(client, sweep.model), look(client.url)
     settings = _settings(sweep, server, machine)
-    for told in set_aside(sweep.results, settings):
-        print(told)
+    refuse_other_settings(sweep.results, settings)
     limit = server.max_model_len or sweep.max_model_len
     fits = [p for p in sweep.points if limit is None or p.input_length + sweep.output_length <= limit]
     left_out = [
@@ -114,7 +112,7 @@ def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
 
 
 def _points(
-    sweep: BenchmarkSweep,
+    sweep: argparse.Namespace,
     runner: Processes,
     client: Client,
     settings: dict[str, Any],
@@ -122,12 +120,10 @@ def _points(
     todo: Sequence[LoadPoint],
 ) -> UserError | None:
     """Measure points until the server dies; return the error in that case, else None."""
-    started = time.monotonic()
     for number, point in enumerate(todo, 1):
-        left = time_left(sweep, todo, number - 1, time.monotonic() - started)
-        print(f"{number}/{len(todo)} {point}{left}: ", end="", flush=True)
+        print(f"{number}/{len(todo)} {point}: ", end="", flush=True)
         try:
-            record = _measured(sweep, runner, point, server.max_model_len or sweep.max_model_len)
+            record = _measured(sweep, runner, point)
         except SweepInterrupted as stop:
             print("interrupted", flush=True)
             report(UserError(f"stopped by {signal.Signals(stop.number).name}", "finished points are kept"))
@@ -146,28 +142,8 @@ def _points(
     return None
 
 
-def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passed: float) -> str:
-    """Estimate the time for the points from `done` on, as text: " (3 min 05 s left)".
-
-    A point takes the time in which its requests are sent, plus the mean overhead of the points before it.
-    """
-    if done == 0:
-        return ""
-    sent = [0.0 if point.rate == "inf" else sweep.prompts / float(point.rate) for point in todo]
-    beyond = max(0.0, passed - sum(sent[:done])) / done
-    return f" ({duration(sum(sent[done:]) + beyond * (len(todo) - done))} left)"
-
-
-def _measured(
-    sweep: BenchmarkSweep, runner: Processes, point: LoadPoint, limit: int | None
-) -> dict[str, Any]:
-    """Measure one point and return its record, without the settings that all points share.
-
-    Args:
-        limit: largest sum of prompt and answer that the server accepts, in tokens; None if unknown.
-    """
-    tokens = point.input_length + sweep.output_length
-    full = limit is not None and tokens > limit - SPARE
+def _measured(sweep: argparse.Namespace, runner: Processes, point: LoadPoint) -> dict[str, Any]:
+    """Measure one point and return its record, without the settings that all points share."""
     seed = sweep.seed if sweep.seed is not None else secrets.randbelow(2**32)
     folder, log = new_folder(), sweep.results / f"{point.name}.log"
     seconds = 60 * sweep.minutes
@@ -178,7 +154,7 @@ def _measured(
     try:
         status = runner.run(folder, _words(sweep, point, folder, seed), log, seconds)
         result = _result(runner.read(folder, RESULT))
-        failure = _failure(status, result, log, sweep.prompts, sweep.output_length, full)
+        failure = _failure(status, result, log, sweep.prompts, sweep.output_length)
     except TimedOut:
         failure = f"no end within {seconds / 60:.3g} minutes"
     except OSError as error:
@@ -193,12 +169,11 @@ def _measured(
         "seed": seed,
         "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "failure": failure,
-        "note": _note(result, sweep.prompts, point.input_length) if failure is None else None,
         "result": result,
     }
 
 
-def _words(sweep: BenchmarkSweep, point: LoadPoint, folder: str, seed: int) -> list[str]:
+def _words(sweep: argparse.Namespace, point: LoadPoint, folder: str, seed: int) -> list[str]:
     """Return the command that measures a point; it does not contain the key."""
     return [
         *("vllm", "bench", "serve", *CLIENT),
@@ -215,7 +190,7 @@ def _words(sweep: BenchmarkSweep, point: LoadPoint, folder: str, seed: int) -> l
     ]
 
 
-def _settings(sweep: BenchmarkSweep, server: ServerFacts, machine: ServerMachine) -> dict[str, Any]:
+def _settings(sweep: argparse.Namespace, server: ServerFacts, machine: ServerMachine) -> dict[str, Any]:
     """Return what a figure depends on, except the point. Results of different settings are not mixed."""
     return {
         "model": sweep.model,
@@ -229,7 +204,7 @@ def _settings(sweep: BenchmarkSweep, server: ServerFacts, machine: ServerMachine
 
 
 def _summary(
-    sweep: BenchmarkSweep,
+    sweep: argparse.Namespace,
     settings: dict[str, Any],
     server: ServerFacts,
     machine: ServerMachine,
@@ -268,69 +243,25 @@ def _dead(client: Client) -> str | None:
     return reason
 
 
-def _path(sweep: BenchmarkSweep, point: LoadPoint) -> Path:
+def _path(sweep: argparse.Namespace, point: LoadPoint) -> Path:
     return sweep.results / f"{point.name}.json"
 
 
 POINT_MINUTES = 30.0
 
 
-@dataclass(frozen=True)
-class BenchmarkSweep:
-    """What to measure, on which server, and what the summary shows next to the figures.
-
-    Attributes:
-        url: of the server.
-        model: its served name.
-        tokenizer: the model's tokenizer: a folder or an id, as vLLM's client sees it.
-        points: in the order of measurement.
-        output_length: of each answer, in tokens.
-        prompts: number of requests of each point.
-        results: folder of the results.
-        max_model_len: the recipe's limit, used if the server reports none; None for no limit.
-        lock: the artifact's recipe.lock.json.
-        accelerator, chips: the recipe's, such as "v6e-8" and 8; "" and 0 if unknown.
-        machine: what the server runs on according to the user; "" if not given.
-        price: list price of an hour of the accelerator.
-        own_price: price in US$ of an hour of the measured machine, given by the user; None if not given.
-        published: other people's figures on the same accelerator.
-        minutes: time limit of a point beyond the time in which its requests are sent.
-        seed: of the random prompts; None draws one per point, because a server with prefix caching reuses
-            its work on prompts that it has seen.
-    """
-
-    url: str
-    model: str
-    tokenizer: str
-    points: tuple[LoadPoint, ...]
-    output_length: int
-    prompts: int
-    results: Path
-    max_model_len: int | None = None
-    lock: Path | None = None
-    accelerator: str = ""
-    chips: int = 0
-    machine: str = ""
-    price: HourlyPrice | None = None
-    own_price: float | None = None
-    published: Published = field(default_factory=Published)
-    minutes: float = POINT_MINUTES
-    seed: int | None = None
-
-
-def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
-    """Parse the command line into the sweep and the container's compose.yaml (None if vLLM is on PATH).
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line, and combine its points, price and published figures.
 
     Args:
         argv: the arguments without the program's name; None takes the process's.
     """
-    given = vars(_parser().parse_args(argv))
-    compose, usd, price_source = (given.pop(key) for key in ("compose", "usd", "price_source"))
-    lengths, rates = given.pop("input_lengths"), given.pop("request_rates")
-    points = dict.fromkeys(LoadPoint(length, rate) for length in lengths for rate in rates)
-    published = Published(given.pop("published_source"), tuple(map(dict, given.pop("published"))))
-    price = None if usd is None else HourlyPrice(usd, price_source)
-    return BenchmarkSweep(points=tuple(points), published=published, price=price, **given), compose
+    given = _parser().parse_args(argv)
+    pairs = (LoadPoint(length, rate) for length in given.input_lengths for rate in given.request_rates)
+    given.points = tuple(dict.fromkeys(pairs))
+    given.published = Published(given.published_source, tuple(map(dict, given.published)))
+    given.price = None if given.usd is None else HourlyPrice(given.usd, given.price_source)
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -402,11 +333,6 @@ def _rates(text: str) -> list[str]:
 KILLED = 137
 """The exit status of a containerized process that SIGKILL ended."""
 REASON_LENGTH = 200
-CUT = 0.02
-"""A note is made if the prompts' mean length differs from the requested one by more than this share."""
-
-SPARE = 8
-"""The most tokens by which vLLM's random prompts were seen to exceed the requested length."""
 
 
 def _result(data: bytes | None) -> dict[str, Any] | None:
@@ -424,7 +350,6 @@ def _failure(
     log: Path,
     prompts: int,
     output_length: int,
-    full: bool = False,
 ) -> str | None:
     """Return why a measurement does not count, or None if it does.
 
@@ -433,7 +358,6 @@ def _failure(
         result: what vLLM wrote.
         log: its output.
         prompts, output_length: the requested number of requests, and of tokens per answer.
-        full: whether prompt and answer together are about as long as the server's limit.
     """
     if status == KILLED:
         return "vllm bench serve was killed: its container ended, or the machine ran out of memory"
@@ -453,22 +377,7 @@ def _failure(
     wanted, got = prompts * output_length, result["total_output_tokens"]
     if got < wanted:
         # vLLM's client counts a request as completed even if its stream ends early.
-        why = (
-            "; some prompts are a few tokens longer than asked for, which exceeds the server's limit"
-            if full
-            else ""
-        )
-        return f"answers ended early: {got:,} of {wanted:,} tokens came{why}"
-    return None
-
-
-def _note(result: dict[str, Any] | None, prompts: int, input_length: int) -> str | None:
-    """Return a remark about a measurement that counts, or None."""
-    if result is None:
-        return None
-    mean = result["total_input_tokens"] / prompts
-    if abs(mean / input_length - 1) > CUT and abs(mean - input_length) > 2:
-        return f"its prompts had {mean:,.0f} tokens on average"
+        return f"answers ended early: {got:,} of {wanted:,} tokens came"
     return None
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-
-ASIDE = "earlier"
-"""Folder, next to the points, of results that were measured with other settings."""
 
 FILES = "input-*-rate-*.json"
 
@@ -106,11 +102,6 @@ def lacking(result: Mapping[str, Any]) -> str | None:
     return None
 
 
-def digest(settings: Mapping[str, Any]) -> str:
-    """Return eight hexadecimal digits that identify settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield the changes from one set of settings to another: "server.max_model_len 4096 -> 8192"."""
     for key in sorted({*before, *now}):
@@ -121,63 +112,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "
             yield f"{path}{key} {_word(one)} -> {_word(other)}"
 
 
-def set_aside(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Move results of other settings into folders of their own, and move results of these settings back.
-
-    Args:
-        folder: of the results.
-        settings: the current settings.
-
-    Returns:
-        Sentences that say what was moved, and how the settings differ.
+def refuse_other_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds results of other settings, which are not mixed.
 
     Raises:
-        UserError: a file cannot be moved.
+        UserError: the message says how the settings differ.
     """
-    aside: dict[str, list[Path]] = {}
-    told: dict[str, str] = {}
     for path in sorted(folder.glob(FILES)):
         before = (read_record(path) or {}).get("settings")
-        if not isinstance(before, dict) or before == settings:
-            continue
-        name = digest(before)
-        aside.setdefault(name, []).append(path)
-        changed = list(differences(before, settings))
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        told[name] = ", ".join(changed[:3]) + more
-    said = []
-    for name, paths in aside.items():
-        _move(paths, folder / ASIDE / name)
-        said.append(
-            f"{_results(len(paths))} measured with other settings ({told[name]}) set aside in "
-            f"{folder / ASIDE / name}"
-        )
-    earlier = folder / ASIDE / digest(settings)
-    back = [path for path in sorted(earlier.glob(FILES)) if not (folder / path.name).exists()]
-    if back:
-        _move(back, folder)
-        said.append(f"{_results(len(back))} measured earlier with these settings taken back from {earlier}")
-    return said
-
-
-def _move(paths: Sequence[Path], folder: Path) -> None:
-    """Move results together with their logs."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            path.replace(folder / path.name)
-            log = path.with_suffix(".log")
-            if log.is_file():
-                log.replace(folder / log.name)
-    except OSError as error:
-        raise UserError(
-            f"earlier results cannot be moved to {folder}: {error.strerror}",
-            "give another folder with --results",
-        ) from None
-
-
-def _results(count: int) -> str:
-    return "1 result" if count == 1 else f"{count} results"
+        if isinstance(before, dict) and before != settings:
+            changed = list(differences(before, settings))
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise UserError(
+                f"{folder} holds results that were measured with other settings: "
+                f"{', '.join(changed[:3])}{more}",
+                "give another folder with --results, or remove that one",
+            )
 
 
 def _word(value: Any) -> str:

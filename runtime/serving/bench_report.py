@@ -138,7 +138,7 @@ def _row(point: LoadPoint, record: Mapping[str, Any] | None, price: HourlyPrice 
     result = record["result"]
     row |= {name: result[key] for name, key in FIGURES.items()}
     row["usd_per_million_output_tokens"] = price.per_million(row["output_tokens_per_s"]) if price else None
-    return {**row, "outcome": MEASURED, "reason": record.get("note")}
+    return {**row, "outcome": MEASURED}
 
 
 def line(record: Mapping[str, Any]) -> str:
@@ -146,25 +146,22 @@ def line(record: Mapping[str, Any]) -> str:
     if record["failure"] is not None:
         return f"failed: {record['failure']}"
     result = record["result"]
-    said = (
+    return (
         f"{result['output_throughput']:,.0f} output tokens/s, "
         f"TTFT {ms(result['median_ttft_ms'])} ms, TPOT {ms(result['median_tpot_ms'])} ms"
     )
-    return f"{said}; {record['note']}" if record.get("note") else said
 
 
 def write(folder: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json and summary.md, and print the table.
+    """Write summary.json and summary.md, and print the latter.
 
     Raises:
         UserError: a file cannot be written.
     """
     write_whole(folder / "summary.json", as_json(summary))
-    write_whole(folder / "summary.md", markdown(summary))
-    print()
-    print("\n".join(_aligned([HEADER, *_cells(summary)])))
-    print()
-    print("\n".join([*_sentences(summary), *_beside(summary)]))
+    page = markdown(summary)
+    write_whole(folder / "summary.md", page)
+    print(f"\n{page}")
     print(f"in {folder}: summary.md, summary.json, and a JSON file of each point")
     print(f"plots: recipe report {shlex.quote(str(folder))}")
 
@@ -211,14 +208,6 @@ def _when(summary: Mapping[str, Any]) -> str:
     return f"; {days[0]} to {days[-1]}" if len(days) > 1 else f"; {days[0]}"
 
 
-def _beside(summary: Mapping[str, Any]) -> list[str]:
-    """Return the comparison with published figures as lines of text."""
-    rows = comparison(summary)
-    if not rows:
-        return []
-    return ["", source(summary), *_aligned([("", "Published", "Measured"), *rows]), ""]
-
-
 def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in summary["points"]:
         where = (f"{row['input_length']:,}", row["rate"])
@@ -232,32 +221,15 @@ def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             f"{row['output_tokens_per_s']:,.1f}",
             *(ms(row[f"{part}_{name}_ms"]) for name in ("ttft", "tpot") for part in ("median", "p99")),
             "-" if usd is None else f"{usd:,.2f}",
-            "measured" + (f"; {row['reason']}" if row["reason"] else ""),
+            MEASURED,
         )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as a Markdown table with the first row as header; figures are right-aligned."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    sides = ["---" if _left(rows, column) else "---:" for column in range(len(rows[0]))]
+    sides = ["---" if title in ("", "Outcome") else "---:" for title in rows[0]]
     return [lines[0], "|" + "|".join(sides) + "|", *lines[1:]]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as text in aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(widths[column]) if _left(rows, column) else cell.rjust(widths[column])
-            for column, cell in enumerate(row)
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _left(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """Return whether a column holds words, which are left-aligned."""
-    return rows[0][column] in ("", "Outcome")
 
 
 MEASURED = "measured"

@@ -257,6 +257,30 @@ class Client:
         return text.replace(self._key, "***") if self._key else text
 
 
+def served_model(client: Client, wanted: str | None, flag: str) -> str:
+    """Return the name of the served model to use in requests.
+
+    Args:
+        wanted: the expected name; None takes the only served model.
+        flag: the command-line flag that sets the name.
+
+    Raises:
+        UserError: the model is not served, or `wanted` is None and several models are served.
+    """
+    names = list(client.cards())
+    if wanted is None and len(names) == 1:
+        return names[0]
+    listed = ", ".join(names) or "nothing"
+    if wanted is None:
+        raise UserError(f"{client.url} serves {listed}: which of them is meant?", f"{flag} NAME")
+    if wanted not in names:
+        raise UserError(
+            f"{client.url} does not serve {wanted}, but {listed}",
+            f"start the recipe's server there, or give the name with {flag}",
+        )
+    return wanted
+
+
 def positive(text: str) -> int:
     """Parse a whole number above 0 on a command line."""
     number = int(text)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from .client import Client, positive, timeout_seconds
+from .client import Client, positive, served_model, timeout_seconds
 from .evaluate_answers import (
     BASE,
     TITLES,
@@ -28,7 +28,6 @@ from .evaluate_answers import (
     open_side,
     recorded,
     recorded_side,
-    served_model,
 )
 from .evaluate_prompts import Prompt, read
 from .evaluate_summary import SideResults, judge, markdown, summary
@@ -57,7 +56,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--samples", type=positive, default=1)
     own.add_argument("--temperature", type=float, default=0.0)
     own.add_argument("--max-tokens", type=positive, default=512)
-    own.add_argument("--seed", type=int, help="of the first sample; vLLM on TPUs refuses requests with one")
     own.add_argument("--timeout", type=timeout_seconds, default=600.0, help="seconds for one answer")
     tasks = parser.add_argument_group("lm-evaluation-harness")
     tasks.add_argument("--tasks", nargs="*", default=[])
@@ -116,7 +114,7 @@ def _open(args: argparse.Namespace, name: str, prompts: Sequence[Prompt]) -> tup
 
 
 def _settings(args: argparse.Namespace) -> SamplingSettings:
-    return SamplingSettings(args.samples, args.temperature, args.max_tokens, args.seed)
+    return SamplingSettings(args.samples, args.temperature, args.max_tokens)
 
 
 def _task_settings(args: argparse.Namespace) -> TaskSettings:

@@ -60,30 +60,6 @@ class Side:
     probed: str
 
 
-def served_model(client: Client, wanted: str | None, flag: str) -> str:
-    """Return the name of the served model to use in requests.
-
-    Args:
-        wanted: the expected name; None takes the only served model.
-        flag: the command-line flag that sets the name.
-
-    Raises:
-        UserError: the model is not served, or `wanted` is None and several models are served.
-    """
-    names = list(client.cards())
-    if wanted is None and len(names) == 1:
-        return names[0]
-    listed = ", ".join(names) or "nothing"
-    if wanted is None:
-        raise UserError(f"{client.url} serves {listed}: which of them is meant?", f"{flag} NAME")
-    if wanted not in names:
-        raise UserError(
-            f"{client.url} does not serve {wanted}, but {listed}",
-            f"start the recipe's server there, or give the name with {flag}",
-        )
-    return wanted
-
-
 def open_side(
     client: Client, name: str, model: str, first: Prompt | None, folder: Path, fresh: bool = False
 ) -> Side:
@@ -127,7 +103,7 @@ def recorded_side(folder: Path) -> Side | None:
 
 def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
     """Return log probabilities of the likeliest first tokens; {} if the server does not report them."""
-    path, body = request(model, prompt, 0, SamplingSettings(max_tokens=1))
+    path, body = request(model, prompt, SamplingSettings(max_tokens=1))
     body |= {"logprobs": 5} if prompt.messages is None else {"logprobs": True, "top_logprobs": 5}
     try:
         choice: Any = pick(client.post(path, body), path, "choices", 0, kind=dict)
@@ -179,14 +155,11 @@ class SamplingSettings:
     Attributes:
         samples: number of answers to each prompt.
         max_tokens: largest length of an answer.
-        seed: seed of a prompt's first sample; each further sample adds 1. None sends no seed, because vLLM
-            refuses requests with a seed on TPUs.
     """
 
     samples: int = 1
     temperature: float = 0.0
     max_tokens: int = 512
-    seed: int | None = None
 
     def drawn(self) -> dict[str, Any]:
         """Return what an answer depends on: every setting except the number of samples."""
@@ -305,17 +278,13 @@ def ask(
     return answers
 
 
-def request(
-    model: str, prompt: Prompt, sample: int, settings: SamplingSettings
-) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of the request for one answer."""
+def request(model: str, prompt: Prompt, settings: SamplingSettings) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of the request for one answer; vLLM refuses a seed on TPUs."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
     }
-    if settings.seed is not None:
-        body["seed"] = settings.seed + sample
     if prompt.messages is None:
         return "/v1/completions", {**body, "prompt": prompt.text}
     return "/v1/chat/completions", {**body, "messages": prompt.messages}
@@ -366,7 +335,7 @@ def _one(
     settings: SamplingSettings,
     stopped: threading.Event,
 ) -> Answer:
-    path, body = request(model, prompt, sample, settings)
+    path, body = request(model, prompt, settings)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _answer(prompt, sample, client.post(path, body), path)

@@ -298,12 +298,11 @@ def markdown(data: Mapping[str, Any]) -> str:
 def _prompt_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     settings, prompts = data["settings"], data["prompts"]
     drawn = f"{settings['samples']} sample{'s' if settings['samples'] > 1 else ''} of each"
-    seed = "" if settings["seed"] is None else f", seed {settings['seed']}"
     lines = [
         f"## {prompts['file']}",
         "",
         f"{len(prompts['lines'])} prompts, {drawn}, temperature {settings['temperature']:g}, at most "
-        f"{settings['max_tokens']} tokens{seed}.",
+        f"{settings['max_tokens']} tokens.",
         "",
     ]
     titles = [TITLES[side] for side in sides]

@@ -189,29 +189,31 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return passed | {"OPENAI_API_KEY": inherited.get(KEY_VARIABLE, "")}
 
 
+REASONS = (
+    (
+        "Tasks? not found: ",
+        "lm-eval knows no such task; `lm_eval ls tasks` lists them, --include-path DIR adds more",
+    ),
+    (
+        "Loglikelihood is not supported for chat completions",
+        "it scores given answers by their log probabilities, which the chat interface does not return; "
+        "--task-api completions asks for them, which vllm-tpu has for models of text alone",
+    ),
+    ("confirm_run_unsafe_code", "it runs code that the model writes, which eval.sh does not allow"),
+    ("ClientConnectorError|ServerDisconnectedError|ClientOSError", "the server no longer answers"),
+    (
+        "OfflineModeIsEnabled|LocalEntryNotFoundError|DatasetNotFoundError|MaxRetryError|GatedRepoError",
+        "its data could not be fetched from the Hugging Face hub",
+    ),
+)
+"""What lm-eval's output says, and the reason in one sentence; the first that is found counts."""
+
+
 def explained(log: str, status: int) -> str:
     """Explain in one sentence why lm-eval ended, from its output."""
-    missing = re.findall(r"Tasks? not found: (.+)", log)
-    if missing:
-        return "lm-eval knows no such task; `lm_eval ls tasks` lists them, --include-path DIR adds more"
-    if "Loglikelihood is not supported for chat completions" in log:
-        return (
-            "it scores given answers by their log probabilities, which the chat interface does not return; "
-            "--task-api completions asks for them, which vllm-tpu has for models of text alone"
-        )
-    if "confirm_run_unsafe_code" in log:
-        return "it runs code that the model writes, which eval.sh does not allow"
-    if re.search(r"trust_remote_code|run custom code", log) and "Error" in log:
-        return "its data set needs to run its own code, which eval.sh does not allow"
-    if re.search(
-        r"OfflineModeIsEnabled|LocalEntryNotFoundError|DatasetNotFoundError|Couldn't reach|Cannot reach|"
-        r"Couldn't find .* on the Hugging Face Hub|Name or service not known|MaxRetryError|GatedRepoError|"
-        r"ConnectError|offline mode",
-        log,
-    ) and not re.search(r"ClientConnectorError|Requesting API", log):
-        return "its data could not be fetched from the Hugging Face hub"
-    if re.search(r"ClientConnectorError|ServerDisconnectedError|ClientOSError", log):
-        return "the server no longer answers"
+    known = next((reason for words, reason in REASONS if re.search(words, log)), None)
+    if known is not None:
+        return known
     refused = re.findall(r"API request failed! Status code: (\d+), Response text: (.{0,200})", log)
     if refused:
         return f"the server answered {refused[-1][0]}: {refused[-1][1]}"

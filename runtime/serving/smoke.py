@@ -10,20 +10,19 @@ import argparse
 import json
 import math
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..errors import UserError, report
 from ..progress import duration
 from . import smoke_checks
 from .answers import ServedModel
-from .client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError, timeout_seconds
+from .client import KEY_VARIABLE, NO_HOST, Client, ServerError, timeout_seconds
 from .files import write_whole
-from .findings import CheckFailed, Finding, Findings, Stopped
+from .findings import Finding, Findings, Stopped
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
 
@@ -42,6 +41,16 @@ MERGE_CAUSES = (
     "a wrong or untrained checkpoint was merged, or the server loads the base's folder: look at merge.json, "
     "and at the model's root in /v1/models"
 )
+
+
+ANSWER_SECONDS = 10.0
+"""The timeout of one request to /health, in seconds."""
+
+PAUSE_SECONDS = 1.0
+TELL_SECONDS = 30.0
+
+HOPELESS = (400, 401, 403, 404)
+"""Statuses of /health that waiting does not change: the server is not vLLM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,17 +113,38 @@ def _checks(findings: Findings, client: Client, arguments: argparse.Namespace) -
     findings.check("streaming", answers.streaming)
     findings.check("unknown model", lambda: smoke_checks.unknown(model))
     findings.check("differs from base", lambda: _difference(model, arguments))
-    if arguments.weights is not None:
-        findings.check("merged weights", lambda: merged(arguments.weights, name))
 
 
 def _ready(client: Client, minutes: float) -> Finding:
-    waited = Waited()
-    try:
-        seconds = wait(client, minutes, waited)
-    finally:
-        waited.end()
-    return Finding(client.url, figures={"wait_seconds": round(seconds, 3)})
+    """Ask /health until it answers, and say from time to time why it does not.
+
+    Args:
+        minutes: how long to wait at most.
+
+    Raises:
+        UserError: /health did not answer within `minutes`, or never will.
+    """
+    started = time.monotonic()
+    told, told_at = "", 0.0
+    while True:
+        try:
+            client.within(ANSWER_SECONDS).text("/health")
+            seconds = time.monotonic() - started
+            return Finding(client.url, figures={"wait_seconds": round(seconds, 3)})
+        except ServerError as error:
+            last = error
+        seconds = time.monotonic() - started
+        if last.kind == NO_HOST or last.status in HOPELESS:
+            raise last
+        if seconds >= minutes * 60:
+            raise UserError(
+                f"the server is not ready after {minutes:g} min: {last.message}",
+                "look at its log: docker compose logs vllm",
+            )
+        if last.message != told or seconds >= told_at + TELL_SECONDS:
+            told, told_at = last.message, seconds
+            print(f"waiting for the server, {duration(seconds)}: {told}", file=sys.stderr, flush=True)
+        time.sleep(min(PAUSE_SECONDS, max(0.0, minutes * 60 - seconds)))
 
 
 def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
@@ -180,7 +210,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", required=True, metavar="NAME", help="the name that the fine-tuned model is served by")
     add("--base", metavar="NAME", help="the name that its base is served by at the same address")
     add("--base-url", metavar="URL", help="a server of the base, to compare answers with")
-    add("--weights", type=Path, metavar="DIR", help=f"the merged weights; their {RECORD} is read")
     add("--text", action="store_true", help="the model has no chat template: prompts are continued")
     add("--vllm", metavar="VERSION", help="the version of vLLM that the recipe's flags were checked against")
     add("--api-key", action="store_true", help=f"the server requires a key: {KEY_VARIABLE} must hold it")
@@ -198,182 +227,6 @@ def _time(text: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(text)
     return value
-
-
-PAUSES = (0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts; the last value repeats."""
-
-ANSWER_SECONDS = 10.0
-"""The timeout of one attempt, in seconds."""
-
-HOPELESS = (400, 401, 403, 404)
-"""Statuses of /health that waiting does not change: the server is not vLLM."""
-
-Say = Callable[[float, str], None]
-"""Called at every attempt with the seconds so far and the reason for waiting."""
-
-
-def wait(client: Client, minutes: float, say: Say) -> float:
-    """Ask /health until it answers.
-
-    Args:
-        minutes: how long to wait at most.
-
-    Returns:
-        The seconds that it took.
-
-    Raises:
-        UserError: /health did not answer within `minutes`, or never will: the host is unknown, or the server
-            answered before and no longer listens.
-    """
-    started = time.monotonic()
-    asking = client.within(ANSWER_SECONDS)
-    answered = False
-    number = 0
-    while True:
-        try:
-            asking.text("/health")
-            return time.monotonic() - started
-        except ServerError as error:
-            last = error
-        if last.kind == REFUSED and answered:
-            raise UserError(
-                f"the server at {client.url} answered earlier, but nothing listens there now",
-                "look at its log: docker compose logs vllm",
-            )
-        if last.kind == NO_HOST or last.status in HOPELESS:
-            raise last
-        answered = answered or last.kind != REFUSED
-        seconds = time.monotonic() - started
-        if seconds >= minutes * 60:
-            raise _given_up(client, minutes, last, answered)
-        say(seconds, _waited_for(last))
-        pause = PAUSES[min(number, len(PAUSES) - 1)]
-        time.sleep(min(pause, max(0.0, minutes * 60 - seconds)))
-        number += 1
-
-
-def _given_up(client: Client, minutes: float, last: ServerError, answered: bool) -> UserError:
-    if not answered:
-        return UserError(
-            f"nothing listens at {client.url} after {minutes:g} min",
-            "check that the server is started, and whether it is still loading: docker compose ps; docker "
-            "compose logs vllm",
-        )
-    return UserError(
-        f"the server is not ready after {minutes:g} min: {last.message}",
-        "look at its log: docker compose logs vllm",
-    )
-
-
-def _waited_for(error: ServerError) -> str:
-    if error.kind == REFUSED:
-        return "nothing listens yet (loading and compiling, or not started: docker compose logs vllm)"
-    if error.status == 503:
-        return "the server listens, and its engine is not ready (503)"
-    return error.message
-
-
-class Waited:
-    """Shows that it is waiting: one line that is rewritten on a terminal, elsewhere a line per interval.
-
-    Args:
-        interval: seconds between lines if the stream is not a terminal.
-    """
-
-    def __init__(self, stream: TextIO | None = None, interval: float = 30.0) -> None:
-        self.stream = stream or sys.stderr
-        self.terminal = self.stream.isatty()
-        self.interval = interval
-        self.next = 0.0
-        self.reason = ""
-        self.width = 0
-
-    def __call__(self, seconds: float, reason: str) -> None:
-        line = f"waiting for the server, {duration(seconds)}: {reason}"
-        if self.terminal:
-            # A line that wraps cannot be rewritten.
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self.stream.write("\r" + line.ljust(self.width))
-            self.width = len(line)
-        elif seconds >= self.next or reason != self.reason:
-            self.stream.write(line + "\n")
-            self.next = seconds + self.interval
-        self.reason = reason
-        self.stream.flush()
-
-    def end(self) -> None:
-        """Erase the line."""
-        if self.terminal and self.width:
-            self.stream.write("\r" + " " * self.width + "\r")
-            self.stream.flush()
-            self.width = 0
-
-
-RECORD = "merge.json"
-
-
-def merged(folder: Path, name: str) -> Finding:
-    """Describe what was merged into the weights in `folder`.
-
-    Args:
-        name: of the served recipe.
-
-    Raises:
-        CheckFailed: nothing was merged, or merge.json does not have the form that merge.py writes.
-    """
-    path = folder / RECORD
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return Finding(f"{path} is missing: how the weights were made is unknown", made=False)
-    except OSError as error:
-        return Finding(f"{path} is not readable: {error.strerror}", made=False)
-    except (ValueError, RecursionError):
-        raise _wrong(path) from None
-    try:
-        tensors, step, recipe = record["tensors"], record["checkpoint"]["step"], record["recipe"]["name"]
-        changed, kept = int(tensors["merged"]), int(tensors["kept"])
-        described = _described(record["lora"])
-        same = _same_files(record)
-        scale = record["lora"] is None or record["lora"]["alpha"]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _wrong(path) from None
-    if not changed:
-        raise CheckFailed(
-            f"{path}: no tensor was merged, so the weights are the base's", "merge again: merge.py"
-        )
-    if not scale:
-        raise CheckFailed(
-            f"{path}: lora.alpha is 0, so the weights are the base's", "train with an alpha above 0"
-        )
-    if same:
-        raise CheckFailed(
-            f"{path}: the files of the weights are the base's, byte for byte",
-            "was the right checkpoint merged? an untrained adapter changes nothing",
-        )
-    warnings = []
-    if recipe is not None and recipe != name:
-        warnings.append(f"the weights were merged for the recipe `{recipe}`, and `{name}` is served")
-    text = f"step {step}'s {described} merged into {changed} tensors, {kept} kept (merge.json)"
-    return Finding(text, warnings=tuple(warnings), figures={"merged": changed, "kept": kept, "step": step})
-
-
-def _described(lora: dict[str, Any] | None) -> str:
-    return "weights" if lora is None else f"adapters (rank {lora['rank']}, alpha {lora['alpha']:g})"
-
-
-def _same_files(record: dict[str, Any]) -> bool:
-    """Return whether every file of the base's weights is present and unchanged; False without hashes."""
-    base, files = record["base"]["files"], record["files"]
-    return bool(base) and all(
-        "sha256" in known and files.get(file, {}).get("sha256") == known["sha256"]
-        for file, known in base.items()
-    )
-
-
-def _wrong(path: Path) -> CheckFailed:
-    return CheckFailed(f"{path} is not what merge.py writes", "merge again, or remove the file")
 
 
 if __name__ == "__main__":

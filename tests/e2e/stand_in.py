@@ -1,7 +1,7 @@
 """A small image whose `vllm` is a fake: a Python server that starts at once.
 
 stand_in.json, in the folder of the weights, controls it, so that each test chooses its server's behavior:
-answer_seconds and echo_key.
+answer_seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.e2e.docker_engine import Engine
 
-NAME = "stand-in:1"
+NAME = "stand-in:2"
 
 VLLM = r"""#!/usr/local/bin/python3
 import json, os, signal, sys, threading, time
@@ -30,14 +30,6 @@ if os.path.exists("/model/stand_in.json"):
 say = lambda text: print(text, flush=True)
 say("arguments: " + json.dumps(arguments))
 say("environment: " + json.dumps(sorted(os.environ)))
-if told.get("echo_key"):
-    say("INFO api_key=" + os.environ.get("VLLM_API_KEY", "") + " in mid-line")
-# A character in two pieces, with the other stream between them.
-data = "loading 50 % \u2588\u2588 done\n".encode()
-for stream, piece in ((1, data[:14]), (2, b"a warning\n"), (1, data[14:])):
-    os.write(stream, piece)
-    time.sleep(0.05)
-time.sleep(0.2)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):

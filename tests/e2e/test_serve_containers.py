@@ -167,7 +167,7 @@ def test_smoke_sh_passes_for_a_working_adapter(beside: Artifact) -> None:
 
 @pytest.mark.nightly
 def test_serve_down_leaves_no_secret(beside: Artifact, engine: Engine, seen: set[str]) -> None:
-    beside.said.append(engine.docker("logs", beside.name))
+    beside.said.append(engine.docker("logs", f"{beside.name}-vllm-1"))
     beside.recipe("serve", "down", beside.folder)
     assert engine.containers() == []
     check_secrets(beside, engine, seen)

@@ -55,19 +55,13 @@ def test_server_killed_while_loading_gives_one_sentence_error(faulty: Artifact, 
     try:
         # vLLM's first log lines.
         _until(lambda: "non-default args" in log.read_text(errors="replace"), process.poll)
-        os.kill(faulty.inspect(faulty.name)["State"]["Pid"], signal.SIGKILL)
+        os.kill(faulty.inspect(f"{faulty.name}-vllm-1")["State"]["Pid"], signal.SIGKILL)
         assert process.wait(60) == 1
     finally:
         process.kill()
     said = log.read_text()
-    assert "tiny-faulty has stopped before it was ready: it was killed (exit status 137)" in said
+    assert "error: docker compose ended with exit status 137\n" in said
     assert "Traceback" not in said.partition("error: ")[2]
-    assert faulty.engine.containers() == []
-
-
-def test_out_of_memory_container_error_names_its_limit(faulty: Artifact) -> None:
-    said = faulty.recipe("serve", "up", faulty.folder, "--memory", "300m", status=1).output
-    assert "it ran out of memory, with more than its limit of 300m" in said
     assert faulty.engine.containers() == []
 
 
@@ -119,13 +113,13 @@ def test_server_death_in_a_benchmark_fails_only_the_current_point(serving: Artif
         _until(points[0].is_file, process.poll)
         before = serving.metric("vllm:request_success_total")
         _until(lambda: serving.metric("vllm:request_success_total") >= before + 2, process.poll)
-        os.kill(serving.inspect(serving.name)["State"]["Pid"], signal.SIGKILL)
+        os.kill(serving.inspect(f"{serving.name}-vllm-1")["State"]["Pid"], signal.SIGKILL)
         assert process.wait(120) == 1
     finally:
         process.kill()
     print(said := log.read_text())
     assert "error: the server died at 32 tokens in, 1 requests/s: " in said
-    assert "what is measured is kept" in said
+    assert "finished points are kept" in said
     assert "Traceback" not in said
     assert json.loads(points[1].read_text())["failure"] is not None
     first = points[0].read_bytes()
@@ -160,7 +154,7 @@ def test_requests_in_flight_finish_when_serve_down_stops_the_server(
         try:
             answering.wait(START_SECONDS)
             process = serving.start("serve", "down", serving.folder, log=log)
-            _until(lambda: "stopping tiny-serving" in log.read_text(), process.poll, pause=0.01)
+            _until(lambda: "tiny-serving-vllm-1 Stopping" in log.read_text(), process.poll, pause=0.01)
         finally:
             stopping.set()
         assert process.wait(START_SECONDS) == 0, log.read_text()

@@ -1,6 +1,6 @@
 """Tests of DPO and ORPO in train_torchax.py against train.py, in float32.
 
-Runs are whole, stopped and resumed, or started from an adapter.
+Runs are whole, or started from an adapter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity.compare import ComparedRun, compare
 from tests.parity.preferences import LIMITS, assert_one_run, case
-from tests.parity.running import STEPS, Place
+from tests.parity.running import Place
 
 pytestmark = pytest.mark.nightly
 
@@ -49,16 +49,6 @@ def test_all_backends_give_the_same_preference_run(
 ) -> None:
     """Shard over fsdp and tp, and evaluate before the run and at its end."""
     assert_one_run(place(model, objective))
-
-
-def test_resumed_dpo_run_ends_like_an_uninterrupted_run(place: Callable[[str, str], Place]) -> None:
-    here = place("qwen3", "dpo")
-    whole = here.train(Backend.TORCHAX, "whole")
-    here.train(Backend.TORCHAX, "stopped", "--steps", str(STEPS // 2))
-    rest = here.train(Backend.TORCHAX, "stopped", "--resume")
-    assert rest.about["first_step"] == STEPS // 2 + 1
-    assert rest.losses == whole.losses[STEPS // 2 :]
-    assert all((rest.trained[name] == array).all() for name, array in whole.trained.items())
 
 
 def test_dpo_reference_excludes_the_starting_adapter(

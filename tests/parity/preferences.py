@@ -14,6 +14,7 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.compiler.parity.table import WORDS
 from recipec.runtime.training.preference import METRICS
+from tests.parity.parity_cases import recipe
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
 
 LIMITS = TOLERANCES["float32"]
@@ -33,34 +34,18 @@ def case(
     **data: Any,
 ) -> Case:
     """Return a recipe with two micro-batches of two pairs in a step."""
-    return Case(
-        like,
-        layers,
-        {
-            "remat": {"policy": "decoder"},
-            "mesh": {"accelerator": f"cpu-{axes['fsdp'] * axes['tp']}", "axes": axes},
-            "lora": {"rank": 4, "alpha": 8, "dropout": 0.0, "targets": targets},
-            "data": {
-                "train": ["train.jsonl"],
-                "format": "preference",
-                "loss_on": "completion",
-                "packing": False,
-                "max_length": 64,
-                **data,
-            },
-            "train": {
-                "objective": objective,
-                **OBJECTIVES[objective],
-                "steps": STEPS,
-                "global_batch_size": 4,
-                "micro_batch_size": 2 // axes["fsdp"],
-                "eval_every": STEPS,
-                "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1.0, "weight_decay": 0.01},
-                "schedule": {"name": "cosine", "warmup_steps": WARMUP},
-                "log": {"every": 10, "tensorboard": False},
-            },
-        },
+    sections = recipe(
+        dict(axes),
+        {"rank": 4, "alpha": 8, "targets": targets},
+        {"format": "preference", "loss_on": "completion", "packing": False, **data},
+        objective=objective,
+        **OBJECTIVES[objective],
+        global_batch_size=4,
+        micro_batch_size=2 // axes["fsdp"],
+        eval_every=STEPS,
+        schedule={"name": "cosine", "warmup_steps": WARMUP},
     )
+    return Case(like, layers, sections)
 
 
 def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:

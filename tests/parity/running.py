@@ -41,14 +41,12 @@ class Case:
         layers: the tiny model's layers.
         recipe: the sections that matter.
         sizes: values of its text config in place of the miniature's.
-        config: a config.json in place of the catalog's.
     """
 
     like: str
     layers: Sequence[str]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
 
 
 class Place:
@@ -150,8 +148,7 @@ def merged_tensors(folder: Path) -> dict[str, Any]:
 
 
 def _config(case: Case) -> dict[str, Any]:
-    config = case.config or catalog.entries()[case.like]["config"]
-    small = shrink(config, {"fsdp": 2})
+    small = shrink(catalog.entries()[case.like]["config"], {"fsdp": 2})
     text = small.get("text_config", small)
     text |= {"num_hidden_layers": len(case.layers), "layer_types": list(case.layers), **case.sizes}
     return small

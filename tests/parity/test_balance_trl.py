@@ -12,27 +12,12 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.runtime.settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
-from tests.parity.running import STEPS, Case, Place
+from tests.parity.parity_cases import recipe
+from tests.parity.running import Case, Place
 from tests.runtime import training
 from tests.runtime.decoders import make
 
 WEIGHT = 0.3
-MOE: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": 151_936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "tie_word_embeddings": False,
-}
 
 
 def train(**more: Any) -> TrainSettings:
@@ -107,30 +92,17 @@ def test_piece_adds_its_share_of_transformers_load_balancing_loss(tmp_path: Path
 @pytest.mark.e2e
 def test_trl_run_with_balancing_loss_matches_train_py(tmp_path: Path) -> None:
     """Train on packed rows with recomputed layers and two micro-batches a step, each of which is a piece."""
-    here = Place(
-        tmp_path,
-        Case(
-            "",
-            ["full_attention"] * 2,
-            {
-                "remat": {"policy": "decoder"},
-                "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
-                "lora": {"rank": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
-                "data": {"train": ["train.jsonl"], "max_length": 64, "packing": True},
-                "train": {
-                    "steps": STEPS,
-                    "global_batch_size": 4,
-                    "micro_batch_size": 2,
-                    "router_aux_loss_coef": WEIGHT,
-                    "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1.0, "weight_decay": 0.01},
-                    "schedule": {"name": "cosine", "warmup_steps": 2},
-                    "log": {"every": 10, "tensorboard": False},
-                },
-            },
-            config=MOE,
-        ),
-        (Backend.TUNIX, Backend.TRL),
+    adapters = {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
+    sections = recipe(
+        {"fsdp": 1, "tp": 1},
+        adapters,
+        {"packing": True},
+        global_batch_size=4,
+        micro_batch_size=2,
+        router_aux_loss_coef=WEIGHT,
     )
+    case = Case("Qwen/Qwen3-30B-A3B", ["full_attention"] * 2, sections)
+    here = Place(tmp_path, case, (Backend.TUNIX, Backend.TRL))
     runs, logged = [], []
     for backend, folder in ((Backend.TUNIX, "checkpoints"), (Backend.TRL, "checkpoints-trl")):
         runs.append(ComparedRun(backend.value, here.train(backend, backend.value), None))

@@ -46,7 +46,7 @@ def test_expected_steps_depend_on_model_and_backends(root: Path) -> None:
     assert list(run._expected(gemma4, [Backend.TUNIX, Backend.TORCHAX])) == [*whole[:4], *whole[-2:]]
 
 
-@pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])
+@pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma3-270m-cpu"])
 def test_parity_miniature_keeps_data_optimizer_and_target_settings(
     root: Path, tmp_path: Path, name: str
 ) -> None:
@@ -62,11 +62,8 @@ def test_parity_miniature_keeps_data_optimizer_and_target_settings(
     assert not replaced & kept
 
 
-@pytest.mark.parametrize(
-    ("model", "axes"), [(LLAMA, "fsdp: 4, tp: 1"), ("Qwen/Qwen3-30B-A3B", "fsdp: 2, ep: 2, tp: 1")]
-)
-def test_micro_batch_normalization_runs_parity_on_one_device(model: str, axes: str, tmp_path: Path) -> None:
-    text = RECIPE.replace("fsdp: 4, tp: 1", axes) % model
+def test_micro_batch_normalization_runs_parity_on_one_device(tmp_path: Path) -> None:
+    text = RECIPE.replace("fsdp: 4, tp: 1", "fsdp: 2, ep: 2, tp: 1") % "Qwen/Qwen3-30B-A3B"
     (tmp_path / "recipe.yaml").write_text(text + "  loss_normalization: micro_batches\n")
     original = compiled(tmp_path / "recipe.yaml")
     (tmp_path / "work").mkdir()
@@ -219,7 +216,3 @@ def test_too_few_backends_are_an_error(
     status, printed, err = parity(LLAMA, "--backend", "torchax", "--backend", "tunix", "--json")
     (found,) = json.loads(printed)
     assert status == 1 and found["code"] == "E1050" and "torchax cannot be imported" in found["message"]
-
-
-def test_parity_lists_scripts_and_packages_for_every_backend() -> None:
-    assert list(chosen.SCRIPTS) == list(chosen.PACKAGES) == list(Backend)

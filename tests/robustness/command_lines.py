@@ -79,7 +79,7 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 WORK = (
     *("plan.session.run", "plan.session.plan_run", "cli.plan.compare", "rehearse.rehearse.rehearse"),
-    *("parity.run.parity", "explain.preview.preview", "serving.up.up", "serving.down.down"),
+    *("parity.run.parity", "explain.preview.preview", "serving.compose.up", "serving.compose.down"),
     *("serving.verify.verify", "port.plan.plan", "lsp.server.make_server"),
     *("watch.screen.watch_lines", "watch.screen.watch_screen"),
 )

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.serving.fake_language import VOCABULARY, WORDS, Said, text_of
+from tests.serving.fake_language import VOCABULARY, WORDS, text_of
 
 if TYPE_CHECKING:
     from tests.serving.fake_vllm import FakeVllm
@@ -22,45 +22,35 @@ class Answers:
         self.fingerprint = f"vllm-{fake.version}-0"
         self.chat = path.endswith("/chat/completions")
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex[:16]}"
-        self.prompts, self.texts = self._prompts()
-        samples = body.get("n") or 1
-        self.said = [
-            self.language.answer(model, prompt, text, body, sample)
-            if body.get("max_tokens") != 0
-            else Said([], "length")
-            for prompt, text in zip(self.prompts, self.texts, strict=True)
-            for sample in range(samples)
-        ]
-        self.prompt_of = [prompt for prompt in self.prompts for _ in range(samples)]
+        self.prompt, text = self._prompt()
+        self.said = self.language.answer(model, self.prompt, text, body, 0)
+        counts = len(self.prompt), len(self.said.tokens)
         self.usage = {
-            "prompt_tokens": sum(map(len, self.prompts)),
-            "total_tokens": sum(map(len, self.prompts)) + sum(len(said.tokens) for said in self.said),
-            "completion_tokens": sum(len(said.tokens) for said in self.said),
+            "prompt_tokens": counts[0],
+            "total_tokens": sum(counts),
+            "completion_tokens": counts[1],
         }
         with fake.lock:
             fake.tokens["prompt"] += self.usage["prompt_tokens"]
             fake.tokens["generation"] += self.usage["completion_tokens"]
 
-    def _prompts(self) -> tuple[list[list[int]], list[str]]:
-        """Return the token ids of every prompt, and its text."""
+    def _prompt(self) -> tuple[list[int], str]:
+        """Return the token ids of the prompt, and its text."""
         if self.chat:
             messages = self.body["messages"]
-            return [self.language.encode_chat(messages)], [text_of(messages[-1]["content"])]
+            return self.language.encode_chat(messages), text_of(messages[-1]["content"])
         prompt = self.body["prompt"]
-        several = (
-            prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-        )
-        tokens = [self.language.encode(one) if isinstance(one, str) else list(one) for one in several]
-        return tokens, [one if isinstance(one, str) else self.language.decode(one) for one in several]
+        if isinstance(prompt, str):
+            return self.language.encode(prompt), prompt
+        return list(prompt), self.language.decode(prompt)
 
     def whole(self) -> dict[str, Any]:
-        choices = [self._choice(index) for index in range(len(self.said))]
         answer = {
             "id": self.id,
             "object": "chat.completion" if self.chat else "text_completion",
             "created": int(time.time()),
             "model": self.model,
-            "choices": choices,
+            "choices": [self._choice()],
             "service_tier": None,
             "system_fingerprint": self.fingerprint,
             "usage": {**self.usage, "prompt_tokens_details": None, "completion_tokens_details": None},
@@ -71,15 +61,15 @@ class Answers:
         if self.fake.faults.no_usage:
             del answer["usage"]
         if self.chat:
-            answer["prompt_logprobs"] = self._prompt_logprobs(self.prompts[0])
-            answer["prompt_token_ids"] = self.prompts[0] if self.body.get("return_token_ids") else None
+            answer["prompt_logprobs"] = None
+            answer["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
             answer["prompt_text"] = None
         return answer
 
-    def _choice(self, index: int) -> dict[str, Any]:
-        said, prompt = self.said[index], self.prompt_of[index]
+    def _choice(self) -> dict[str, Any]:
+        said, prompt = self.said, self.prompt
         ids = self.body.get("return_token_ids")
-        choice: dict[str, Any] = {"index": index}
+        choice: dict[str, Any] = {"index": 0}
         if self.chat:
             choice["message"] = {
                 "role": "assistant",
@@ -92,15 +82,12 @@ class Answers:
             }
             choice["logprobs"] = self._chat_logprobs(prompt, said.tokens)
         else:
-            echo = self.body.get("echo")
-            start = 0 if echo else len(prompt)
-            shown = self.language.decode(prompt) if echo and not ids else ""
-            choice["text"] = shown + self.language.decode(said.tokens)
-            choice["logprobs"] = self._logprobs([*prompt, *said.tokens], start)
+            choice["text"] = self.language.decode(said.tokens)
+            choice["logprobs"] = self._logprobs([*prompt, *said.tokens], len(prompt))
         choice |= {"finish_reason": said.finish_reason, "stop_reason": None}
         choice["token_ids"] = said.tokens if ids else None
         if not self.chat:
-            choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
+            choice["prompt_logprobs"] = None
             choice["prompt_token_ids"] = prompt if ids else None
         return choice | {"routed_experts": None}
 
@@ -115,31 +102,29 @@ class Answers:
         ids = self.body.get("return_token_ids")
         usage = (self.body.get("stream_options") or {}).get("include_usage") and not self.fake.faults.no_usage
         out: list[dict[str, Any]] = []
-        for index, said in enumerate(self.said):
-            prompt = self.prompt_of[index]
-            if self.chat:
-                delta = {"role": "assistant", "content": ""}
-                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-                first = {"prompt_token_ids": prompt if ids else None, "prompt_text": None}
-                out.append({**common, "choices": [choice], **first})
-            offset = 0
-            for number in range(len(said.tokens)):
-                choice = self._delta(index, number)
-                if choice["logprobs"] and not self.chat:
-                    choice["logprobs"]["text_offset"] = [offset]
-                    offset += len(choice["logprobs"]["tokens"][0])
-                event = {**common, "choices": [choice]}
-                if choice["finish_reason"] and not usage:
-                    event["system_fingerprint"] = self.fingerprint
-                out.append(event)
+        if self.chat:
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            first = {"prompt_token_ids": self.prompt if ids else None, "prompt_text": None}
+            out.append({**common, "choices": [choice], **first})
+        offset = 0
+        for number in range(len(self.said.tokens)):
+            choice = self._delta(number)
+            if choice["logprobs"] and not self.chat:
+                choice["logprobs"]["text_offset"] = [offset]
+                offset += len(choice["logprobs"]["tokens"][0])
+            event = {**common, "choices": [choice]}
+            if choice["finish_reason"] and not usage:
+                event["system_fingerprint"] = self.fingerprint
+            out.append(event)
         if usage:
             last = {"choices": [], "usage": self.usage, "system_fingerprint": self.fingerprint}
             out.append({**common, **last})
         return out
 
-    def _delta(self, index: int, number: int) -> dict[str, Any]:
+    def _delta(self, number: int) -> dict[str, Any]:
         """Return the choice in the event of one token."""
-        said, prompt = self.said[index], self.prompt_of[index]
+        said, prompt = self.said, self.prompt
         token, wobble = said.tokens[number], self.fake.faults.wobble
         spoken = token
         if wobble is not None and number >= wobble:
@@ -149,10 +134,10 @@ class Answers:
         end = said.finish_reason if number == len(said.tokens) - 1 else None
         ids = [spoken] if self.body.get("return_token_ids") else None
         if self.chat:
-            choice: dict[str, Any] = {"index": index, "delta": {"content": text}}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": text}}
             choice |= {"logprobs": self._chat_logprobs(before, [token]), "finish_reason": end}
             return choice | ({"stop_reason": None} if end else {}) | {"token_ids": ids}
-        choice = {"index": index, "text": text, "logprobs": self._logprobs([*before, token], len(before))}
+        choice = {"index": 0, "text": text, "logprobs": self._logprobs([*before, token], len(before))}
         choice |= {"finish_reason": end, "stop_reason": None}
         choice["prompt_token_ids"] = prompt if ids and number == 0 else None
         return choice | {"token_ids": ids}
@@ -165,7 +150,7 @@ class Answers:
         )
 
     def _logprobs(self, tokens: Sequence[int], start: int) -> dict[str, Any] | None:
-        """Return a completion's log probabilities from the token `start` on; None for the very first."""
+        """Return a completion's log probabilities from the token `start` on."""
         count = self.body.get("logprobs")
         if count is None:
             return None
@@ -175,10 +160,6 @@ class Answers:
             names.append(name)
             offsets.append(offset)
             offset += len(name)
-            if place == 0:
-                own.append(None)
-                tops.append(None)
-                continue
             logprob = self.language.logprob(self.model, tokens[:place], token)
             ranked = self.language.predict(self.model, tokens[:place])[:count]
             own.append(logprob)
@@ -203,22 +184,3 @@ class Answers:
     def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
         name = self._name(token)
         return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
-
-    def _prompt_logprobs(self, prompt: Sequence[int]) -> list[dict[str, Any] | None] | None:
-        count = self.body.get("prompt_logprobs")
-        if count is None and self.body.get("echo"):
-            count = self.body.get("logprobs")
-        if count is None:
-            return None
-        out: list[dict[str, Any] | None] = [None]
-        for place in range(1, len(prompt)):
-            own = prompt[place]
-            ranked = self.language.predict(self.model, prompt[:place])
-            ranks = {token: (value, rank) for rank, (token, value) in enumerate(ranked, 1)}
-            shown = dict.fromkeys([own, *(token for token, _ in ranked[:count])])
-            last = self.language.logprob(self.model, prompt[:place], own), 100
-            out.append({str(token): self._prompt_logprob(token, *ranks.get(token, last)) for token in shown})
-        return out
-
-    def _prompt_logprob(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": logprob, "rank": rank, "decoded_token": self.language.decode([token])}

@@ -26,13 +26,11 @@ class Faults:
         wobble: tokens after which a streamed answer differs from one that is not streamed.
         no_usage: answers report no usage.
         accept_all: any model's name is accepted.
-        ignore_key: no key is required.
         repeat_key: an error repeats the key that was sent.
         pause: seconds before any answer.
         pauses: seconds before an answer, by path.
         token_seconds: seconds between a stream's events.
         die_after: answered requests, after which the server dies in the middle of the next one.
-        stop_after: requests of any kind, after which the server stops listening.
     """
 
     unready: int = 0
@@ -50,10 +48,8 @@ class Faults:
     wobble: int | None = None
     no_usage: bool = False
     accept_all: bool = False
-    ignore_key: bool = False
     repeat_key: bool = False
     pause: float = 0.0
     pauses: dict[str, float] = field(default_factory=dict)
     token_seconds: float = 0.0
     die_after: int | None = None
-    stop_after: int | None = None

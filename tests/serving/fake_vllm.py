@@ -9,7 +9,6 @@ On its own: python -m tests.serving.fake_vllm --port 8000 tuned tuned-base
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import threading
@@ -168,11 +167,6 @@ class _Handler(BaseHTTPRequestHandler):
             body = data
         with fake.lock:
             fake.asked.append(Asked(method, self.path, body, authorization))
-            last = faults.stop_after is not None and len(fake.asked) >= faults.stop_after
-        if last:
-            # Accept no new connection, but answer this one.
-            fake._server.socket.close()
-            self.close_connection = True
         if pause := faults.pauses.get(self.path, faults.pause):
             time.sleep(pause)
         try:
@@ -210,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, body: Any, authorization: str | None) -> None:
         fake = self.fake
         guarded = self.path.startswith(("/v1", "/v2", "/inference", "/cohere"))
-        if fake.key and guarded and not fake.faults.ignore_key and authorization != f"Bearer {fake.key}":
+        if fake.key and guarded and authorization != f"Bearer {fake.key}":
             self._json({"error": "Unauthorized"}, 401)
             return
         routes: dict[tuple[str, str], Callable[[Any], None]] = {
@@ -219,10 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("GET", "/version"): lambda _: self._json({"version": fake.version}),
             ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models,
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/detokenize"): lambda body: self._json(
-                {"prompt": fake.language.decode(body["tokens"])}
-            ),
+            ("POST", "/tokenize"): lambda body: self._json({"count": len(body["prompt"])}),
             ("POST", "/v1/completions"): self._answer,
             ("POST", "/v1/chat/completions"): self._answer,
         }
@@ -271,22 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
             lines += [f"# TYPE vllm:{name} {kind}", f"vllm:{name}{{{label}}} {float(value)}"]
         self._send(200, "text/plain; version=1.0.0; charset=utf-8", "\n".join([*lines, ""]).encode())
 
-    def _tokenize(self, body: Any) -> None:
-        language = self.fake.language
-        tokens = (
-            language.encode_chat(body["messages"]) if "messages" in body else language.encode(body["prompt"])
-        )
-        self._json(
-            {
-                "count": len(tokens),
-                "max_model_len": self.fake.max_model_len,
-                "tokens": tokens,
-                "token_strs": None,
-            }
-        )
-
     def _answer(self, body: Any) -> None:
-        """Answer a completion or a chat completion, for one or several prompts, in `n` samples."""
+        """Answer a completion or a chat completion."""
         fake = self.fake
         if not isinstance(body, dict):
             self._error(400, "The body is not an object.", "BadRequestError")
@@ -303,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.running += 1
         try:
             answers = Answers(fake, model, body, self.path)
-            longest = max(len(prompt) for prompt in answers.prompts)
+            longest = len(answers.prompt)
             if longest > fake.max_model_len:
                 message = (
                     f"This model's maximum context length is {fake.max_model_len} tokens. However, your "
@@ -376,20 +353,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def error_body(status: int, message: str, kind: str, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A stand-in for vLLM's server.")
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--key")
-    arguments = parser.parse_args()
-    with FakeVllm(arguments.models, key=arguments.key, host=arguments.host, port=arguments.port) as server:
-        print(server.url, flush=True)
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

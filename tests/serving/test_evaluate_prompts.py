@@ -26,10 +26,8 @@ LINES: list[tuple[str, str]] = [
     ('{"prompt": "a"', ":1: it is not JSON: Expecting ',' delimiter at column 15"),
     ("[]", ":1: it is not a JSON object"),
     ('{"prompt": "a"}', ":1: `expected` must be a regular expression, as text"),
-    ('{"prompt": "a", "expected": 4}', ":1: `expected` must be a regular expression, as text"),
     ('{"prompt": "", "expected": "b"}', ":1: `prompt` must be a text that is not empty"),
     ('{"expected": "b"}', ":1: it must have either `prompt` or `messages`"),
-    ('{"prompt": "a", "messages": [], "expected": "b"}', ":1: it must have either `prompt` or `messages`"),
     ('{"prompt": "a", "expcted": "b"}', ":1: it has the unknown key `expcted`"),
     ('{"messages": [], "expected": "b"}', ":1: `messages` must be a list that is not empty"),
     ('{"messages": [{"role": "usr", "content": "a"}], "expected": "b"}', "has a `role`, one of system,"),
@@ -47,7 +45,6 @@ LINES: list[tuple[str, str]] = [
         ":3: it asks the same as line 1",
     ),
     ("\n\n", ": it holds no prompts"),
-    ('{"prompt": "a", "expected": "b"}\n{', ":2: it is not JSON"),
     ("{\n[", " (and 1 more)"),
     (f'{{"prompt": {"1" * 5000}}}', ":1: its JSON is nested too deeply, or has too long a number"),
 ]
@@ -72,4 +69,6 @@ def test_unicode_line_separators_do_not_split_prompt_lines(tmp_path: Path) -> No
     path = tmp_path / "p.jsonl"
     path.write_text('\ufeff{"prompt": "a\u2028b", "expected": "c"}\r\n', encoding="utf-8")
     (prompt,) = read(path)
-    assert prompt.messages == [{"role": "user", "content": "a\u2028b"}]
+    messages = [{"role": "user", "content": "a\u2028b"}]
+    assert prompt.messages == messages
+    assert evaluate_answers.request("m", prompt, SamplingSettings())[1]["messages"] == messages

@@ -15,7 +15,7 @@ import pytest
 
 from recipec.runtime.errors import guarded
 from recipec.runtime.serving import evaluate
-from recipec.runtime.serving.evaluate_tasks import LmEval, TaskSettings, command, environment, explained
+from recipec.runtime.serving.evaluate_tasks import LmEval, TaskSettings, command, explained
 from tests.serving.fake_vllm import FakeVllm, Start
 
 STAND_IN = """\
@@ -86,6 +86,7 @@ def test_lm_eval_tasks_run_on_base_and_tuned_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "of another service")
     monkeypatch.setenv("PYTHONPATH", "/of/this/script")
     server = fake(["m", "m-base"], key="a-secret")
     assert run(server, lm_eval, "--tasks", "sums", "--limit", "8") == 0
@@ -166,10 +167,6 @@ def test_lm_eval_command_uses_completions_or_chat_endpoint(tmp_path: Path) -> No
     assert "local-chat-completions" in chat and "--apply_chat_template" in chat
 
 
-def test_lm_eval_environment_drops_a_foreign_openai_key() -> None:
-    assert environment({"OPENAI_API_KEY": "of another service"}) == {"OPENAI_API_KEY": ""}
-
-
 SAID = [
     ("ValueError: Tasks not found: ['nosuch']", "lm-eval knows no such task"),
     (
@@ -180,7 +177,6 @@ SAID = [
         "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find",
         "could not be fetched from the Hugging Face",
     ),
-    ("datasets.exceptions.DatasetNotFoundError: Dataset 'x' doesn't exist", "could not be fetched"),
     (
         "Requesting API: 0%\naiohttp.client_exceptions.ClientConnectorError: Cannot connect",
         "no longer answers",
@@ -194,7 +190,6 @@ SAID = [
         "runs code that the model writes",
     ),
     ("KeyError: 'x'", "lm-eval ended with 3: KeyError: 'x'"),
-    ("", "lm-eval ended with 3"),
 ]
 
 

@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -36,10 +36,11 @@ CONFIG: dict[str, Any] = {
 LOCK = {"recipe": {"name": "tuned", "serve": {}}}
 
 
-def test_stored_miniature_answers_match_transformers(tmp_path: Path) -> None:
+def test_stored_miniature_answers_match_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    monkeypatch.setattr(served, "NEW", 4)
     write_text_model(tmp_path, CONFIG, seed=3)
     served.keep(tmp_path, ModelSettings(id="tiny", family="qwen3", dtype="bfloat16"), "digest")
     kept = json.loads((tmp_path / served.ANSWERS).read_text(encoding="utf-8"))

@@ -11,28 +11,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.serve import emit_serve
-from recipec.compiler.errors import ArtifactError
-from recipec.compiler.serving.artifacts import open_artifact
-from recipec.compiler.serving.up import Options, up
 from tests.emit.emitting import program_of
-from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PORT = free_port()
-"""The server's port for all tests of a process, which run one after another."""
-
 HANGS = 180.0
 """Seconds after which a command counts as hanging: an engine that builds on a busy machine is slow."""
-
-SENTINEL = "sk-SENTINEL-0123456789"
-"""A secret that must not appear."""
 
 
 def build(folder: Path, *sets: str, name: str = "sample") -> Path:
@@ -77,31 +66,15 @@ def write_safetensors(path: Path, tensor: str) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
 
 
-def refusal(folder: Path, options: Options | None = None, **environ: str) -> str:
-    """Return `up`'s refusal, as the command line prints it."""
-    said: list[str] = []
-    try:
-        up(open_artifact(folder), options or Options(), said.append, environ)
-    except ArtifactError as error:
-        return f"error: {error}\n  = help: {error.help}"
-    raise AssertionError(f"it was not refused: {said}")
-
-
 class Command:
-    """`recipe serve ...` as a process, whose output is read as it arrives.
+    """`recipe serve ...` as a process, whose output is read as it arrives."""
 
-    Args:
-        engine: DOCKER_HOST.
-    """
-
-    def __init__(
-        self, engine: str, arguments: Sequence[object], environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, *arguments: object, **environ: str) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "recipec.compiler.cli.main", "serve", *map(str, arguments)],
             cwd=ROOT,
-            env={**os.environ, "DOCKER_HOST": engine, "PYTHONUNBUFFERED": "1", **(environ or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",

@@ -4,7 +4,6 @@
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-model="${MODEL_DIR:-$here/../merged}"
 
 arguments=(
     --url http://127.0.0.1:8000
@@ -12,7 +11,6 @@ arguments=(
     # The version that the flags were checked against.
     --vllm 0.32.0
     --wait 30
-    --weights "$model"
 )
 
 # Modules in the current folder are not used.
