@@ -27,13 +27,13 @@ def decoded(
 
 def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
     """Return the scale of each given row of a quantized tensor: float64[rows, 1] or [1, 1]."""
-    shape = merged.shapes[name + SCALE]
+    shape = merged.tensors[name + SCALE].shape
     every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
     scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
-    if len(scales) not in (1, merged.shapes[name][0]):
+    if len(scales) not in (1, merged.tensors[name].shape[0]):
         raise UserError(
             f"{merged.path(name + SCALE)}: {name + SCALE} has shape {list(shape)}, neither one scale nor "
-            f"one for each of {merged.shapes[name][0]} rows",
+            f"one for each of {merged.tensors[name].shape[0]} rows",
             AGAIN,
         )
     return scales if len(scales) == 1 else scales[rows]

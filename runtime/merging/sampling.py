@@ -21,9 +21,9 @@ from ..errors import UserError
 from ..model.adapters import Adapter
 from ..model.families.base import Source
 from ..progress import Progress
-from ..weights.checkpoint import DTYPES, HFCheckpoint
+from ..weights.checkpoint import HFCheckpoint
 from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
-from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, runs
+from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, rows_of
 
 if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
@@ -145,21 +145,9 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
-def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
-    """Return rows of a tensor of the base, in its own type: [rows, elements of a row]."""
-    tensor = base.tensors[name]
-    dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
-    size = width * dtype.itemsize
-    parts = [
-        np.frombuffer(base.bytes_of(name, start * size, stop * size), dtype).reshape(-1, width)
-        for start, stop in runs(rows)
-    ]
-    return np.concatenate(parts)
-
-
 def _check_bytes(base: HFCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
-    for rows in sampled_blocks(merged.shapes[name], random):
-        if merged.rows(name, rows).tobytes() != _base_rows(base, name, rows).tobytes():
+    for rows in sampled_blocks(merged.tensors[name].shape, random):
+        if merged.rows(name, rows).tobytes() != rows_of(base.tensors[name], base.store.view, rows).tobytes():
             raise UserError(
                 f"{merged.path(name)}: {name} was not trained, and does not have the base's bytes", UNUSABLE
             )
@@ -177,8 +165,8 @@ def _check_values(
     """Compare a tensor with its float64 value, or with the base's if training did not change it; return
     `result` updated."""
     also = [np.array([row]) for row in (expected.also if expected else ())]
-    for rows in [*sampled_blocks(merged.shapes[name], random), *also]:
-        weight = _base_rows(base, name, rows).astype(np.float64)
+    for rows in [*sampled_blocks(merged.tensors[name].shape, random), *also]:
+        weight = rows_of(base.tensors[name], base.store.view, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
         stored = merged.rows(name, rows)
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
