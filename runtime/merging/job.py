@@ -241,16 +241,6 @@ def _report(job: MergeJob, seconds: float) -> None:
             f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged into "
             "the base as it is"
         )
-    if job.adapter is not None and isinstance(trained, TrainedAdapters):
-        from ..peft.exporting import same_scale
-        from ..peft.fitting import keys_as_values
-
-        pairs = keys_as_values(job.base, trained.deltas())
-        if any(not same_scale(trained.settings, *pair) for pair in pairs):
-            print(
-                "note: where keys serve as values, vLLM adds the adapter's k_proj only to the keys, because "
-                "rank or alpha differ for v_proj: serve the merged weights"
-            )
     tensors = job.base.tensors.items()
     unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
     if unseen:

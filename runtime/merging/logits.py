@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .in_memory import in_memory
+from .arithmetic import in_memory
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

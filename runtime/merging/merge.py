@@ -213,9 +213,9 @@ def _job(
         )
     encoding = None
     if settings.quantization is not None:
-        from .quantized import quantization
+        from .quantized import FORMATS
 
-        encoding = quantization(settings.quantization)
+        encoding = FORMATS[settings.quantization]
     own: Mapping[str, bytes] = {}
     tokenizer = trained.record["recipe"].get("model", {}).get("tokenizer")
     if tokenizer is not None or settings.chat_template is not None:

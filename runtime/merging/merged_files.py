@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,9 @@ from ..errors import UNREADABLE, UserError
 from ..in_order import in_order
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, INDEX, HFCheckpoint
-from ..weights.checkpoint_files import LocalFiles
-from ..weights.contradictions import json_object
+from ..weights.checkpoint_files import Files, json_object
 from ..weights.headers import Tensor, View, read_header
 
-HASH_BYTES = 1 << 22
 HASHERS = 4
 """Number of files that are hashed at a time."""
 QUANTIZED = ("F8_E4M3", "I8")
@@ -55,14 +52,8 @@ def check_files(folder: Path, record: Mapping[str, Any]) -> int:
                 f"{path}: has {path.stat().st_size:,} bytes, merge.json says {entry['size']:,}", AGAIN
             )
     size = sum(entry["size"] for entry in files.values())
-    lock = threading.Lock()
+    jobs = ((name, partial(_sha256, folder / name)) for name in files)
     with Progress("hashing", size, unit="B") as progress, ThreadPoolExecutor(HASHERS) as pool:
-
-        def advance(amount: int) -> None:
-            with lock:
-                progress.advance(amount)
-
-        jobs = ((name, partial(_sha256, folder / name, advance)) for name in files)
         for name, digest in in_order(pool, jobs, len(files)):
             expected = files[name]["sha256"]
             if digest != expected:
@@ -71,19 +62,16 @@ def check_files(folder: Path, record: Mapping[str, Any]) -> int:
                     f"merge.json says {expected[:12]}...",
                     AGAIN,
                 )
+            progress.advance(files[name]["size"])
     return size
 
 
-def _sha256(path: Path, advance: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
+def _sha256(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            while block := file.read(HASH_BYTES):
-                digest.update(block)
-                advance(len(block))
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}", UNREADABLE) from error
-    return digest.hexdigest()
 
 
 class MergedFiles:
@@ -97,7 +85,7 @@ class MergedFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.files = LocalFiles(folder)
+        self.files = Files(folder)
         self.tensors: dict[str, Tensor] = {}
         for file in sorted(name for name in self.files.sizes if name.endswith(".safetensors")):
             for name, tensor in read_header(self.files, file).tensors.items():

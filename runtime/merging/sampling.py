@@ -182,42 +182,16 @@ def _check_values(
         error = np.abs(found - exact)
         wrong = ~(error <= allowed)
         if wrong.any():
-            change = None if expected is None or expected.change is None else expected.change(rows)
-            what = f"{merged.path(name)}: {name}"
-            raise _wrong(what, rows, found, exact, wrong, found - weight, change)
+            row, column = (int(index[0]) for index in np.nonzero(wrong))
+            raise UserError(
+                f"{merged.path(name)}: {name} is not what was trained: {np.count_nonzero(wrong):,} of "
+                f"{wrong.size:,} compared elements are wrong, first [{rows[row]}, {column}]: "
+                f"{found[row, column]:.6g} instead of {exact[row, column]:.6g}",
+                UNUSABLE,
+            )
         result = result.with_elements(error, unit / 2, allowed)
     base.release(name)
     return result
-
-
-def _wrong(
-    what: str,
-    rows: Rows,
-    found: np.ndarray,
-    exact: np.ndarray,
-    wrong: np.ndarray,
-    held: np.ndarray,
-    change: np.ndarray | None,
-) -> UserError:
-    """Return the error for the wrong element of a tensor and, if it can be determined, what is wrong.
-
-    Args:
-        what: the tensor's file and name.
-        held: the difference of the merged rows from the base's.
-        change: the expected difference, None if training replaced the rows.
-    """
-    row, column = (int(index[0]) for index in np.nonzero(wrong))
-    count = np.count_nonzero(wrong)
-    message = (
-        f"{what} is not what was trained: {count:,} of {wrong.size:,} compared elements "
-        f"are wrong, first [{rows[row]}, {column}]: {found[row, column]:.6g} instead of "
-        f"{exact[row, column]:.6g}"
-    )
-    if change is not None and change.any() and count > wrong.size // 2:
-        share = float(np.vdot(change, held) / np.vdot(change, change))
-        if np.linalg.norm(held - share * change) < 0.2 * np.linalg.norm(change):
-            message += f"; it holds {round(share, 2) + 0.0:.2f} times the trained change"
-    return UserError(message, UNUSABLE)
 
 
 @dataclass(frozen=True)
@@ -227,12 +201,10 @@ class Expected:
     Attributes:
         value: (rows, the base's rows) -> the float64 value, and the allowed error of float32 arithmetic;
             both [rows, elements of a row].
-        change: rows -> the change that training added, None if it replaced them.
         also: rows that are compared in addition to sampled ones.
     """
 
     value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
-    change: Callable[[Rows], np.ndarray] | None = None
     also: tuple[int, ...] = ()
 
 
@@ -255,13 +227,12 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
             parameter = parameters[adapter.target.weight]
             for number, source in enumerate(parameter.sources):
                 experts = ExpertProduct(adapter, parameter, number, trained)
-                out[source.full_name(base.prefix)] = Expected(experts.value, experts.change)
+                out[source.full_name(base.prefix)] = Expected(experts.value)
             continue
         for part in adapter.projections:
             source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
             product = Product(adapter, source, part.slot, trained)
-            change = product.change if product.magnitude is None else None
-            out[source.full_name(base.prefix)] = Expected(product.value, change)
+            out[source.full_name(base.prefix)] = Expected(product.value)
     return out
 
 
@@ -298,11 +269,6 @@ class Product:
         low = self.a[tuple(across[axis] for axis in self.contracted)]
         high = np.moveaxis(self.b, 0, -1)[tuple(down[axis] for axis in self.rest)]
         return low.T.astype(np.float64), high.astype(np.float64) * self.scale
-
-    def change(self, rows: Rows) -> np.ndarray:
-        """Return the change of some rows."""
-        low, high = self.factors(rows)
-        return high @ low
 
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the value, see Expected.value."""

@@ -10,6 +10,8 @@ import hashlib
 import itertools
 import math
 import os
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,10 +25,9 @@ from ..in_order import in_order
 from ..interrupts import held
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
-from ..weights.contradictions import AGAIN
+from ..weights.checkpoint_files import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
-from .behind import Behind
 from .journal import Journal
 from .plan import MergePlan, Piece, Shard
 
@@ -142,12 +143,7 @@ def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], 
 
 
 def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
-    """Return bytes of an unchanged tensor.
-
-    Raises:
-        Spoiled: when a weight in them is not finite, or a scalar is NaN: a bound, as in Gemma 4's encoders,
-            may be infinite.
-    """
+    """Return bytes of an unchanged tensor; a scalar may be infinite, like a bound of Gemma 4's encoders."""
     data, tensor = base.bytes_of(name, start, end), base.tensors[name]
     if (kind := DTYPES.get(tensor.dtype)) is not None:
         values = np.frombuffer(data, kind)
@@ -158,6 +154,50 @@ def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
 
 def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
     return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
+
+
+class Behind:
+    """Apply a function to each item of a queue, on a thread, at most `depth` items behind.
+
+    The first item starts the thread. After an error the thread drops further items, so that no caller waits
+    forever.
+    """
+
+    def __init__(self, work: Callable[[Any], object], depth: int) -> None:
+        self._work = work
+        self._items: queue.Queue[Any] = queue.Queue(depth)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Any) -> None:
+        """Add an item; raise the error of the work on an earlier one."""
+        with held():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+            self._items.put(item)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of the work on an earlier item."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Wait for the last item."""
+        with held():
+            if self._thread is not None:
+                self._items.put(None)
+                self._thread.join()
+                self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._items.get()) is not None:
+            if self._error is None:
+                try:
+                    self._work(item)
+                except BaseException as error:  # raised in the calling thread
+                    self._error = error
 
 
 class Sink:

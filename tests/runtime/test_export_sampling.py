@@ -156,7 +156,7 @@ def test_check_finds_one_element_off_by_one_ulp(case: Case, tmp_path: Path) -> N
     wrong.view(np.uint16)[7, 5] += 1
     text = case.message(tmp_path, **{UP: wrong})
     assert f"{SINGLE}: {UP} is not what was trained: 1 of {wrong.size:,} compared elements" in text
-    assert "first [7, 5]: " in text and "it holds" not in text
+    assert "first [7, 5]: " in text
 
 
 def test_check_finds_truncating_cast_and_exchanged_changes(case: Case, tmp_path: Path) -> None:
@@ -169,15 +169,7 @@ def test_check_finds_truncating_cast_and_exchanged_changes(case: Case, tmp_path:
         name: (case.base.read(name) + delta).astype(ml_dtypes.bfloat16) for name, delta in ((K, v), (V, k))
     }
     text = case.message(tmp_path / "exchanged", **exchanged)
-    assert f"{K} is not what was trained" in text and "it holds" not in text
-
-
-@pytest.mark.parametrize(("times", "said"), [(0.5, "0.50"), (0.0, "0.00"), (-1.0, "-1.00")])
-def test_check_reports_wrong_scale_factor(case: Case, times: float, said: str, tmp_path: Path) -> None:
-    change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
-    scaled = weight + np.float32(times * change.scale) * (change.b @ change.a)
-    text = case.message(tmp_path, **{UP: scaled.astype(ml_dtypes.bfloat16)})
-    assert f"; it holds {said} times the trained change" in text
+    assert f"{K} is not what was trained" in text
 
 
 def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path) -> None:
@@ -190,7 +182,7 @@ def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path)
     tensors = merged_tensors(case.base, wrong, "bfloat16")
     folder = write_folder(tmp_path, case.base, tensors)
     text = message(lambda: check_tensors(case.base, wrong, folder, "bfloat16"))
-    assert "it holds 2.00 times the trained change" in text
+    assert "is not what was trained" in text
 
 
 def test_check_finds_changed_bit_in_untrained_tensor(case: Case, tmp_path: Path) -> None:

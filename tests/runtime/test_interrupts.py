@@ -32,7 +32,7 @@ from recipec.runtime.in_order import in_order
 from recipec.runtime.interrupts import Interrupted, Interrupts, held
 from recipec.runtime.limit import limit
 from recipec.runtime.merging import writer
-from recipec.runtime.merging.behind import Behind
+from recipec.runtime.merging.writer import Behind
 from tests.conftest import ROOT
 from tests.waiting import until
 

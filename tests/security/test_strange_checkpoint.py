@@ -26,7 +26,7 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.peft.adapter import open_adapter
 from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
-from recipec.runtime.weights.checkpoint_files import LocalFiles
+from recipec.runtime.weights.checkpoint_files import Files
 from recipec.runtime.weights.headers import read_header
 
 TINY = {
@@ -78,12 +78,12 @@ HEADERS = {
 def test_invalid_safetensors_header_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_bytes(HEADERS[kind])
     with pytest.raises(UserError):
-        read_header(LocalFiles(tmp_path), SINGLE)
+        read_header(Files(tmp_path), SINGLE)
 
 
 def test_valid_safetensors_header_is_read(tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY, "__metadata__": {"format": "pt"}}))
-    assert read_header(LocalFiles(tmp_path), SINGLE).tensors["a"].shape == (1,)
+    assert read_header(Files(tmp_path), SINGLE).tensors["a"].shape == (1,)
 
 
 CONFIGS: dict[str, Any] = {

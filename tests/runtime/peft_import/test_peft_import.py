@@ -48,7 +48,6 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "alpha_pattern": {r"layers\.0\.self_attn\.q_proj": 3.5},
         },
     ),
-    "llama": (tiny.make_llama, {}, {"target_modules": ["down_proj", "k_proj"], "layers_to_transform": [1]}),
     # Parameters: experts, which are separate tensors in the base, and the router.
     "qwen3_moe": (
         partial(decoders.make, "qwen3_moe"),
@@ -80,8 +79,6 @@ class Case:
         self.model = ModelSettings(
             id=str(folder / "base"), family=self.base.family.name, dtype="float32", remat="none"
         )
-        if "layers_to_transform" in fields:
-            fields = {**fields, "layers_pattern": "layers"}
         config = peft.LoraConfig(r=4, lora_alpha=8, use_rslora=True, task_type="CAUSAL_LM", **fields)
         self.wrapped = peft.get_peft_model(self.reference(), config)
         randomize(self.wrapped)
@@ -99,7 +96,6 @@ class Case:
                 *(name for name in (*names, *fused) if name in targets),
                 *(("experts", "router") if "target_parameters" in fields else ()),
             ],
-            layers=fields.get("layers_to_transform", "all"),
             rank_pattern=fields.get("rank_pattern", {}),
             alpha_pattern=fields.get("alpha_pattern", {}),
         )
@@ -192,18 +188,8 @@ def test_logits_and_merged_weights_match_peft(case: Case) -> None:
             ]
         )
     assert np.abs(found - expected).max() <= LIMIT
-    assert (
-        merge.main(
-            case.folder,
-            case.model,
-            checkpoint="run",
-            output="merged",
-            dtype="float32",
-            adapter=False,
-            argv=[],
-        )
-        == 0
-    )
+    settings: Any = {"checkpoint": "run", "output": "merged", "dtype": "float32", "adapter": False}
+    assert merge.main(case.folder, case.model, **settings, argv=[]) == 0
     merged = HFCheckpoint.open(case.folder / "merged")
     import peft
 
@@ -288,9 +274,6 @@ def test_training_resumes_from_an_imported_adapter(
     assert first["loss"] == pytest.approx(total / float(batch["norm"]), abs=LIMIT)
     found = resuming.find(str(run))
     assert found.step == 1 and found.imported is None and found.data is not None
-    optimizer = restore_tree(str(run / "1" / "optimizer_state"))
-    assert {int(array) for path, array in optimizer.items() if path.endswith("count")} == {1}
-
     trained = load_trained(run, "1", base)
     assert isinstance(trained, TrainedAdapters)
     (tmp_path / "again").mkdir()
@@ -298,9 +281,3 @@ def test_training_resumes_from_an_imported_adapter(
     import_adapter(tmp_path / "again", base, tmp_path / "artifact", tmp_path / "back")
     trees = [run / "1" / "model_params", tmp_path / "back" / "0" / "model_params"]
     assert_same(*(restore_tree(str(tree)) for tree in trees))
-    names = [sorted(path.name for path in tree.iterdir()) for tree in trees]
-    assert names[0] == names[1], "also the files of the tree, and how they describe it"
-    keys = [json.loads((tree / "_METADATA").read_text()) for tree in trees]
-    for entry in (entry for one in keys for entry in one["tree_metadata"].values()):
-        del entry["value_metadata"]["write_shape"]  # the shape of a device's part
-    assert keys[0] == keys[1]
