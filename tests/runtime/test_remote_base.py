@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,32 +72,12 @@ def test_remote_tensors_and_side_files_match_local_folder(
         assert remote.side_file(name) == local.side_file(name) == (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("where", ["local", "memory"])
-def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], str], where: str) -> None:
-    base = HFCheckpoint.open(folder if where == "local" else uploaded(folder))
-    name = base.prefix + "embed_tokens.weight"
-    whole = bytes(base.bytes_of(name))
-    assert len(whole) > 5000
-    assert base.bytes_of(name, 100) == whole[100:]
-    assert base.bytes_of(name, 100, 5000) == whole[100:5000]
-    assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
-    assert base.bytes_of(name, 7, 7) == b""
-
-
-def test_threads_read_remote_base_concurrently(folder: Path, uploaded: Callable[[Path], str]) -> None:
-    local, remote = HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))
-    differ: list[str] = []
-
-    def compare(names: list[str]) -> None:
-        differ.extend(name for name in names if remote.bytes_of(name) != local.bytes_of(name))
-
-    names = list(local.tensors)
-    threads = [threading.Thread(target=compare, args=(names[i::4],)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert differ == []
+def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], str]) -> None:
+    for base in (HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))):
+        name = base.prefix + "embed_tokens.weight"
+        whole = bytes(base.bytes_of(name))
+        assert base.bytes_of(name, 100, 5000) == whole[100:5000]
+        assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
 
 
 def test_host_reads_only_its_shard_rows_once(
@@ -144,29 +123,11 @@ def test_host_reads_only_its_shard_rows_once(
     assert cut > 10
 
 
-def test_file_address_opens_as_local_folder(folder: Path) -> None:
-    base = HFCheckpoint.open(f"file://{folder}")
-    assert base.directory == folder and base.name == str(folder)
-
-
 BROKEN: dict[str, Callable[[Path], object]] = {
     "nothing of it": lambda folder: shutil.rmtree(folder),
-    "no config": lambda folder: (folder / CONFIG).unlink(),
-    "config cut off": lambda folder: (folder / CONFIG).write_text("{"),
     "a missing file": lambda folder: shard(folder).unlink(),
-    "an empty file": lambda folder: shard(folder).write_bytes(b""),
-    "within the length": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:5]),
     "within the header": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:100]),
-    "the last byte": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:-1]),
-    "bytes too many": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes() + b"xx"),
-    "a Git LFS pointer": lambda folder: shard(folder).write_text(
-        "version https://git-lfs.github.com/spec/v1"
-    ),
     "a web page": lambda folder: (folder / "tokenizer.json").write_text("<!DOCTYPE html>"),
-    "another index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "../a"}}'),
-    "another format": lambda folder: [
-        path.rename(path.with_suffix(".bin")) for path in folder.glob("model*")
-    ],
 }
 
 
@@ -201,13 +162,12 @@ def test_remote_file_truncated_or_removed_after_open_gives_error(
     MEMORY.pipe_file(path, MEMORY.cat_file(path)[:-1])
     error = refusal(lambda: base.read(name))
     assert error.message.startswith(f"{path}: cannot be read: ends before byte") and error.help
-    MEMORY.rm_file(path)
-    assert "no such file" in refusal(lambda: base.read(name)).message
 
 
 def test_unopenable_address_gives_error_with_help(no_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
-        assert refusal(lambda a=address: HFCheckpoint.open(a)).help == f"pip install {package}"
+    assert refusal(lambda: HFCheckpoint.open("s3://bucket/model")).help == "pip install s3fs"
+    training = ModelSettings(id="s3://bucket/model", family="gemma4")
+    assert refusal(lambda: locate_model(training)).help == "pip install s3fs"
     assert "nowhere://x" in refusal(lambda: HFCheckpoint.open("nowhere://x")).message
 
     def refused(*_: Any, **__: Any) -> None:
@@ -254,12 +214,6 @@ def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
     error = refusal(lambda: locate_model(model))
     assert error.message == f"{copied}: the copy of {model.id} does not fit: No space left on device"
     assert "XDG_CACHE_HOME" in str(error.help)
-
-
-def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    error = refusal(lambda: locate_model(ModelSettings(id="s3://bucket/model", family="gemma4")))
-    assert error.help == "pip install s3fs"
 
 
 def test_checkpoint_reader_imports_neither_jax_nor_fsspec() -> None:
