@@ -34,8 +34,7 @@ class MergeSettings:
         dtype: type of the merged weights, "bfloat16" or "float32".
         max_shard_size: limit of one file, "5GB" and the like, or "base" for the base's own split.
         quantization: "fp8" or "int8" for linear weights, None for `dtype`.
-        chat_template: the recipe's own; None if it trained with the tokenizer's. A model is served with
-            the template that it was trained with, so this replaces the base's.
+        chat_template: the recipe's own, which replaces the base's; None if it trained with the tokenizer's.
     """
 
     dtype: str

@@ -83,17 +83,11 @@ def check_tensors(
 ) -> Sampled:
     """Compare a merged folder's tensors with the base's, and with the tensors that training changed.
 
-    The folder must hold every tensor of the base once, in its shape, and no other. A checked tensor is
-    compared in all elements if it has at most WHOLE; otherwise in rows from all its parts. Untrained tensors
-    must have the base's bytes.
-
-    A merged element may differ from the float64 value by half a unit in the last place of its type, which is
-    one rounding, and by the error of float32 arithmetic before it: (rank + 4) * 2^-24 of |W| + |a| |b|, with
-    the lengths of the element's row of A and column of B. After full fine-tuning only the one rounding is
-    allowed. A quantized element may differ by half a step of its quantization.
-
-    This takes about 100 MB of memory in addition to the run's adapters, independent of the tensors' sizes.
-    After full fine-tuning one whole parameter of the run is in memory, as in the merge.
+    The folder must hold every tensor of the base once, in its shape, and no other. A tensor is compared in
+    all elements if it has at most WHOLE; otherwise in rows from all its parts. Untrained tensors must have
+    the base's bytes. A merged element may differ from the float64 value by one rounding, and by the error of
+    float32 arithmetic before it: (rank + 4) * 2^-24 of |W| + |a| |b|, with the lengths of the element's row
+    of A and column of B. A quantized element may differ by half a step of its quantization.
 
     Args:
         dtype: type of the merged tensors.

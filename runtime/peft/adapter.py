@@ -166,18 +166,23 @@ def _check_init(init: Any, path: str) -> None:
     )
 
 
+def _valid(valid: bool, value: Any, key: str, path: str, what: str) -> Any:
+    """Return a value of adapter_config.json, if it is valid."""
+    if not valid:
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not {what}", AGAIN)
+    return value
+
+
 def _mapping(fields: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
     value = fields.get(key) or {}
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not an object", AGAIN)
-    return value
+    found: dict[str, Any] = _valid(isinstance(value, dict), value, key, path, "an object")
+    return found
 
 
 def _names(fields: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
     value = fields.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a list of names", AGAIN)
-    return tuple(value)
+    valid = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return tuple(_valid(valid, value, key, path, "a list of names"))
 
 
 def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
@@ -192,23 +197,17 @@ def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
             )
         (value,) = value.values()
     whole = isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
-    if not whole or len(set(value)) < len(value):
-        raise UserError(
-            f"{path}: trainable_token_indices is {json.dumps(value)}, not a list of different tokens", AGAIN
-        )
-    return tuple(value)
+    valid = whole and len(set(value)) == len(value)
+    return tuple(_valid(valid, value, "trainable_token_indices", path, "a list of different tokens"))
 
 
 def _rank(value: Any, key: str, path: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a rank", AGAIN)
-    return value
+    return int(_valid(type(value) is int and value > 0, value, key, path, "a rank"))
 
 
 def _number(value: Any, key: str, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a number", AGAIN)
-    return float(value)
+    valid = type(value) in (int, float) and math.isfinite(value)
+    return float(_valid(valid, value, key, path, "a number"))
 
 
 PICKLED = "adapter_model.bin"

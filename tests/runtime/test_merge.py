@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from recipec.runtime.checkpoints.adapter_reader import (
-    Delta,
     choose_step,
     load_trained,
     saved_steps,
@@ -335,11 +334,3 @@ def test_record_that_does_not_match_arrays_is_refused(
 def test_non_finite_adapter_values_are_refused(base: HFCheckpoint, tmp_path: Path) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), scale=np.inf)
     assert "not finite" in message(lambda: load_trained(tmp_path, "latest", base))
-
-
-def test_delta_without_matching_base_weight_is_refused(base: HFCheckpoint, tmp_path: Path) -> None:
-    delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
-    name = f"{base.prefix}layers.1.self_attn.v_proj.weight"
-    assert f"no {name}" in message(lambda: write_merged(base, {name: delta}, tmp_path))
-    name = f"{base.prefix}layers.1.self_attn.k_proj.weight"
-    assert "was trained for [3, 64]" in message(lambda: write_merged(base, {name: delta}, tmp_path))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from recipec.runtime.weights.locate import locate_model, open_base
-from tests.conftest import ROOT
 from tests.refusals import refusal
 
 MEMORY = fsspec.filesystem("memory")
@@ -78,49 +75,6 @@ def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], s
         whole = bytes(base.bytes_of(name))
         assert base.bytes_of(name, 100, 5000) == whole[100:5000]
         assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
-
-
-def test_host_reads_only_its_shard_rows_once(
-    folder: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recipec.runtime.model.loading import Bounds, read_shards
-    from recipec.runtime.weights import checkpoint_files
-
-    read: list[tuple[int, int]] = []
-
-    def noted(system: Any, path: str, start: int, end: int) -> bytearray:
-        read.append((start, end))
-        return addresses.read_range(system, path, start, end)
-
-    base, local = HFCheckpoint.open(uploaded(folder)), HFCheckpoint.open(folder)
-    monkeypatch.setattr(checkpoint_files, "read_range", noted)
-    cut = 0
-    for parameter in base.family.parameters(base.architecture):
-        if len(parameter.sources) != 1:
-            continue
-        (source,) = parameter.sources
-        tensor = base.tensors[source.full_name(base.prefix)]
-        rows, axis = source.reshape[0], source.transpose.index(0)
-        if rows % 4:
-            continue
-
-        def shard(
-            number: int, quarter: int = rows // 4, along: int = axis, shape: Any = parameter.shape
-        ) -> Bounds:
-            each = [(0, size) for size in shape]
-            each[along] = (number * quarter, (number + 1) * quarter)
-            return tuple(each)
-
-        wanted = [shard(1), shard(2)]
-        read.clear()
-        found = [part for _, part in read_shards(base, parameter, wanted, np.dtype(np.float32))]
-        fourth = tensor.size // 4
-        assert read == [(tensor.start + fourth, tensor.start + 3 * fourth)], parameter.path
-        values = local.read(source.full_name(base.prefix)).reshape(source.reshape).transpose(source.transpose)
-        middle = values.astype(np.float32).take(range(rows // 4, 3 * rows // 4), axis)
-        assert np.array_equal(np.concatenate(found, axis), middle), parameter.path
-        cut += 1
-    assert cut > 10
 
 
 BROKEN: dict[str, Callable[[Path], object]] = {
@@ -214,12 +168,3 @@ def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
     error = refusal(lambda: locate_model(model))
     assert error.message == f"{copied}: the copy of {model.id} does not fit: No space left on device"
     assert "XDG_CACHE_HOME" in str(error.help)
-
-
-def test_checkpoint_reader_imports_neither_jax_nor_fsspec() -> None:
-    code = (
-        "import sys, runtime.weights.locate, runtime.merging.folder; "
-        "print(*({'jax', 'fsspec'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

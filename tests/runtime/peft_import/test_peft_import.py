@@ -13,7 +13,6 @@ import pytest
 
 from recipec.runtime.checkpoints import resuming
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
-from recipec.runtime.merging import merge
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
@@ -152,53 +151,6 @@ def test_reexported_adapter_equals_the_adapter_saved_by_peft(case: Case, tmp_pat
         assert value == (
             sorted(original) if key.startswith("target_") and isinstance(value, list) else original
         )
-
-
-@pytest.mark.parametrize(
-    "case",
-    # test_merge_parity covers experts, because transformers' expert tensors are unlike a checkpoint's.
-    [
-        pytest.param(name, marks=() if name == "gemma4" else pytest.mark.e2e)
-        for name in CASES
-        if name != "qwen3_moe"
-    ],
-    indirect=True,
-)
-def test_logits_and_merged_weights_match_peft(case: Case) -> None:
-    import torch
-
-    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
-    from recipec.runtime.model.loading import build
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
-    rows = token_rows(case.base.architecture.vocab_size, 8)
-    rows["tokens"] %= 500  # above are the image and audio placeholders, which transformers replaces
-    mesh = start(MeshSettings("cpu", 8, {"fsdp": 4, "tp": 2}))
-    built = build(case.base, case.model, case.trained.settings, mesh)
-    set_adapters(built, case.trained, mesh)
-    found = logits(built, rows, mesh)
-    with torch.no_grad():
-        expected = np.concatenate(
-            [
-                case.wrapped.eval()(input_ids=torch.tensor(t[s > 0][None], dtype=torch.long))
-                .logits[0]
-                .numpy()
-                for t, s in zip(rows["tokens"], rows["segment_ids"], strict=True)
-            ]
-        )
-    assert np.abs(found - expected).max() <= LIMIT
-    settings: Any = {"checkpoint": "run", "output": "merged", "dtype": "float32", "adapter": False}
-    assert merge.main(case.folder, case.model, **settings, argv=[]) == 0
-    merged = HFCheckpoint.open(case.folder / "merged")
-    import peft
-
-    state = peft.PeftModel.from_pretrained(case.reference(), case.adapter).merge_and_unload().state_dict()
-    changed = 0
-    for name in case.trained.changes(case.base):
-        np.testing.assert_allclose(merged.read(name), state[name].numpy(), rtol=0, atol=2e-6, err_msg=name)
-        changed += not np.array_equal(merged.read(name), case.base.read(name))
-    assert changed == len(case.trained.deltas())
 
 
 def test_training_resumes_from_an_imported_adapter(

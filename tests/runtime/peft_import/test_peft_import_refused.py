@@ -52,7 +52,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         f'ADAPTER/{CONFIG}: peft_type is "VERA", not LORA',
         "merge_and_unload",
     ),
-    "no kind": (set_config(peft_type=None), "peft_type is null, not LORA", "only from LoRA adapters"),
     "key of a later version": (
         set_config(use_newlora=True),
         f"ADAPTER/{CONFIG}: use_newlora is set, and is not among what peft 0.21 writes",
@@ -64,22 +63,11 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "path_initial_model_for_weight_conversion",
     ),
     "rank that is none": (set_config(r="8"), f'ADAPTER/{CONFIG}: r is "8", not a rank', "again"),
-    "alpha that is none": (
-        set_config(alpha_pattern={"q_proj": None}),
-        "alpha_pattern.q_proj is null",
-        "again",
-    ),
-    "parameters that are no names": (
-        set_config(target_parameters={"experts": True}),
-        'target_parameters is {"experts": true}, not a list of names',
-        "again",
-    ),
     "no configuration": (
         lambda folder: (folder / CONFIG).unlink(),
         f"ADAPTER: no {CONFIG}",
         "one of its checkpoint-N",
     ),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), f"ADAPTER: no {WEIGHTS}", "again"),
     "pickled weights": (
         lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
         "ADAPTER/adapter_model.bin: is a pickle",
@@ -123,20 +111,10 @@ TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
         "embed_tokens.weight: the base's own embedding",
         "save_embedding_layers=False",
     ),
-    "magnitude": (
-        put(f"{FIRST}.lora_magnitude_vector", 64),
-        "has, without use_dora, a magnitude_vector",
-        "download or save",
-    ),
     "whole module": (
         put("base_model.model.score.modules_to_save.weight", 2, 64),
         "a module that was trained whole",
         "merge_and_unload",
-    ),
-    "unknown name": (
-        put("model.q_proj", 2, 2),
-        "holds model.q_proj: not a name of A or B",
-        "save_pretrained",
     ),
     "vision tower": (
         put("base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", 3, 64),
@@ -210,16 +188,6 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"train_tokens": [3, 7]},
         "does not fit the recipe: the adapter has the embedding's rows [], and the recipe trains [3, 7]",
         "lora.train_tokens: []",
-    ),
-    "rank of some": (
-        {"rank_pattern": {"v_proj": 5}},
-        "layers.0.self_attn.v_proj (and 1 more) has rank 3, in the recipe 5",
-        "lora.rank: 3, lora.rank_pattern: {}",
-    ),
-    "alpha": (
-        {"alpha": 16.0},
-        "layers.0.self_attn.q_proj (and 7 more) has alpha 6, in the recipe 16",
-        "lora.alpha: 6, lora.alpha_pattern: {}",
     ),
     "scaling": ({"rslora": True}, "use_rslora is false, and lora.rslora true", "lora.rslora: false"),
     "rank and alpha": (
