@@ -71,11 +71,7 @@ def changer(change: Change, dtype: np.dtype) -> Callable[[Callable[[slice], np.n
 
 
 def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yield a changed tensor in blocks of rows.
-
-    Args:
-        weight: the base's tensor.
-    """
+    """Yield a changed tensor, which the base has as `weight`, in blocks of rows."""
     changed = changer(change, dtype)
     for rows in row_blocks(change.shape):
         yield changed(weight.__getitem__, rows)

@@ -162,11 +162,7 @@ def plan_merge(
 
 
 def shard_bytes(size: str) -> int:
-    """Return the bytes of "5GB", "2.5GB" or "100MB" (powers of ten).
-
-    Raises:
-        ValueError: on another spelling.
-    """
+    """Return the bytes of "5GB", "2.5GB" or "100MB" (powers of ten)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]B)", size)
     if match is None:
         raise ValueError(f"{size!r} is not a size such as 5GB")

@@ -163,9 +163,8 @@ def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
     """Check that A and B fit the base's weights; otherwise raise UserError."""
     for adapter in adapters:
         for part in adapter.projections:
-            for which, tensor, shape in zip(
-                WHICH[: len(adapter.arrays)], found.tensors[part.name], adapter.shapes(part), strict=True
-            ):
+            tensors, shapes = found.tensors[part.name], adapter.shapes(part)
+            for which, tensor, shape in zip(WHICH, tensors, shapes, strict=False):
                 if tensor.shape != shape:
                     raise _other_shape(found, f"{which} of {part.name}", tensor.shape, shape)
 

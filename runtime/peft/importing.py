@@ -49,10 +49,6 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             f"{target} already holds checkpoints, the newest of step {steps[-1]}",
             "an adapter is imported into an empty directory: choose another with --output or --checkpoint",
         )
-    if not (artifact / LOCK).is_file():
-        raise UserError(
-            f"{artifact / LOCK}: no such file", "the artifact is incomplete; build the recipe again"
-        )
     record = read_record(artifact)
     settings = recorded_lora(record, base)
     found = open_adapter(adapter)

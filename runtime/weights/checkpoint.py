@@ -283,12 +283,9 @@ def read_config(store: Files) -> dict[str, Any]:
     Raises:
         UserError: when the folder or the file is missing, or the file is not a JSON object.
     """
-    if not store.exists:
-        raise UserError(
-            f"{store.name}: no such folder", "--model takes a folder of config.json and safetensors"
-        )
     if CONFIG not in store.sizes:
-        raise UserError(f"{store.name}: no {CONFIG}", "--model takes a folder of config.json and safetensors")
+        missing = f"no {CONFIG}" if store.exists else "no such folder"
+        raise UserError(f"{store.name}: {missing}", "--model takes a folder of config.json and safetensors")
     return _read_json(store, CONFIG)
 
 
