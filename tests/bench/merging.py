@@ -18,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,9 +39,6 @@ SETTLE = 10
 
 A virtual machine's host may take freed memory back, and its first use then costs more.
 """
-POLL = 0.02
-"""Seconds between two samples of a process's memory."""
-
 PEFT = """
 import sys
 import torch
@@ -53,21 +50,13 @@ merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
 merged.save_pretrained(output, max_shard_size="5GB")
 """
 NAMES = {"cp": "`cp -r` (baseline)", "merge": "merge.py", "peft": "PEFT"}
-INTERPRETER = f"import time, numpy, jax, orbax.checkpoint; time.sleep({10 * POLL})"
+INTERPRETER = "import time, numpy, jax, orbax.checkpoint; time.sleep(0.2)"
 
 
-@dataclass(frozen=True)
-class Run:
-    """The cost of a process and its children.
-
-    Attributes:
-        seconds: from start to end.
-        anonymous: the maximum of bytes that belong to no file.
-        resident: the maximum of bytes, including mapped files.
-    """
+class Run(NamedTuple):
+    """The seconds of a process, and the most bytes that it had in memory, mapped files included."""
 
     seconds: float
-    anonymous: int
     resident: int
 
 
@@ -85,8 +74,9 @@ def section(layers: int = LAYERS, vocabulary: int = VOCABULARY, rounds: int = RO
         each = ", ".join(f"{run.seconds:.1f}" for run in runs[name])
         cells = [label, f"{median:.1f}", each, f"{size / median / 1e9:.2f}", f"{median / copy:.2f}"]
         rows.append(f"| {' | '.join([*cells, targets.get(name, '')])} |")
-    anonymous, resident = _above(runs["merge"], interpreter)
-    theirs = _above(runs["peft"], interpreter)
+    resident, theirs = (
+        (max(run.resident for run in runs[name]) - interpreter.resident) / 1e9 for name in ("merge", "peft")
+    )
     return f"""A generated merge.py on a synthetic base of {size / 1e9:.1f} GB in bfloat16: {MODEL}'s tensor shapes, its
 vocabulary of {vocabulary:,} and {layers} of its 60 layers, in files of at most {SHARD / 1e9:.0f} GB; LoRA of rank {RANK} on all seven
 projections; output in files of at most 5 GB, with the PEFT adapter. Whole processes, imports included, one after the
@@ -102,9 +92,8 @@ of the merge's are equal, but for a last bit.
 
 Against PEFT the merge is {peft / merge:.2f} times as fast; target at least {FASTER:.0f}: {_verdict(peft >= FASTER * merge)}.
 
-Peak memory above that of an interpreter that imports numpy, jax and orbax ({interpreter.resident / 1e9:.2f} GB), looked at every {POLL * 1000:.0f} ms:
-resident {resident:.2f} GB, the base's mapped pages included, of which {anonymous:.2f} GB are not a file's. Target, of the
-former, at most {MEMORY} GB: {_verdict(resident <= MEMORY)}. PEFT's: {theirs[1]:.2f} and {theirs[0]:.2f} GB.
+Peak memory above that of an interpreter that imports numpy, jax and orbax ({interpreter.resident / 1e9:.2f} GB):
+resident {resident:.2f} GB, the base's mapped pages included; target at most {MEMORY} GB: {_verdict(resident <= MEMORY)}. PEFT's: {theirs:.2f} GB.
 """
 
 
@@ -161,47 +150,15 @@ def watched(command: Sequence[str | Path], folder: Path, source: Path | None = N
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     time.sleep(SETTLE)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-    anonymous = resident = 0
     with (folder / "log").open("w+") as log:
         start = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        while True:
-            try:
-                process.wait(POLL)
-                break
-            except subprocess.TimeoutExpired:
-                pass
-            seen = [_memory(pid) for pid in _family(process.pid)]
-            anonymous = max(anonymous, sum(one.get("RssAnon", 0) + one.get("RssShmem", 0) for one in seen))
-            # The first process's own high-water mark includes peaks between two samples.
-            resident = max(resident, sum(one.get("VmRSS", 0) for one in seen), seen[0].get("VmHWM", 0))
+        _, status, usage = os.wait4(process.pid, 0)
         taken = time.perf_counter() - start
-        if process.returncode:
+        if status:
             log.seek(0)
-            raise RuntimeError(f"{command[:2]}: exit status {process.returncode}\n{log.read()[-4000:]}")
-    return Run(taken, anonymous, resident)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield pid
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:  # the thread has ended
-            continue
-        for child in children:
-            yield from _family(int(child))
-
-
-def _memory(pid: int) -> dict[str, int]:
-    """Return bytes by their names in /proc/PID/status, or nothing for an ended process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in fields}
+            raise RuntimeError(f"{command[:2]}: status {status}\n{log.read()[-4000:]}")
+    return Run(taken, 1024 * usage.ru_maxrss)
 
 
 def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
@@ -218,13 +175,6 @@ def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
         step = max(1, math.prod(one.tensors[name].shape[:1]) // rows)
         a, b = (np.atleast_1d(found.read(name))[::step].astype(np.float32) for found in (one, other))
         assert np.all(np.abs(a - b) <= 1e-6 + 2.0**-7 * np.abs(b)), f"{name} is not what PEFT makes of it"
-
-
-def _above(runs: Iterable[Run], interpreter: Run) -> tuple[float, float]:
-    """Return the largest anonymous and resident memory of the runs, in GB above the interpreter's."""
-    runs = list(runs)
-    anonymous, resident = (max(run.anonymous for run in runs), max(run.resident for run in runs))
-    return (anonymous - interpreter.anonymous) / 1e9, (resident - interpreter.resident) / 1e9
 
 
 def _verdict(met: bool) -> str:

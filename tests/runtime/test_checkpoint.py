@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("gemma4")
     tiny.make_gemma4(target, shards=3, num_hidden_layers=2, hidden_size=32, intermediate_size=32)
     return target
-
-
-@pytest.fixture
-def copy(folder: Path, tmp_path: Path) -> Path:
-    """Copy the checkpoint, so that a test may break it."""
-    return shutil.copytree(folder, tmp_path / "copy")
 
 
 def open_and_verify(directory: Path) -> HFCheckpoint:
@@ -84,12 +77,6 @@ def test_text_only_bfloat16_checkpoint_in_one_file_is_read(tmp_path: Path) -> No
     np.testing.assert_array_equal(base.read("model.norm.weight"), before.astype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": 3}])
-def test_a_broken_weight_map_is_refused(copy: Path, weight_map: object) -> None:
-    (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    assert INDEX in message(lambda: HFCheckpoint.open(copy))
-
-
 def test_folder_without_a_supported_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "no such folder" in message(lambda: HFCheckpoint.open(tmp_path / "none"))
     (tmp_path / "config.json").write_text('{"model_type": 2}')
@@ -118,22 +105,6 @@ def test_locate_model_uses_a_folder_and_reports_a_failed_download(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     text = message(lambda: locate_model(model))
     assert "google/gemma-3-1b-it" in text and "could not be downloaded" in text
-
-
-def test_remote_model_is_copied_completely_and_only_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "bucket"
-    tiny.make_gemma3(source, num_hidden_layers=1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    model = ModelSettings(id=f"file://{source}", family="gemma3")
-    copied = locate_model(model)
-    assert {path.name for path in copied.iterdir()} == {path.name for path in source.iterdir()}
-    open_and_verify(copied)
-    stamp = (copied / "model.safetensors").stat().st_mtime_ns
-    assert locate_model(model) == copied
-    assert (copied / "model.safetensors").stat().st_mtime_ns == stamp
-    assert "cannot be copied" in message(lambda: locate_model(model, "file:///nowhere/at/all"))
 
 
 def test_dtype_item_sizes_match_numpy() -> None:

@@ -39,7 +39,6 @@ from tests.runtime.torch_models import (
 )
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-"""The tests verify a case repeatedly."""
 
 LIMIT = 5e-5
 """The tolerance for logits of up to 20 or 30."""
@@ -114,9 +113,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rslora": True,
         "rank_pattern": [["qkv_proj", 5], ["gate_up_proj", 2]],
     },
-    "glm4": {"targets": ["q_proj", "gate_up_proj"], "layers": [1], "quantize": "nf4"},
-    "starcoder2": {"alpha_pattern": [["c_fc", 1.5]], "rank_pattern": [[r"0\.mlp\.c_proj", 2]]},
-    "qwen2": {"targets": ["k_proj", "o_proj", "up_proj"], "layers": [1]},
     "qwen3": {"quantize": "nf4", "alpha_pattern": [["o_proj|up_proj", 1.5]]},
     "qwen3_moe": {
         # The third layer is dense: PEFT would take its projections for experts, and has them as parameters.
@@ -126,18 +122,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rank_pattern": [[r"experts\.down_proj", 2]],
         "alpha_pattern": [["mlp.gate", 4.0]],
     },
-    "mistral-mistral3": {"targets": ["k_proj", "o_proj", "up_proj"], "layers": "0-1"},
-    "cohere2-vision": {"targets": ["q_proj", "down_proj"], "quantize": "int8"},
-    "qwen3_next": {
-        "rank_pattern": [["in_proj_ba|v_proj", 2]],
-        "alpha_pattern": [["q_proj|in_proj_qkvz", 3.0]],
-    },
     "nemotron_h": {
         "targets": ["q_proj", "in_proj", "up_proj", "experts"],
         "dropout": 0.0,
         "rank_pattern": [[r"experts\.down_proj", 2]],
     },
-    "mixtral": {"quantize": "nf4", "layers": [1], "alpha_pattern": [["o_proj", 1.5]]},
     "granitemoehybrid": {
         "targets": ["q_proj", "in_proj", "out_proj", "input_linear", "experts"],
         "dropout": 0.0,
@@ -149,7 +138,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "rank_pattern": [["x_proj", 2]],
         "alpha_pattern": [["dt_proj", 3.0]],
     },
-    "granitemoe": {"targets": ["k_proj", "o_proj"], "rslora": True, "rank_pattern": [["o_proj", 2]]},
 }
 """Sections for families of the shared decoder. The others adapt every projection equally."""
 DECODERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {

@@ -154,7 +154,11 @@ def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
     bucket = tmp_path / "bucket"
     write_checkpoint(bucket, json.loads((folder / CONFIG).read_text()), shards=1)
     model = ModelSettings(id=f"file://{bucket}", family="gemma4")
-    assert HFCheckpoint.open(locate_model(model)).files == ("model.safetensors",)
+    copied = locate_model(model)
+    assert HFCheckpoint.open(copied).files == ("model.safetensors",)
+    assert {path.name for path in copied.iterdir()} == {path.name for path in bucket.iterdir()}
+    stamp = (copied / "model.safetensors").stat().st_mtime_ns
+    assert (locate_model(model) / "model.safetensors").stat().st_mtime_ns == stamp, "copied once"
     (bucket / "model.safetensors").unlink()
     shutil.copytree(folder, bucket, dirs_exist_ok=True)
     copied = locate_model(model)
