@@ -189,6 +189,14 @@ def test_build_check_does_not_show_the_content_behind_a_link(name: str, place: P
     assert found.status == 1 and SECRET not in found.text
 
 
+def test_pack_refuses_data_behind_a_link(place: Path) -> None:
+    built(place)
+    (place / "train.jsonl").unlink()
+    (place / "train.jsonl").symlink_to("../private/host.sh")
+    found = recipe("pack", "example", "--recipe", "recipe.yaml")
+    assert found.status == 1 and "is outside of" in found.text and not (place / "example.tar.gz").exists()
+
+
 def test_pack_refuses_outside_data_paths_of_a_lock(place: Path) -> None:
     """Take no path from a lock.
 
