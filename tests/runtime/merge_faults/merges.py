@@ -87,6 +87,7 @@ def interrupt(target: Path, run: Run, after: str, **settings: Any) -> Outcome:
         patched.setattr(OutputFolder, "create", begin)
         outcome = run(target, **settings)
     assert outcome.status == 130 and (target / JOURNAL).exists()
+    assert "the same command continues" in outcome.err and "Traceback" not in outcome.err
     return outcome
 
 

@@ -157,16 +157,6 @@ def test_merge_refuses_disk_with_too_little_free_space_before_writing(
     place.expect(tmp_path / "merged")
 
 
-def test_ctrl_c_keeps_complete_files_and_the_same_command_resumes(
-    place: Place, run: Run, tmp_path: Path
-) -> None:
-    outcome = interrupt(tmp_path / "merged", run, after="model-00002-of-00003.safetensors")
-    assert "the same command continues" in outcome.err and "Traceback" not in outcome.err
-    assert noted(tmp_path / "merged") == {f"model-0000{i}-of-00003.safetensors" for i in (1, 2)}
-    assert run(tmp_path / "merged").status == 0
-    place.expect(tmp_path / "merged")
-
-
 def test_file_whose_sync_fails_is_not_recorded_as_complete(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.checkpoints import resuming
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
@@ -156,10 +156,7 @@ def test_reexported_adapter_equals_the_adapter_saved_by_peft(case: Case, tmp_pat
 def test_training_resumes_from_an_imported_adapter(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run train.py --resume: its first loss is PEFT's.
-
-    The saved step is an ordinary one. Exported and imported again, it is equal bit for bit.
-    """
+    """Run train.py --resume: its first loss is PEFT's, and the saved step is an ordinary one."""
     import sys
     import warnings
 
@@ -226,10 +223,3 @@ def test_training_resumes_from_an_imported_adapter(
     assert first["loss"] == pytest.approx(total / float(batch["norm"]), abs=LIMIT)
     found = resuming.find(str(run))
     assert found.step == 1 and found.imported is None and found.data is not None
-    trained = load_trained(run, "1", base)
-    assert isinstance(trained, TrainedAdapters)
-    (tmp_path / "again").mkdir()
-    write_adapter(tmp_path / "again", base, model, trained)
-    import_adapter(tmp_path / "again", base, tmp_path / "artifact", tmp_path / "back")
-    trees = [run / "1" / "model_params", tmp_path / "back" / "0" / "model_params"]
-    assert_same(*(restore_tree(str(tree)) for tree in trees))
