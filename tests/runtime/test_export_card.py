@@ -33,6 +33,8 @@ base_model: google/gemma-3-270m
 """
 CONFIG = {"r": 16, "lora_alpha": 32, "target_modules": TARGETS, "rank_pattern": {}, "alpha_pattern": {}}
 
+LORA = {"rank": 16, "alpha": 32.0, "rslora": True, "targets": TARGETS, "quantize": None}
+
 
 def record(**changes: Any) -> dict[str, Any]:
     """Return the merge.json of a merge with LoRA."""
@@ -41,15 +43,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "checkpoint": {"step": 400, "sha256": "ab" * 32},
         "dtype": "bfloat16",
         "quantization": None,
-        "lora": {
-            "rank": 16,
-            "alpha": 32.0,
-            "rslora": True,
-            "rank_pattern": {},
-            "alpha_pattern": {},
-            "targets": TARGETS,
-            "quantize": None,
-        },
+        "lora": LORA,
         "recipe": {"name": "helpdesk", "sha256": "cd" * 32},
         **changes,
     }
@@ -61,17 +55,7 @@ def lock(**changes: Any) -> dict[str, Any]:
     recipe: dict[str, Any] = {
         "name": "helpdesk",
         "model": {"id": "google/gemma-3-270m-it", "revision": "ac82b4e8", "tokenizer": None},
-        "lora": {
-            "rank": 16,
-            "alpha": 32.0,
-            "dropout": 0.05,
-            "targets": TARGETS,
-            "layers": "6-17",
-            "rslora": True,
-            "quantize": None,
-            "rank_pattern": {},
-            "alpha_pattern": {},
-        },
+        "lora": {**LORA, "dropout": 0.05, "layers": "6-17"},
         "data": {
             "train": [
                 {**source, "path": "/home/somebody/tickets/train.jsonl"},
@@ -129,7 +113,7 @@ def adapter_of_patterns() -> str:
     pairs = {name: [list(pair) for pair in pattern.items()] for name, pattern in patterns.items()}
     section = {"rank": 16, "alpha": 32.0, "targets": TARGETS, "layers": "all", "quantize": "nf4", **pairs}
     model = {"id": "/models/gemma-base", "revision": None}
-    made = record(base=model, lora={**record()["lora"], "rslora": False, "quantize": "nf4", **patterns})
+    made = record(base=model, lora={**LORA, "rslora": False, "quantize": "nf4", **patterns})
     return adapter_card(made, lock(model=model, lora=section), {**CONFIG, **patterns})
 
 
