@@ -141,7 +141,7 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
             MERGE,
         )
     for key, value in fields.items():
-        if not value or (key == "target_parameters" and _of_linear_layers(value)):
+        if not value:
             continue
         if key in REFUSED:
             raise UserError(f"{path}: {key} is set: it means more than LoRA's A and B", MERGE)
@@ -150,11 +150,6 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
                 f"{path}: {key} is set, and is not among what peft 0.21 writes",
                 f"if it does not change what A and B mean, remove {key} from {ADAPTER_CONFIG}",
             )
-
-
-def _of_linear_layers(parameters: Any) -> bool:
-    """Return whether all parameters are weights of linear layers, which A and B adapt like the layers."""
-    return isinstance(parameters, list) and all(str(name).endswith("_proj.weight") for name in parameters)
 
 
 def _check_init(init: Any, path: str) -> None:
