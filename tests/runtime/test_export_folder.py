@@ -135,11 +135,6 @@ def test_bucket_refusing_last_part_gives_error_with_help() -> None:
     assert folder.names() == []
 
 
-def test_stale_lists_only_partial_files_of_killed_process() -> None:
-    names = [".env", ".model.safetensors.partial", "a.partial", "below/.x.partial", "model.safetensors"]
-    assert stale(names) == [".model.safetensors.partial", "below/.x.partial"]
-
-
 def test_folder_is_written_without_flock_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(95, "Operation not supported")

@@ -57,12 +57,6 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "rank_pattern": {r"experts\.down_proj": 2},
         },
     ),
-    # Projections that are fused in Hugging Face's tensors too, and share one A.
-    "phi3": (
-        partial(decoders.make, "phi3"),
-        {"num_hidden_layers": 1},
-        {"target_modules": ["gate_up_proj", "qkv_proj"], "rank_pattern": {"gate_up_proj": 6}},
-    ),
 }
 
 
@@ -84,7 +78,6 @@ class Case:
         self.adapter = folder / "adapter"
         self.wrapped.save_pretrained(self.adapter)
         names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-        fused = ("qkv_proj", "gate_up_proj")
         targets = fields["target_modules"]
         self.section = lora_section(
             rank=4,
@@ -92,7 +85,7 @@ class Case:
             rslora=True,
             dropout=0.0,
             targets=[
-                *(name for name in (*names, *fused) if name in targets),
+                *(name for name in names if name in targets),
                 *(("experts", "router") if "target_parameters" in fields else ()),
             ],
             rank_pattern=fields.get("rank_pattern", {}),
@@ -106,10 +99,7 @@ class Case:
         self.trained = trained
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.e2e if name == "phi3" else ()) for name in CASES],
-)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param])
 
