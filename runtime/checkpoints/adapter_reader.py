@@ -254,11 +254,7 @@ def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:
-    """Return the layout of a run's adapters from its record, which may contain anything.
-
-    Raises:
-        UserError: when the record's targets are not regular expressions, or take too long to match.
-    """
+    """Return the layout of a run's adapters from its record, which may contain anything."""
     try:
         with limit(MATCH_SECONDS):
             return build_adapters(base.family, base.architecture, settings)
@@ -370,11 +366,7 @@ def choose_step(directory: str | Path, which: str) -> int:
 
 
 def _check_whole(directory: str, step: int) -> None:
-    """Check that the files of a step are those that were saved.
-
-    Raises:
-        UserError: naming the damaged file, and the newest intact step before it.
-    """
+    """Check that the files of a step are those that were saved; name the newest intact step before it."""
     reason = _damage(directory, step)
     if reason is None:
         return

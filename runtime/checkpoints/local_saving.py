@@ -44,14 +44,11 @@ class LocalCheckpoints:
     """Write and read one process's part of a run's state.
 
     Args:
-        settings: the recipe's.
         directory: of the run's shared checkpoints.
-        mesh: of the run.
         record: digest of the recipe's record at the start of the run.
         begins: whether the run starts now: local checkpoints are then from an earlier run, and are removed.
 
     Attributes:
-        every_steps: the recipe's interval.
         chosen: the local step that the run continues from, None if it continues from none of them.
 
     Raises:
@@ -199,8 +196,8 @@ class LocalCheckpoints:
 
     def _place(self, array: jax.Array) -> NamedSharding:
         """Return an array's sharding; counts of a new optimizer lie on one device."""
-        placed = array.sharding
-        return placed if isinstance(placed, NamedSharding) else NamedSharding(self._mesh, PartitionSpec())
+        mesh = NamedSharding(self._mesh, PartitionSpec())
+        return array.sharding if isinstance(array.sharding, NamedSharding) else mesh
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

@@ -143,11 +143,7 @@ def _compared(key: str, recorded: Mapping[str, Any], current: Mapping[str, Any])
 
 
 def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Print the keys of ELASTIC that differ between two recipes.
-
-    Raises:
-        UserError: when the loss depends on how many rows a micro-batch has, and that has changed.
-    """
+    """Print the keys of ELASTIC that differ between two recipes; refuse rows that change the loss."""
     changed = [
         line.removeprefix("recipe.")
         for line in _differences(began, now, "recipe")

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..weights.contradictions import json_object
+from ..weights.checkpoint_files import json_object
 
 if TYPE_CHECKING:
     from ..model.adapters import LoraSettings

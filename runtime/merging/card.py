@@ -6,11 +6,11 @@ and similar metadata come from the base's own card.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..checkpoints.record import LOCK
 from ..data.places import HUB, address_of
 from ..model.reach import Reach
 from ..training.objectives import OBJECTIVES, settings_of
@@ -60,8 +60,6 @@ def model_card(
         _serving(f"path/to/{name}", name, lock),
         *_training(record, lock, base, losses, reach),
         *_origin(record, lock),
-        *_files_of(record.get("files") or {}),
-        *_recipe_of(lock),
     ]
     return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
 
@@ -94,7 +92,6 @@ def adapter_card(
         *_serving_adapter(name, base, adapter_config),
         *_training(record, lock, base, losses, reach),
         *_origin(record, lock),
-        *_recipe_of(lock),
     ]
     return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
 
@@ -166,11 +163,6 @@ def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterat
     yield _shell(f"vllm serve {base.path}", options)
 
 
-SECTIONS = (
-    *("recipe", "name", "model", "mesh", "lora", "sharding", "remat", "data", "train", "checkpoint", "cache"),
-    *("merge", "serve", "benchmark", "evaluate", "launch", "cost"),
-)
-"""Sections of a recipe, in the order in which they are written."""
 PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
 """Packages whose versions a card lists; recipe.lock.json has all."""
 
@@ -206,12 +198,7 @@ def _training(
         "Loss": _losses(losses or {}),
     }
     yield "## Training"
-    yield _table(("", ""), [(key, value) for key, value in rows.items() if value])
-    for kind in ("rank", "alpha"):
-        pattern = (lora or {}).get(f"{kind}_pattern") or {}
-        if pattern:
-            yield f"Modules of another {kind}, by the end of their names (the first match applies):"
-            yield _table(("Module", kind), [(_code(key), f"{value:g}") for key, value in pattern.items()])
+    yield _table([(key, value) for key, value in rows.items() if value])
 
 
 def _whole(only: Sequence[str] | None) -> str:
@@ -225,6 +212,8 @@ def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
     if section.get("layers") not in (None, "all"):
         layers = section["layers"]
         text += f", layers {layers if isinstance(layers, str) else ', '.join(map(str, layers))}"
+    if lora.get("rank_pattern") or lora.get("alpha_pattern"):
+        text += ", other values in some modules"
     if lora.get("quantize"):
         text += f", over weights in {lora['quantize']} (QLoRA)"
     return text
@@ -270,72 +259,15 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
     yield "## Origin"
     recipe, checkpoint = record.get("recipe") or {}, record.get("checkpoint") or {}
     made = f"Made by the recipe {_code(_title(record, lock))}"
-    yield made + (f" and {lock['compiler']}." if lock.get("compiler") else ".")
-    hashes = {
-        "recipe.lock.json": recipe.get("sha256"),
-        "the checkpoint": checkpoint.get("sha256"),
-        "the runtime": _digest(lock.get("runtime")),
-    }
+    made += f" and {lock['compiler']}." if lock.get("compiler") else "."
+    yield f"{made} `{LOCK}` next to this file has all of it."
+    hashes = {LOCK: recipe.get("sha256"), "the checkpoint": checkpoint.get("sha256")}
     packages = (lock.get("packages") or {}).get("train") or {}
     plain = {str(name).partition("[")[0]: version for name, version in packages.items()}
     rows = [(f"sha256 of {key}", _code(value)) for key, value in hashes.items() if value]
     rows += [(name, str(plain[name])) for name in PACKAGES if name in plain]
     if rows:
-        yield _table(("", ""), rows)
-
-
-def _digest(runtime: Any) -> Any:
-    """Return one digest of the runtime's files, from a lock's digests of the single files."""
-    if not isinstance(runtime, Mapping):
-        return runtime
-    return hashlib.sha256(
-        "".join(f"{runtime[path]}  {path}\n" for path in sorted(runtime)).encode()
-    ).hexdigest()
-
-
-def _files_of(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """List the weights' files with their hashes."""
-    weights = {name: entry for name, entry in sorted(files.items()) if name.endswith(".safetensors")}
-    if weights:
-        yield "## Files"
-        yield _table(
-            ("File", "Bytes", "sha256"),
-            [(_code(name), f"{entry['size']:,}", _code(entry["sha256"])) for name, entry in weights.items()],
-        )
-        yield "`merge.json` has those of the other files, and of the base's."
-
-
-def _recipe_of(lock: Mapping[str, Any]) -> Iterator[str]:
-    """Return the recipe with its defaults, without null and empty values."""
-    from huggingface_hub.utils import yaml_dump
-
-    recipe = lock.get("recipe") or {}
-    order = {key: number for number, key in enumerate(SECTIONS)}
-    shown = {}
-    for key in sorted(recipe, key=lambda key: (order.get(key, len(order)), key)):
-        value = _shown(recipe[key])
-        if value is not None:
-            shown[key] = value
-    if not shown:
-        return
-    text = yaml_dump(shown, sort_keys=False, default_flow_style=None, width=100).strip()
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    yield "## Recipe"
-    yield f"{fence}yaml\n{text}\n{fence}"
-
-
-def _shown(value: Any, key: str | None = None) -> Any:
-    """Return a value of the recipe as the card shows it, None to leave it out."""
-    if key in ("rank_pattern", "alpha_pattern") and isinstance(value, list):
-        value = dict(value)  # recorded as pairs, to keep their order
-    if isinstance(value, Mapping):
-        mapping = {name: _shown(item, name) for name, item in value.items()}
-        return {name: item for name, item in mapping.items() if item is not None} or None
-    if isinstance(value, list):
-        return [item for item in map(_shown, value) if item is not None] or None
-    if isinstance(value, str):
-        return _place(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        yield _table(rows)
 
 
 def _sources(lock: Mapping[str, Any], split: str) -> list[Mapping[str, Any]]:
@@ -363,7 +295,7 @@ def _section(lock: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return (lock.get("recipe") or {}).get(name) or {}
 
 
-SITE = "https://huggingface.co"
+SITE, BAR = "https://huggingface.co", "\\|"
 CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
 """Metadata of the base's card that also hold for a model made from it."""
 
@@ -442,14 +374,9 @@ def _is_hub_id(model: str) -> bool:
     return not model.startswith((".", "/", "~"))
 
 
-SHELL_LINE = 90
-"""The most characters of a command on one line."""
-
-
 def _shell(command: str, options: Sequence[str]) -> str:
-    """Format a shell block with a command, on one line if it is short."""
-    line = " ".join((command, *options))
-    text = line if len(line) <= SHELL_LINE else " \\\n    ".join((command, *options))
+    """Format a shell block with a command, an option a line."""
+    text = " \\\n    ".join((command, *options))
     return f"```sh\n{text}\n```"
 
 
@@ -465,7 +392,7 @@ def _code(text: str) -> str:
     return f"{ticks}{space}{text}{space}{ticks}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table; bars in its cells are escaped."""
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join("|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in lines)
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    """Format a table of names and values; bars in its cells are escaped."""
+    lines = [f"| {name} | {value.replace('|', BAR)} |" for name, value in rows]
+    return "\n".join(("| | |", "| --- | --- |", *lines))

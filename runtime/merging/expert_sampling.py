@@ -42,10 +42,6 @@ class ExpertProduct:
             a = self.a[..., rank][(at[0], *low)].astype(np.float64)
             yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
 
-    def change(self, rows: Rows) -> np.ndarray:
-        """Return the change of some rows."""
-        return np.asarray(sum(high * low for low, high in self.sums(rows)))
-
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the value, see Expected.value."""
         change, lows, highs = (np.zeros_like(weight) for _ in range(3))

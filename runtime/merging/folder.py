@@ -10,18 +10,16 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
-from ..addresses import AT_ONCE, PIECE, failed, first_line, open_address, protocol_of, read_range
+from ..addresses import AT_ONCE, PIECE, failed, first_line, open_address, read_range
 from ..errors import UserError
 
 PARTIAL = ".partial"
 """The end of a file's name while it is written."""
 
-OBJECT_STORES = frozenset({"gs", "gcs", "s3", "s3a", "abfs", "abfss", "az", "hf"})
-"""Protocols whose files appear, complete, when they are closed, and which need no folders."""
 PART = 1 << 26
 """Bytes of one part of an upload."""
 
@@ -32,8 +30,8 @@ AGAIN = (
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
-class OutputFolder(Protocol):
-    """A folder to write into. Names are relative to it, with "/" between folders.
+class OutputFolder:
+    """A folder of this machine to write into. Names are relative to it, with "/" between folders.
 
     Its methods raise UserError if the folder cannot be written or read. Only writes to an open file raise
     OSError.
@@ -42,67 +40,17 @@ class OutputFolder(Protocol):
         name: its name in messages.
     """
 
-    name: str
-
-    def names(self) -> list[str]:
-        """Return the names of all files in it, also in subfolders, sorted; [] if it does not exist."""
-
-    def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None if it does not exist."""
-
-    def read(self, name: str) -> bytes:
-        """Read a small file.
-
-        Raises:
-            FileNotFoundError: when it does not exist.
-        """
-
-    def sha256(self, name: str) -> str:
-        """Return the hash of a file's content in hexadecimal digits."""
-
-    def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a new file that gets its name, durably, when the block ends; a failure leaves no file."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small file whole; it replaces a file of the same name."""
-        with self.explained("written"), self.create(name) as file:
-            file.write(data)
-
-    def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-
-    def free(self) -> int | None:
-        """Return the number of bytes that can still be written; None if unknown."""
-        return None
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Create the folder, and keep other merges out of it if the file system has locks.
-
-        Raises:
-            UserError: when another process holds it, or it cannot be created.
-        """
-
-    def explained(self, done: str) -> AbstractContextManager[None]:
-        """Turn errors of the file system within the block into UserErrors, except, while reading, a missing
-        file's.
-
-        Args:
-            done: what fails then, "read" or "written".
-        """
-
-
-class LocalFolder(OutputFolder):
-    """A folder on this machine."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
 
     def names(self) -> list[str]:
+        """Return the names of all files in it, also in subfolders, sorted; [] if it does not exist."""
         with self.explained("read"):
             return sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
 
     def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None if it does not exist."""
         try:
             return (self.path / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -111,15 +59,22 @@ class LocalFolder(OutputFolder):
             raise refused(self.name, "read", error) from error
 
     def read(self, name: str) -> bytes:
+        """Read a small file.
+
+        Raises:
+            FileNotFoundError: when it does not exist.
+        """
         with self.explained("read"):
             return (self.path / name).read_bytes()
 
     def sha256(self, name: str) -> str:
+        """Return the hash of a file's content in hexadecimal digits."""
         with self.explained("read"), (self.path / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a new file that gets its name, durably, when the block ends; a failure leaves no file."""
         target = self.path / name
         partial = target.with_name(f".{target.name}{PARTIAL}")
         # A signal may arrive as soon as the file exists.
@@ -140,11 +95,18 @@ class LocalFolder(OutputFolder):
                 partial.unlink(missing_ok=True)
             raise
 
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file whole; it replaces a file of the same name."""
+        with self.explained("written"), self.create(name) as file:
+            file.write(data)
+
     def remove(self, name: str) -> None:
+        """Remove a file if it exists."""
         with self.explained("written"):
             (self.path / name).unlink(missing_ok=True)
 
     def free(self) -> int | None:
+        """Return the number of bytes that can still be written; None if unknown."""
         folder = self.path
         try:
             while not folder.exists():
@@ -155,6 +117,11 @@ class LocalFolder(OutputFolder):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Create the folder, and keep other merges out of it if the file system has locks.
+
+        Raises:
+            UserError: when another process holds it, or it cannot be created.
+        """
         with self.explained("written"):
             make_folder(self.path)
             descriptor = os.open(self.path, os.O_RDONLY)
@@ -175,6 +142,12 @@ class LocalFolder(OutputFolder):
 
     @contextmanager
     def explained(self, done: str) -> Iterator[None]:
+        """Turn errors of the file system within the block into UserErrors, except, while reading, a missing
+        file's.
+
+        Args:
+            done: what fails then, "read" or "written".
+        """
         try:
             yield
         except OSError as error:
@@ -184,13 +157,12 @@ class LocalFolder(OutputFolder):
 
 
 class RemoteFolder(OutputFolder):
-    """A folder on a file system of fsspec, which does its own retries."""
+    """A folder on a file system of fsspec, which does its own retries: a file appears when it is closed."""
 
     def __init__(self, address: str, system: Any, root: str) -> None:
         self.name = address.rstrip("/")
         self._system = system
         self._root = root
-        self._objects = protocol_of(address) in OBJECT_STORES
 
     def names(self) -> list[str]:
         self._system.invalidate_cache()
@@ -217,10 +189,7 @@ class RemoteFolder(OutputFolder):
             return bytes(self._system.cat_file(self._path(name)))
 
     def sha256(self, name: str) -> str:
-        size = self.size(name)
-        if size is None:
-            raise FileNotFoundError(f"{self.name}/{name}")
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), self.size(name) or 0
         with self.explained("read"):
             for start in range(0, size, PIECE * AT_ONCE):
                 end = min(size, start + PIECE * AT_ONCE)
@@ -229,32 +198,30 @@ class RemoteFolder(OutputFolder):
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        target = self._path(name)
-        folder, _, last = target.rpartition("/")
-        path = target if self._objects else f"{folder}/.{last}{PARTIAL}"
         with self.explained("written"):
-            if not self._objects:
-                self._system.makedirs(folder, exist_ok=True)
-            file = self._system.open(path, "wb", block_size=PART)
+            file = self._system.open(self._path(name), "wb", block_size=PART)
         try:
             yield cast(IO[bytes], _Upload(file))
             with self.explained("written"):
                 file.close()
-                if path != target:
-                    self._system.mv(path, target)
         except BaseException:
-            self._abandon(file, path)
+            with contextlib.suppress(Exception):
+                try:
+                    file.discard()
+                finally:
+                    file.closed = True  # closing it, as its destructor would, would create the object
             raise
 
     def write(self, name: str, data: bytes) -> None:
-        if not self._objects:
-            return super().write(name, data)
         with self.explained("written"):
             self._system.pipe_file(self._path(name), data)
 
     def remove(self, name: str) -> None:
         with self.explained("written"), contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._path(name))
+
+    def free(self) -> int | None:
+        return None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -264,23 +231,6 @@ class RemoteFolder(OutputFolder):
         Two runs of the same merge write the same bytes.
         """
         yield
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _abandon(self, file: Any, path: str) -> None:
-        """Abandon a file that is being written, so that nothing of it remains."""
-        with contextlib.suppress(Exception):
-            if self._objects:
-                try:
-                    file.discard()
-                finally:
-                    file.closed = True  # closing it, as its destructor would, would create the object
-            else:
-                file.close()
-        if not self._objects:
-            with contextlib.suppress(Exception):
-                self._system.rm_file(path)
 
     @contextmanager
     def explained(self, done: str) -> Iterator[None]:
@@ -292,6 +242,9 @@ class RemoteFolder(OutputFolder):
             if done == "read" and isinstance(error, FileNotFoundError):
                 raise
             raise failed(self.name, done, error) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
 
 
 class _Upload(io.RawIOBase):
@@ -320,7 +273,7 @@ def output_folder(address: str | Path) -> OutputFolder:
         UserError: when no file system is known for the address, its package is missing, or access is refused.
     """
     opened = open_address(address)
-    return LocalFolder(opened) if isinstance(opened, Path) else RemoteFolder(str(address), *opened)
+    return OutputFolder(opened) if isinstance(opened, Path) else RemoteFolder(str(address), *opened)
 
 
 def refused(name: str, done: str, error: OSError) -> UserError:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.adapter_reader import Delta, TrainedAdapters
@@ -22,7 +21,6 @@ from ..weights.safetensors_files import DTYPES
 from .card import adapter_card, model_card
 from .folder import OutputFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
-from .known import SUMS, BaseSums, known_hashes
 from .plan import MergePlan
 from .record import MergeSettings, Trained, merge_record
 from .writer import Sink, write_shards
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from .quantized import Quantization
 
 CARD = "README.md"
-NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
+NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
 """Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
 """Bytes to leave free on the disk in addition to the weights, for side files."""
@@ -106,14 +104,10 @@ def _planned(job: MergeJob) -> set[str]:
 
 def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
     """Write the folder, and the adapter's folder if it does not exist yet."""
-    known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
     journal = begin(job.target, job.identity, _planned(job))
     _check_space(job, journal)
-    sums = BaseSums(known, job.base.name) if known else None
     try:
-        write_shards(job.plan, job.base, journal, job.quantization, sums)
-        if sums is not None:
-            sums.close()
+        write_shards(job.plan, job.base, journal, job.quantization)
     except Spoiled:
         journal.discard(_planned(job))
         raise
@@ -121,15 +115,12 @@ def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
         reason = refused(job.target.name, "written", error)
         state = f"{len(journal.files)} of {len(job.plan.shards)} weight files are complete"
         raise UserError(f"{reason.message}; {state}", reason.help) from error
-    finally:
-        if sums is not None:
-            sums.abandon()
     if adapter is not None:
         _write_adapter(job, adapter)
-    return _write_small_files(job, journal, known)
+    return _write_small_files(job, journal)
 
 
-def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
+def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
     """Write everything except the weights; the files that make the folder loadable come last."""
     last = {CONFIG: job.base.config_file()}
     if job.quantization is not None:
@@ -151,7 +142,7 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
         small = with_own(small, job.own)
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
-    record = merge_record(job, files, known)
+    record = merge_record(job, files)
     small[CARD] = model_card(
         record, job.trained.record, _base_card(job.base), job.losses, _reach(job)
     ).encode()
@@ -188,7 +179,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
         ADAPTER_CONFIG: _entry(config_bytes(config)),
         **{name: _entry(data) for name, data in job.own.items()},
     }
-    record = merge_record(job, files, {})
+    record = merge_record(job, files)
     card = adapter_card(
         record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
     ).encode()
@@ -250,16 +241,6 @@ def _report(job: MergeJob, seconds: float) -> None:
             f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged into "
             "the base as it is"
         )
-    if job.adapter is not None and isinstance(trained, TrainedAdapters):
-        from ..peft.exporting import same_scale
-        from ..peft.fitting import keys_as_values
-
-        pairs = keys_as_values(job.base, trained.deltas())
-        if any(not same_scale(trained.settings, *pair) for pair in pairs):
-            print(
-                "note: where keys serve as values, vLLM adds the adapter's k_proj only to the keys, because "
-                "rank or alpha differ for v_proj: serve the merged weights"
-            )
     tensors = job.base.tensors.items()
     unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
     if unseen:

@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .in_memory import in_memory
+from .arithmetic import in_memory
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -39,23 +39,19 @@ LENGTHS = (37, 23, 13, 5)
 
 RULE_TOLERANCE = 3e-5
 """Allowed difference without rounding, as a share of the largest logit (of at least 1). Measured: 3e-7 to
-9e-6 for the tests' tiny models of 2 and 6 layers of every family; it grows with the adapters' part of the
-weights."""
+9e-6 for the tests' tiny models of every family."""
 
 SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
 """Distance between neighboring numbers of a type, relative to their size."""
 
 AMPLIFICATION = 32.0
-"""Models differ in how strongly they react to small changes of their weights. Without rounding, a random
-model of 24 layers whose adapters had several times its weights' size differed by 1.5e-4 of its largest logit.
-The effect of rounding the same weights shows this reaction. Measured for tiny models of six families and 2 to
-24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding was
-2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
+"""Models differ in how strongly they react to small changes of their weights, which the effect of rounding
+the same weights shows. Measured for tiny models of six families and 2 to 24 layers: the difference without
+rounding was 2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
 
 FLIPPED = 0.1
 """Allowed difference of the files from the merge in memory, as a share of rounding's effect. On one machine
-it is zero. Another machine's float32 product may round one element in ten thousand differently, which adds up
-to about a hundredth of the effect of rounding all elements."""
+it is zero; another machine's float32 product may round one element in ten thousand differently."""
 
 SPARE = 1 << 30
 """Bytes of memory for the interpreter, the compiler and a layer's intermediate results."""
@@ -67,12 +63,11 @@ class LogitDifferences:
 
     Attributes:
         largest: largest logit of what was trained.
-        effect: the effect of training: what was trained against base.
+        effect, moved: what was trained, and the merged files, against base.
         rule: the merge rule in memory against what was trained.
         rounding: the merge rule in memory, rounded, against the same unrounded; 0 for float32.
         files: the merged files against the merge rule in memory, rounded.
         merged: the merged files against what was trained.
-        moved: the merged files against base.
         dtype: type of the merged tensors.
     """
 
@@ -100,11 +95,9 @@ class LogitDifferences:
 def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
     """Return the memory that comparing logits takes on a CPU, in bytes.
 
-    Models are in memory one at a time, in float32. This counts: 4 bytes for each element of Tunix's arrays
-    and of the adapters; twice the largest array in float32, while it is read and converted to Tunix's layout;
-    four times the logits of all rows (two models' logits, and copies for the softcap); and SPARE. Measured:
-    2.1 GB at 297 M parameters in 18 layers, a vocabulary of 131,072 and rank 3, for which this returns 3.1
-    GB. On a TPU the model is in device memory, which is not counted here.
+    Models are in memory one at a time, in float32. This counts 4 bytes for each element of Tunix's arrays
+    and of the adapters, twice the largest array, four times the logits of all rows, and SPARE. Measured:
+    2.1 GB at 297 M parameters in 18 layers, for which this returns 3.1 GB.
     """
     parameters = [math.prod(p.shape) for p in base.family.parameters(base.architecture)]
     adapters = 0

@@ -14,20 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..addresses import check_uploads
+from ..addresses import check_uploads, is_address, read_by_orbax
 from ..checkpoints.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
-from ..checkpoints.staging import staged
 from ..errors import UserError, guarded, say
 from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
-from ..progress import duration, readable_size
+from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
 from .folder import output_folder
 from .job import MergeJob, adapter_bytes, merge, needed
 from .plan import plan_merge
 from .record import MergeSettings, identity
-from .writer import estimated_seconds
 
 GOES_ON = "the same command continues after the complete files"
 STOPPING = (signal.SIGINT,)
@@ -80,7 +78,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or an address such as gs://..."
+        "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or its gs:// address"
     )
     parser.add_argument(
         "--step", default=LATEST, metavar="N", help="latest (default), best (lowest eval loss), or a step"
@@ -145,16 +143,18 @@ def run(
     trained = arguments.checkpoint or under(arguments.output, checkpoint)
     target = under(arguments.output, output)
     check_uploads(target, trained)  # the result of the merge is also noted next to the run's checkpoints
-    with staged(trained, arguments.step) as directory:
-        job = _job(arguments, model, artifact, directory, target, settings, adapter)
-        if arguments.dry_run:
-            print(described(job))
-            return 0
-        record = merge(job)
-        run_facts.merged(directory, _facts(job))
-        if arguments.verify:
-            return _verified(job, directory, record)
-    return 0
+    if is_address(trained) and not read_by_orbax(trained):
+        raise UserError(
+            f"{trained}: checkpoints are read from a folder or from gs://, where train.py writes them",
+            "copy the run to this machine, and give its folder with --checkpoint",
+        )
+    job = _job(arguments, model, artifact, trained, target, settings, adapter)
+    if arguments.dry_run:
+        print(described(job))
+        return 0
+    record = merge(job)
+    run_facts.merged(trained, _facts(job))
+    return _verified(job, trained, record) if arguments.verify else 0
 
 
 def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
@@ -213,9 +213,9 @@ def _job(
         )
     encoding = None
     if settings.quantization is not None:
-        from .quantized import quantization
+        from .quantized import FORMATS
 
-        encoding = quantization(settings.quantization)
+        encoding = FORMATS[settings.quantization]
     own: Mapping[str, bytes] = {}
     tokenizer = trained.record["recipe"].get("model", {}).get("tokenizer")
     if tokenizer is not None or settings.chat_template is not None:
@@ -245,7 +245,6 @@ def described(job: MergeJob) -> str:
     if plan.quantized:
         changed += f", {plan.quantized:,} in {job.settings.quantization}"
     free, stored = folder.free(), sum(header.size for header in base.headers.values())
-    seconds = estimated_seconds(plan, base, job.quantization)
     lines = {
         "base": f"{base.name}: {readable_size(stored)}, {_files(len(base.headers))}, "
         f"{len(base.tensors):,} tensors",
@@ -254,7 +253,6 @@ def described(job: MergeJob) -> str:
         "adapter": f"{job.adapter.name}: {readable_size(adapter_bytes(job))}" if job.adapter else None,
         "disk": f"{readable_size(needed(job))} needed, "
         + (f"{readable_size(free)} free" if free is not None else "free space not known"),
-        "time": f"about {duration(max(1.0, seconds))}: an estimate at this machine's pace, its disk apart",
     }
     return "\n".join(f"{name:8} {line}" for name, line in lines.items() if line)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
 from ..weights.checkpoint import INDEX, SINGLE, HFCheckpoint
 from ..weights.safetensors_files import DTYPES, encode_header
 from .arithmetic import Change
@@ -133,11 +132,7 @@ def plan_merge(
         dtype: type of the changed tensors; None keeps the base's types.
         max_shard_size: "5GB" and the like, or "base".
         quantization: quantization of the model's linear weights.
-
-    Raises:
-        UserError: when a change has no tensor, or its tensor has another shape.
     """
-    check_changes(base, changes)
     recast: Counter[str] = Counter()
     codes = {kind.name: code for code, kind in DTYPES.items()}
 
@@ -166,33 +161,8 @@ def plan_merge(
     return MergePlan(shards, _index(base, shards) if named else None, dict(recast))
 
 
-def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
-    """Check that each change has its tensor in the base.
-
-    Raises:
-        UserError: naming the first change without one.
-    """
-    for name, change in changes.items():
-        tensor = base.tensors.get(name)
-        if tensor is None:
-            raise UserError(
-                f"{base.name}: no {name}, for which an adapter was trained",
-                "give the base checkpoint of the run with --model",
-            )
-        if tensor.shape != change.shape:
-            raise UserError(
-                f"{base.name}/{tensor.file}: {name} has shape {list(tensor.shape)}; "
-                f"its adapter was trained for {list(change.shape)}",
-                "give the base checkpoint of the run with --model",
-            )
-
-
 def shard_bytes(size: str) -> int:
-    """Return the bytes of "5GB", "2.5GB" or "100MB" (powers of ten).
-
-    Raises:
-        ValueError: on another spelling.
-    """
+    """Return the bytes of "5GB", "2.5GB" or "100MB" (powers of ten)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]B)", size)
     if match is None:
         raise ValueError(f"{size!r} is not a size such as 5GB")

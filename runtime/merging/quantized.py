@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,42 +32,12 @@ LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
 """Rows whose values are all smaller become zeros: their scale would not be a normal number."""
 
 
-class Quantization(Protocol):
-    """A way to turn a float32 weight [out, in] into tensors of the output."""
-
-    @property
-    def name(self) -> str:
-        """Return its name in a recipe: "fp8" or "int8"."""
-
-    def applies(self, base: HFCheckpoint, name: str) -> bool:
-        """Return whether to quantize a tensor of the base, by its full name."""
-
-    def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return (name, safetensors type, shape) of each output of a tensor, in the order of `encode`."""
-
-    def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """Quantize one weight.
-
-        Args:
-            blocks: its rows in order, in blocks [rows, in] of float32, all finite.
-
-        Returns:
-            The bytes of `outputs`: one quantized block for each block, then the scales of all rows.
-        """
-
-    def config(self, base: HFCheckpoint, quantized: Collection[str]) -> dict[str, Any]:
-        """Return the `quantization_config` of config.json.
-
-        Args:
-            quantized: full names of the tensors that were quantized.
-        """
-
-
 @dataclass(frozen=True)
-class PerChannel:
-    """A symmetric type with one scale per row.
+class Quantization:
+    """A way to turn a float32 weight [out, in] into tensors of the output: a symmetric type, a scale per row.
 
     Attributes:
+        name: its name in a recipe.
         code: safetensors' name of the type.
         dtype: numpy's type.
         largest: its largest value; the largest value of a row maps to it.
@@ -82,13 +52,23 @@ class PerChannel:
     format: str
 
     def applies(self, base: HFCheckpoint, name: str) -> bool:
+        """Return whether to quantize a tensor of the base, by its full name."""
         suffix = name.removeprefix(base.prefix)
         return name.startswith(base.prefix) and LINEAR.fullmatch(suffix) is not None
 
     def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Return (name, safetensors type, shape) of each output of a tensor, in the order of `encode`."""
         return [(name, self.code, shape), (name.removesuffix(WEIGHT) + SCALE, "F32", (shape[0], 1))]
 
     def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """Quantize one weight.
+
+        Args:
+            blocks: its rows in order, in blocks [rows, in] of float32, all finite.
+
+        Returns:
+            The bytes of `outputs`: one quantized block for each block, then the scales of all rows.
+        """
         import jax
 
         largest_of, divided = _kernels(self.name)
@@ -102,6 +82,7 @@ class PerChannel:
         yield np.concatenate(scales)
 
     def config(self, base: HFCheckpoint, quantized: Collection[str]) -> dict[str, Any]:
+        """Return the `quantization_config` of config.json, given the full names of quantized tensors."""
         both = {"num_bits": 8, "type": self.kind, "symmetric": True}
         group = {
             "targets": ["Linear"],
@@ -137,14 +118,9 @@ def ignored(base: HFCheckpoint, quantized: Collection[str]) -> list[str]:
     return [rf"re:(.*\.)?{re.escape(part)}(\..*)?$" for part in sorted(parts)]
 
 
-def quantization(name: str | None) -> Quantization | None:
-    """Return the quantization that a recipe names, or None."""
-    return None if name is None else FORMATS[name]
-
-
 FORMATS = {
-    "fp8": PerChannel("fp8", "F8_E4M3", np.dtype(ml_dtypes.float8_e4m3fn), 448, "float", "float-quantized"),
-    "int8": PerChannel("int8", "I8", np.dtype("int8"), 127, "int", "int-quantized"),
+    "fp8": Quantization("fp8", "F8_E4M3", np.dtype(ml_dtypes.float8_e4m3fn), 448, "float", "float-quantized"),
+    "int8": Quantization("int8", "I8", np.dtype("int8"), 127, "int", "int-quantized"),
 }
 
 

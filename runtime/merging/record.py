@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,8 +34,7 @@ class MergeSettings:
         dtype: type of the merged weights, "bfloat16" or "float32".
         max_shard_size: limit of one file, "5GB" and the like, or "base" for the base's own split.
         quantization: "fp8" or "int8" for linear weights, None for `dtype`.
-        chat_template: the recipe's own; None if it trained with the tokenizer's. A model is served with
-            the template that it was trained with, so this replaces the base's.
+        chat_template: the recipe's own, which replaces the base's; None if it trained with the tokenizer's.
     """
 
     dtype: str
@@ -95,12 +93,11 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
     return digest.hexdigest()
 
 
-def merge_record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
+def merge_record(job: MergeJob, files: Files) -> dict[str, Any]:
     """Return the content of merge.json.
 
     Args:
         files: size and SHA-256 of every written file except merge.json.
-        known: SHA-256 of the base's files, as far as known; they were compared.
     """
     return {
         "merge": VERSION,
@@ -108,10 +105,7 @@ def merge_record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[
         "base": {
             "id": job.model.id,
             "revision": job.model.revision,
-            "files": {
-                file: {"size": header.size, **({"sha256": known[file]} if file in known else {})}
-                for file, header in job.base.headers.items()
-            },
+            "files": {file: {"size": header.size} for file, header in job.base.headers.items()},
         },
         "checkpoint": {"step": job.trained.step, "sha256": job.identity["checkpoint"]},
         "lora": _lora(job.trained),

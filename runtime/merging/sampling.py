@@ -21,9 +21,9 @@ from ..errors import UserError
 from ..model.adapters import Adapter
 from ..model.families.base import Source
 from ..progress import Progress
-from ..weights.checkpoint import DTYPES, HFCheckpoint
+from ..weights.checkpoint import HFCheckpoint
 from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
-from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, runs
+from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, rows_of
 
 if TYPE_CHECKING:
     from ..checkpoints.full import TrainedWeights
@@ -83,17 +83,11 @@ def check_tensors(
 ) -> Sampled:
     """Compare a merged folder's tensors with the base's, and with the tensors that training changed.
 
-    The folder must hold every tensor of the base once, in its shape, and no other. A checked tensor is
-    compared in all elements if it has at most WHOLE; otherwise in rows from all its parts. Untrained tensors
-    must have the base's bytes.
-
-    A merged element may differ from the float64 value by half a unit in the last place of its type, which is
-    one rounding, and by the error of float32 arithmetic before it: (rank + 4) * 2^-24 of |W| + |a| |b|, with
-    the lengths of the element's row of A and column of B. After full fine-tuning only the one rounding is
-    allowed. A quantized element may differ by half a step of its quantization.
-
-    This takes about 100 MB of memory in addition to the run's adapters, independent of the tensors' sizes.
-    After full fine-tuning one whole parameter of the run is in memory, as in the merge.
+    The folder must hold every tensor of the base once, in its shape, and no other. A tensor is compared in
+    all elements if it has at most WHOLE; otherwise in rows from all its parts. Untrained tensors must have
+    the base's bytes. A merged element may differ from the float64 value by one rounding, and by the error of
+    float32 arithmetic before it: (rank + 4) * 2^-24 of |W| + |a| |b|, with the lengths of the element's row
+    of A and column of B. A quantized element may differ by half a step of its quantization.
 
     Args:
         dtype: type of the merged tensors.
@@ -145,21 +139,9 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
-def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
-    """Return rows of a tensor of the base, in its own type: [rows, elements of a row]."""
-    tensor = base.tensors[name]
-    dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
-    size = width * dtype.itemsize
-    parts = [
-        np.frombuffer(base.bytes_of(name, start * size, stop * size), dtype).reshape(-1, width)
-        for start, stop in runs(rows)
-    ]
-    return np.concatenate(parts)
-
-
 def _check_bytes(base: HFCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
-    for rows in sampled_blocks(merged.shapes[name], random):
-        if merged.rows(name, rows).tobytes() != _base_rows(base, name, rows).tobytes():
+    for rows in sampled_blocks(merged.tensors[name].shape, random):
+        if merged.rows(name, rows).tobytes() != rows_of(base.tensors[name], base.store.view, rows).tobytes():
             raise UserError(
                 f"{merged.path(name)}: {name} was not trained, and does not have the base's bytes", UNUSABLE
             )
@@ -177,8 +159,8 @@ def _check_values(
     """Compare a tensor with its float64 value, or with the base's if training did not change it; return
     `result` updated."""
     also = [np.array([row]) for row in (expected.also if expected else ())]
-    for rows in [*sampled_blocks(merged.shapes[name], random), *also]:
-        weight = _base_rows(base, name, rows).astype(np.float64)
+    for rows in [*sampled_blocks(merged.tensors[name].shape, random), *also]:
+        weight = rows_of(base.tensors[name], base.store.view, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
         stored = merged.rows(name, rows)
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
@@ -194,42 +176,16 @@ def _check_values(
         error = np.abs(found - exact)
         wrong = ~(error <= allowed)
         if wrong.any():
-            change = None if expected is None or expected.change is None else expected.change(rows)
-            what = f"{merged.path(name)}: {name}"
-            raise _wrong(what, rows, found, exact, wrong, found - weight, change)
+            row, column = (int(index[0]) for index in np.nonzero(wrong))
+            raise UserError(
+                f"{merged.path(name)}: {name} is not what was trained: {np.count_nonzero(wrong):,} of "
+                f"{wrong.size:,} compared elements are wrong, first [{rows[row]}, {column}]: "
+                f"{found[row, column]:.6g} instead of {exact[row, column]:.6g}",
+                UNUSABLE,
+            )
         result = result.with_elements(error, unit / 2, allowed)
     base.release(name)
     return result
-
-
-def _wrong(
-    what: str,
-    rows: Rows,
-    found: np.ndarray,
-    exact: np.ndarray,
-    wrong: np.ndarray,
-    held: np.ndarray,
-    change: np.ndarray | None,
-) -> UserError:
-    """Return the error for the wrong element of a tensor and, if it can be determined, what is wrong.
-
-    Args:
-        what: the tensor's file and name.
-        held: the difference of the merged rows from the base's.
-        change: the expected difference, None if training replaced the rows.
-    """
-    row, column = (int(index[0]) for index in np.nonzero(wrong))
-    count = np.count_nonzero(wrong)
-    message = (
-        f"{what} is not what was trained: {count:,} of {wrong.size:,} compared elements "
-        f"are wrong, first [{rows[row]}, {column}]: {found[row, column]:.6g} instead of "
-        f"{exact[row, column]:.6g}"
-    )
-    if change is not None and change.any() and count > wrong.size // 2:
-        share = float(np.vdot(change, held) / np.vdot(change, change))
-        if np.linalg.norm(held - share * change) < 0.2 * np.linalg.norm(change):
-            message += f"; it holds {round(share, 2) + 0.0:.2f} times the trained change"
-    return UserError(message, UNUSABLE)
 
 
 @dataclass(frozen=True)
@@ -239,12 +195,10 @@ class Expected:
     Attributes:
         value: (rows, the base's rows) -> the float64 value, and the allowed error of float32 arithmetic;
             both [rows, elements of a row].
-        change: rows -> the change that training added, None if it replaced them.
         also: rows that are compared in addition to sampled ones.
     """
 
     value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
-    change: Callable[[Rows], np.ndarray] | None = None
     also: tuple[int, ...] = ()
 
 
@@ -267,13 +221,12 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
             parameter = parameters[adapter.target.weight]
             for number, source in enumerate(parameter.sources):
                 experts = ExpertProduct(adapter, parameter, number, trained)
-                out[source.full_name(base.prefix)] = Expected(experts.value, experts.change)
+                out[source.full_name(base.prefix)] = Expected(experts.value)
             continue
         for part in adapter.projections:
             source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
             product = Product(adapter, source, part.slot, trained)
-            change = product.change if product.magnitude is None else None
-            out[source.full_name(base.prefix)] = Expected(product.value, change)
+            out[source.full_name(base.prefix)] = Expected(product.value)
     return out
 
 
@@ -310,11 +263,6 @@ class Product:
         low = self.a[tuple(across[axis] for axis in self.contracted)]
         high = np.moveaxis(self.b, 0, -1)[tuple(down[axis] for axis in self.rest)]
         return low.T.astype(np.float64), high.astype(np.float64) * self.scale
-
-    def change(self, rows: Rows) -> np.ndarray:
-        """Return the change of some rows."""
-        low, high = self.factors(rows)
-        return high @ low
 
     def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the value, see Expected.value."""

@@ -35,8 +35,7 @@ def verify_merge(
     record: Mapping[str, Any],
     tell: Callable[[dict[str, Any]], object] = lambda figures: None,
 ) -> int:
-    """Check files, then tensors, then logits, and report each, with the figures of logits in the last line;
-    return the exit status.
+    """Check files, then tensors, then logits, and report each; return the exit status.
 
     Logits are skipped, with a note, if the machine has less memory than `logits_bytes`, and for quantized
     weights, which were already compared with float64 values.
@@ -46,8 +45,7 @@ def verify_merge(
         model: the recipe's `model` section.
         dtype: type of the merged tensors.
         record: content of the folder's merge.json.
-        tell: takes each figure when it is known: "files" and "bytes"; "tensors", the fields of `Sampled`; and
-            "logits", those of `LogitDifferences` and its two tolerances, or "logits_left_out", the reason.
+        tell: takes the figures, as they are known, under names of run.json's `verified`.
 
     Raises:
         UserError: when the merge differs from what was trained.

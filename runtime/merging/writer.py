@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import math
 import os
-import time
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,12 +25,10 @@ from ..in_order import in_order
 from ..interrupts import held
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
-from ..weights.contradictions import AGAIN
+from ..weights.checkpoint_files import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
-from .behind import Behind
 from .journal import Journal
-from .known import BaseSums
 from .plan import MergePlan, Piece, Shard
 
 if TYPE_CHECKING:
@@ -53,50 +52,39 @@ def write_shards(
     base: HFCheckpoint,
     journal: Journal,
     quantization: Quantization | None = None,
-    sums: BaseSums | None = None,
 ) -> None:
     """Write the shards that the journal does not have yet, and record each.
 
     Args:
         quantization: the quantization of the plan.
-        sums: gets the base's bytes in the order of its files, and compares them with known hashes.
 
     Raises:
-        Spoiled: when a base file does not match its hash, or a value is not finite.
+        Spoiled: when a value is not finite.
         OSError: when a file cannot be written.
     """
-    feed = _Feed(base, sums)
     with (
         Progress("merging", plan.size, unit="B") as progress,
         ThreadPoolExecutor(WORKERS, thread_name_prefix="merge") as pool,
     ):
         for shard in plan.shards:
             if shard.file in journal.files:
-                for piece in shard.pieces:
-                    feed.piece(piece)
                 progress.skip(shard.size)
                 continue
             with journal.folder.create(shard.file) as file, Sink(file) as sink:
                 sink.write(prefix(shard.header))
-                for chunk in _shard_chunks(shard, base, pool, quantization, feed):
+                for chunk in _shard_chunks(shard, base, pool, quantization):
                     sink.write(chunk)
                     progress.advance(chunk.nbytes)
             if sink.size != shard.size:
                 raise AssertionError(f"{shard.file}: {sink.size} bytes written, {shard.size} planned")
             journal.add(shard.file, sink.size, sink.sha256)
-        feed.end()
 
 
 def _shard_chunks(
-    shard: Shard,
-    base: HFCheckpoint,
-    pool: ThreadPoolExecutor,
-    quantization: Quantization | None = None,
-    feed: _Feed | None = None,
+    shard: Shard, base: HFCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
 ) -> Iterator[Chunk]:
     """Yield the bytes of a shard's tensors, in order."""
     pieces = {piece.name: piece for piece in shard.pieces}
-    forget = feed is None or not feed.hashes  # hashed bytes are read once more
     jobs = ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base))
     made = in_order(pool, jobs, AHEAD)
     for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
@@ -108,13 +96,11 @@ def _shard_chunks(
             written += chunk.nbytes
             held += chunk.nbytes
             if held >= RELEASE_BYTES:
-                base.release(name, forget)
+                base.release(name, forget=True)
                 held = 0
         if written != piece.size:
             raise AssertionError(f"{piece.name}: {written} bytes made, {piece.size} planned")
-        if feed is not None:
-            feed.piece(piece)
-        base.release(name, forget)
+        base.release(name, forget=True)
 
 
 def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
@@ -157,12 +143,7 @@ def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], 
 
 
 def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
-    """Return bytes of an unchanged tensor.
-
-    Raises:
-        Spoiled: when a weight in them is not finite, or a scalar is NaN: a bound, as in Gemma 4's encoders,
-            may be infinite.
-    """
+    """Return bytes of an unchanged tensor; a scalar may be infinite, like a bound of Gemma 4's encoders."""
     data, tensor = base.bytes_of(name, start, end), base.tensors[name]
     if (kind := DTYPES.get(tensor.dtype)) is not None:
         values = np.frombuffer(data, kind)
@@ -173,6 +154,50 @@ def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
 
 def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
     return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
+
+
+class Behind:
+    """Apply a function to each item of a queue, on a thread, at most `depth` items behind.
+
+    The first item starts the thread. After an error the thread drops further items, so that no caller waits
+    forever.
+    """
+
+    def __init__(self, work: Callable[[Any], object], depth: int) -> None:
+        self._work = work
+        self._items: queue.Queue[Any] = queue.Queue(depth)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Any) -> None:
+        """Add an item; raise the error of the work on an earlier one."""
+        with held():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+            self._items.put(item)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of the work on an earlier item."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Wait for the last item."""
+        with held():
+            if self._thread is not None:
+                self._items.put(None)
+                self._thread.join()
+                self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._items.get()) is not None:
+            if self._error is None:
+                try:
+                    self._work(item)
+                except BaseException as error:  # raised in the calling thread
+                    self._error = error
 
 
 class Sink:
@@ -233,90 +258,3 @@ def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
             os.posix_fadvise(descriptor, part[0], part[1] - part[0], os.POSIX_FADV_DONTNEED)
 
     return flush
-
-
-class _Feed:
-    """Feed the base's bytes, in the order of its files, to the comparison with known hashes.
-
-    These are all bytes of the files, also those between tensors, even if the merge does not use them.
-    """
-
-    def __init__(self, base: HFCheckpoint, sums: BaseSums | None) -> None:
-        self._base = base
-        self._sums = sums
-        self._file: str | None = None
-        self._fed = 0
-
-    @property
-    def hashes(self) -> bool:
-        return self._sums is not None
-
-    def piece(self, piece: Piece) -> None:
-        """Feed the next tensor."""
-        if self._sums is None:
-            return
-        tensor = self._base.tensors[piece.name]
-        if tensor.file != self._file:
-            self.end()
-            self._file, self._fed = tensor.file, 0
-        self._feed_to(tensor.end)
-
-    def end(self) -> None:
-        """End the current file."""
-        if self._sums is not None and self._file is not None:
-            size = self._base.headers[self._file].size
-            self._feed_to(size)
-            self._sums.finish_file(self._file, size)
-        self._file = None
-
-    def _feed_to(self, stop: int) -> None:
-        """Feed the current file's remaining bytes up to a place in it."""
-        assert self._sums is not None and self._file is not None
-        store, released = self._base.store, self._fed
-        while self._fed < stop:
-            end = min(self._fed + COPY_BYTES, stop)
-            data, done = store.view(self._file, self._fed, end), None
-            if end == stop or end - released >= RELEASE_BYTES:
-                # Hashing maps the pages again that were released after writing.
-                done, released = partial(store.release, self._file, released, end, True), end
-            self._sums.feed(self._file, data, done)
-            self._fed = end
-
-
-PACE_SECONDS = 1.5
-"""Seconds for which each kind of work is measured."""
-
-
-def estimated_seconds(plan: MergePlan, base: HFCheckpoint, quantization: Quantization | None) -> float:
-    """Estimate the seconds of reading, arithmetic and hashing on this machine, without the output's disk.
-
-    It works on the largest tensor of each kind for up to `PACE_SECONDS`.
-    """
-    total = 0.0
-    for kind in (True, False):
-        pieces = [piece for piece in plan.pieces if piece.copied is kind and piece.size]
-        if pieces:
-            pace = _pace(max(pieces, key=lambda piece: piece.size), base, quantization)
-            total += sum(piece.size for piece in pieces) / pace
-    return total
-
-
-def _pace(piece: Piece, base: HFCheckpoint, quantization: Quantization | None) -> float:
-    """Return the bytes of output per second."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
-        done, started = 0, time.perf_counter()
-        for size in _hashed(piece, base, pool, quantization):
-            done += size
-            if time.perf_counter() - started > PACE_SECONDS:
-                break
-        return done / max(time.perf_counter() - started, 1e-6)
-
-
-def _hashed(
-    piece: Piece, base: HFCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
-) -> Iterator[int]:
-    digest = hashlib.sha256()
-    for chunk in _shard_chunks(Shard("", b"", (piece,)), base, pool, quantization):
-        digest.update(chunk if isinstance(chunk, memoryview) else raw(chunk))
-        yield chunk.nbytes

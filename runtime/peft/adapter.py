@@ -19,8 +19,7 @@ from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
-from ..weights.checkpoint_files import Files, files_of
-from ..weights.contradictions import json_object
+from ..weights.checkpoint_files import Files, files_of, json_object
 from ..weights.headers import Tensor, read_header
 
 if TYPE_CHECKING:
@@ -34,25 +33,13 @@ WRAPPER = "base_model.model."
 MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run from the merged model"
 AGAIN = "download or save the adapter again"
 
-REFUSED: Mapping[str, tuple[str, str]] = {
-    "lora_bias": ("B has biases", MERGE),
-    "fan_in_fan_out": (
-        "its weights are stored as [in, out], unlike those of every supported model",
-        "check that the adapter was trained on this base",
-    ),
-    "layer_replication": ("its model has layers of the base more than once", MERGE),
-    "alora_invocation_tokens": (
-        "activated LoRA applies only to the tokens after its invocation",
-        "train an adapter without alora_invocation_tokens",
-    ),
-    "megatron_config": ("its layers are Megatron's", "save it for transformers' model of the base"),
-    "use_qalora": ("QALoRA's A takes pooled inputs", MERGE),
-    "use_bdlora": ("BD-LoRA's A and B are block-diagonal", MERGE),
-    "arrow_config": ("Arrow routes between several adapters", "import one plain LoRA adapter"),
-    "kasa_config": ("KaSA changes the base's weights", MERGE),
-    "monteclora_config": ("MonteCLoRA samples in addition to A and B", MERGE),
-}
-"""Keys that, if set, mean something other than LoRA's A and B; with the reason and the advice."""
+REFUSED = frozenset(
+    {
+        *("lora_bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens", "megatron_config"),
+        *("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+    }
+)
+"""Keys that, if set, mean something other than LoRA's A and B."""
 
 PASSIVE = frozenset(
     {
@@ -76,16 +63,6 @@ CONVERT = (
     "save it converted, with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=FOLDER of "
     "the untrained adapter); or " + MERGE
 )
-INITS: Mapping[str, tuple[str, str]] = {
-    **{
-        name: ("it changed the base's weights too, so that A and B do not belong to the base", CONVERT)
-        for name in ("pissa", "olora", "corda")
-    },
-    "lora_ga": ("it changed the base's weights too, so that A and B do not belong to the base", MERGE),
-    "loftq": ("A and B correct the rounding of its own quantized base", MERGE),
-    "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
-}
-"""Other values by their beginning: the reason, and the advice."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +101,7 @@ class PeftConfig:
 
 
 def _parse_config(content: bytes, path: str) -> PeftConfig:
-    """Parse an adapter_config.json.
-
-    Args:
-        path: its name in messages.
-
-    Raises:
-        UserError: when it is not valid, or the adapter has unsupported content.
-    """
+    """Parse an adapter_config.json; `path` is its name in messages."""
     fields = json_object(content, path, AGAIN)
     _check_kind(fields, path)
     _check_init(fields.get("init_lora_weights", True), path)
@@ -171,11 +141,10 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
             MERGE,
         )
     for key, value in fields.items():
-        if not value or (key == "target_parameters" and _of_linear_layers(value)):
+        if not value:
             continue
         if key in REFUSED:
-            reason, help = REFUSED[key]
-            raise UserError(f"{path}: {key} is set: {reason}", help)
+            raise UserError(f"{path}: {key} is set: it means more than LoRA's A and B", MERGE)
         if key not in PASSIVE:
             raise UserError(
                 f"{path}: {key} is set, and is not among what peft 0.21 writes",
@@ -183,34 +152,32 @@ def _check_kind(fields: Mapping[str, Any], path: str) -> None:
             )
 
 
-def _of_linear_layers(parameters: Any) -> bool:
-    """Return whether all parameters are weights of linear layers, which A and B adapt like the layers."""
-    return isinstance(parameters, list) and all(str(name).endswith("_proj.weight") for name in parameters)
-
-
 def _check_init(init: Any, path: str) -> None:
     if any(init is known or (isinstance(known, str) and init == known) for known in KEEP_BASE):
         return
-    name = str(init).lower()
-    reason, help = next(
-        (why for kind, why in INITS.items() if name.startswith(kind)),
-        ("it is not known whether it changed the base's weights", MERGE),
+    raise UserError(
+        f"{path}: init_lora_weights is {json.dumps(init)}: it may have changed the base's weights too",
+        CONVERT,
     )
-    raise UserError(f"{path}: init_lora_weights is {json.dumps(init)}: {reason}", help)
+
+
+def _valid(valid: bool, value: Any, key: str, path: str, what: str) -> Any:
+    """Return a value of adapter_config.json, if it is valid."""
+    if not valid:
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not {what}", AGAIN)
+    return value
 
 
 def _mapping(fields: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
     value = fields.get(key) or {}
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not an object", AGAIN)
-    return value
+    found: dict[str, Any] = _valid(isinstance(value, dict), value, key, path, "an object")
+    return found
 
 
 def _names(fields: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
     value = fields.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a list of names", AGAIN)
-    return tuple(value)
+    valid = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return tuple(_valid(valid, value, key, path, "a list of names"))
 
 
 def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
@@ -225,23 +192,17 @@ def _tokens(fields: Mapping[str, Any], path: str) -> tuple[int, ...]:
             )
         (value,) = value.values()
     whole = isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
-    if not whole or len(set(value)) < len(value):
-        raise UserError(
-            f"{path}: trainable_token_indices is {json.dumps(value)}, not a list of different tokens", AGAIN
-        )
-    return tuple(value)
+    valid = whole and len(set(value)) == len(value)
+    return tuple(_valid(valid, value, "trainable_token_indices", path, "a list of different tokens"))
 
 
 def _rank(value: Any, key: str, path: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a rank", AGAIN)
-    return value
+    return int(_valid(type(value) is int and value > 0, value, key, path, "a rank"))
 
 
 def _number(value: Any, key: str, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a number", AGAIN)
-    return float(value)
+    valid = type(value) in (int, float) and math.isfinite(value)
+    return float(_valid(valid, value, key, path, "a number"))
 
 
 PICKLED = "adapter_model.bin"
@@ -259,9 +220,7 @@ ROWS = ".token_adapter.trainable_tokens_delta"
 LAYER = re.compile(rf"{LAYERS}\.(\d{{1,9}})\..+")
 _ELSE: Mapping[str, tuple[str, str]] = {
     r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
-    r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
     r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
-    rf"{re.escape(ROWS)}$": ("rows of an embedding, without trainable_token_indices", AGAIN),
     rf"\.({'|'.join(EMBEDDINGS)})\.(base_layer\.)?weight$": (
         "the base's own embedding",
         "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
@@ -304,17 +263,12 @@ class PeftAdapter:
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Return whether two tensors hold the same values, byte for byte."""
-        view = self.files.view
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and view(
-            one.file, one.start, one.end
-        ) == view(other.file, other.start, other.end)
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return alike and self.read(one).tobytes() == self.read(other).tobytes()
 
 
 def open_adapter(address: Path | str) -> PeftAdapter:
-    """Open an adapter: read its configuration and its list of tensors.
-
-    Args:
-        address: a folder of adapter_config.json and adapter_model.safetensors, or an address of fsspec.
+    """Open an adapter in a folder or at an address: read its configuration and its list of tensors.
 
     Raises:
         UserError: when it is not an adapter, or has anything except A, B and magnitudes of decoder layers'

@@ -20,6 +20,7 @@ from .fitting import keys_as_values, whole_sources
 from .known import has_parameters
 
 WEIGHT = ".weight"
+KINDS = ("A.weight", "B.weight", "magnitude_vector")
 
 
 def _adapter_arrays(
@@ -46,21 +47,15 @@ def _adapter_arrays(
     return [
         (f"{WRAPPER}{prefix}{wrapped.get(name, name)}.lora_{which}", matrix)
         for name, delta in {**deltas, **copies}.items()
-        for which, matrix in (
-            ("A.weight", delta.a),
-            ("B.weight", delta.b),
-            ("magnitude_vector", delta.magnitude),
-        )
+        for which, matrix in zip(KINDS, (delta.a, delta.b, delta.magnitude), strict=True)
         if matrix is not None
     ]
 
 
 def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
     """Return whether two modules have the same rank and alpha: vLLM uses the name that it reads."""
-    return (settings.rank_of(keys), settings.alpha_of(keys)) == (
-        settings.rank_of(values),
-        settings.alpha_of(values),
-    )
+    ranks, alphas = settings.rank_of, settings.alpha_of
+    return (ranks(keys), alphas(keys)) == (ranks(values), alphas(values))
 
 
 def write_weights(

@@ -135,11 +135,7 @@ def _one_sided(wanted: Collection[str], present: Collection[str], how: str) -> l
 
 
 def _scales(found: PeftAdapter, base: Known) -> tuple[dict[str, int], dict[str, float]]:
-    """Return rank and alpha of each module of the adapter, in the model's order.
-
-    Raises:
-        UserError: when A's rank differs from the configuration's.
-    """
+    """Return rank and alpha of each module of the adapter, in the model's order; A must have its rank."""
     config = found.config
     sites = base.family.all_targets(base.architecture)
     experts = {module: site.experts for site in sites for module in site.modules if module in found.tensors}
@@ -167,9 +163,8 @@ def _check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
     """Check that A and B fit the base's weights; otherwise raise UserError."""
     for adapter in adapters:
         for part in adapter.projections:
-            for which, tensor, shape in zip(
-                WHICH[: len(adapter.arrays)], found.tensors[part.name], adapter.shapes(part), strict=True
-            ):
+            tensors, shapes = found.tensors[part.name], adapter.shapes(part)
+            for which, tensor, shape in zip(WHICH, tensors, shapes, strict=False):
                 if tensor.shape != shape:
                     raise _other_shape(found, f"{which} of {part.name}", tensor.shape, shape)
 
@@ -195,13 +190,7 @@ def _compare(
     parts: list[str],
     lines: list[str],
 ) -> None:
-    """Add the differences of ranks or alphas from the recipe's, and the lines that would remove them.
-
-    Args:
-        given: the adapter's values, by module.
-        ours: returns the recipe's value of a module.
-        default, pattern: from the adapter's configuration.
-    """
+    """Add the differences of ranks or alphas from the recipe's, and the lines that would remove them."""
     other = [module for module in given if given[module] != ours(module)]
     if not other:
         return

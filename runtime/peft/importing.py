@@ -18,8 +18,7 @@ import numpy as np
 from ..checkpoints.adapter_reader import absolute, recorded_lora, step_folders
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..errors import UserError
-from ..model.adapters import TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters
-from ..model.families.base import Parameter
+from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
 from .adapter import PeftAdapter, open_adapter, plain
@@ -50,10 +49,6 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             f"{target} already holds checkpoints, the newest of step {steps[-1]}",
             "an adapter is imported into an empty directory: choose another with --output or --checkpoint",
         )
-    if not (artifact / LOCK).is_file():
-        raise UserError(
-            f"{artifact / LOCK}: no such file", "the artifact is incomplete; build the recipe again"
-        )
     record = read_record(artifact)
     settings = recorded_lora(record, base)
     found = open_adapter(adapter)
@@ -64,7 +59,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
         )
     wanted, initial = _wanted(found, settings), None
     found = fitting(found, base, wanted)
-    arrays, change = arrays_of(found, base, wanted)
+    arrays = arrays_of(found, base, wanted)
     if settings.principal:
         from ..model.principal import halved
 
@@ -78,7 +73,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
             arrays |= {path: array for (path, *_), array in zip(a.arrays, a.join(halves), strict=True)}
     model = record["recipe"].get("model") or {}
     trained = model.get("id", base.name), model.get("revision")
-    for note in notes(found, base, wanted, trained, change):
+    for note in notes(found, base, wanted, trained):
         print(f"note: {note}")
 
     from ..checkpoints.saving import Checkpoints
@@ -98,11 +93,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
 
 
 def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
-    """Return the settings of the adapter that a recipe's run exports; an import expects the same.
-
-    Raises:
-        UserError: when the recipe's adapters start from the base's weights, and this has not double rank.
-    """
+    """Return the settings of the adapter that a recipe's run exports; an import expects the same."""
     if not settings.principal:
         return settings
     from ..model.principal import plain as exported
@@ -127,81 +118,51 @@ def origin(found: PeftAdapter) -> dict[str, Any]:
     }
 
 
-def arrays_of(
-    found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings
-) -> tuple[dict[str, np.ndarray], tuple[float, str]]:
-    """Return an adapter's arrays, by the paths of Tunix's model.
+def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) -> dict[str, np.ndarray]:
+    """Return an adapter's arrays in lora.dtype, by the paths of Tunix's model.
 
     Args:
         found: the result of `fitting`.
 
-    Returns:
-        The arrays, and the largest change that conversion to lora.dtype made to a number, with its
-        module.
-
     Raises:
         UserError: when a number is not finite, or modules that share A under lora.kv have different ones.
     """
-    values = _Values(found, np.dtype(settings.dtype))
+
+    def read(name: str, tensor: Tensor) -> np.ndarray:
+        values = found.read(tensor)
+        if not np.isfinite(values.astype(np.float32, copy=False)).all():
+            raise UserError(
+                f"{found.path}: {name} holds values that are not finite",
+                "use an earlier checkpoint of its training",
+            )
+        return values.astype(settings.dtype, copy=False)
+
     arrays: dict[str, np.ndarray] = {}
     for adapter in build_adapters(base.family, base.architecture, settings):
-        arrays |= _joined(adapter, values)
+        parts: dict[str, Matrices] = {
+            part.name: tuple(read(part.name, tensor) for tensor in found.tensors[part.name])
+            for part in adapter.projections
+        }
+        try:
+            joined = adapter.join(parts)
+        except ValueError as error:
+            raise UserError(
+                f"{found.path}: {error}, and lora.kv: shared has one for both",
+                BUILD.format("lora.kv: independent"),
+            ) from error
+        arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
     if settings.trains_whole:
         from ..model.whole import trained_whole
 
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
-            arrays[parameter.path] = _stacked(parameter, values)
+            out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)
+            for number, source in enumerate(parameter.sources):
+                tensor = read(source.module, found.whole[source.name])
+                out[parameter.place(number)] = tensor.reshape(source.reshape).transpose(source.transpose)
     if settings.train_tokens:
         order = [found.config.tokens.index(int(token)) for token in settings.train_tokens]
         arrays[TOKEN_ROWS] = arrays[TOKEN_ROWS][order]
-    return arrays, values.change
-
-
-class _Values:
-    """An adapter's tensors in another type, and the largest change made to a number, with its module."""
-
-    def __init__(self, found: PeftAdapter, dtype: np.dtype) -> None:
-        self.found, self.dtype = found, dtype
-        self.change = (0.0, "")
-
-    def read(self, name: str, tensor: Tensor) -> np.ndarray:
-        """Read a tensor of a module; raise UserError unless all numbers are finite."""
-        values = self.found.read(tensor)
-        given = values.astype(np.float32, copy=False)
-        if not np.isfinite(given).all():
-            raise UserError(
-                f"{self.found.path}: {name} holds values that are not finite",
-                "use an earlier checkpoint of its training",
-            )
-        made = values.astype(self.dtype, copy=False)
-        change = float(np.abs(made.astype(np.float32, copy=False) - given).max(initial=0.0))
-        self.change = max(self.change, (change, name))
-        return made
-
-
-def _joined(adapter: Adapter, values: _Values) -> dict[str, np.ndarray]:
-    """Return the arrays of an adapter by their paths."""
-    parts: dict[str, Matrices] = {}
-    for part in adapter.projections:
-        tensors = values.found.tensors[part.name]
-        parts[part.name] = tuple(values.read(part.name, tensor) for tensor in tensors)
-    try:
-        joined = adapter.join(parts)
-    except ValueError as error:
-        raise UserError(
-            f"{values.found.path}: {error}, and lora.kv: shared has one for both",
-            BUILD.format("lora.kv: independent"),
-        ) from error
-    return {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
-
-
-def _stacked(parameter: Parameter, values: _Values) -> np.ndarray:
-    """Build a parameter from tensors that were trained whole."""
-    out = np.zeros(parameter.shape, values.dtype)
-    for number, source in enumerate(parameter.sources):
-        tensor = values.read(source.module, values.found.whole[source.name])
-        out[parameter.place(number)] = tensor.reshape(source.reshape).transpose(source.transpose)
-    return out
+    return arrays
 
 
 def notes(
@@ -209,13 +170,11 @@ def notes(
     base: HFCheckpoint,
     settings: LoraSettings,
     model: tuple[str, str | None],
-    change: tuple[float, str],
 ) -> Iterable[str]:
     """Return notes for the user on an adapter that fits.
 
     Args:
         model: the recipe's, with its revision.
-        change: from `arrays_of`.
     """
     config = found.config
     if config.base is not None and config.base not in (model[0], base.name):
@@ -225,6 +184,3 @@ def notes(
         yield f"the adapter was trained on revision {config.revision} of the model; the recipe's is {other}"
     if config.dropout != settings.dropout:
         yield f"the adapter was trained with dropout {config.dropout:g}; the recipe's is {settings.dropout:g}"
-    largest, module = change
-    if largest:
-        yield f"A and B are rounded to {settings.dtype}: the largest change is {largest:.1e}, in {module}"

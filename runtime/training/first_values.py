@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..merging.in_memory import in_memory
+from ..merging.arithmetic import in_memory
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.families.base import Source
 from ..model.principal import Start, first_values, read_initial, write_initial

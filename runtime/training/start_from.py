@@ -58,7 +58,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
             "restore it, or start a new run in another --output",
         )
     _tell(found, known)
-    arrays, change = arrays_of(found, session.base, lora)
+    arrays = arrays_of(found, session.base, lora)
     session.hosts.same(
         "adapter",
         hashlib.sha256(json.dumps(dict(found.sha256)).encode()).hexdigest(),
@@ -68,7 +68,7 @@ def start_from(session: Session, built: Built, settings: RunSettings) -> None:
     _replace(built, arrays, session.mesh)
     if not session.hosts.first or resumed:
         return
-    for note in notes(found, session.base, lora, (settings.model.id, settings.model.revision), change):
+    for note in notes(found, session.base, lora, (settings.model.id, settings.model.revision)):
         print(f"note: {note}", file=sys.stderr)
     write_next_to(session.directory, RECORD, (json.dumps(origin(found), indent=2) + "\n").encode())
     print(f"starting from the adapter {found.files.name}: {len(found.tensors)} modules", file=sys.stderr)

@@ -20,9 +20,7 @@ from ..model.families import Architecture, Family, UnsupportedCheckpoint, family
 from ..model.families.base import Source
 from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
-from .checkpoint_files import Files, files_of
-from .contradictions import AGAIN as _AGAIN
-from .contradictions import json_object
+from .checkpoint_files import AGAIN, Files, files_of, json_object
 from .headers import KIND, Header, Tensor, check_kind, read_header
 from .safetensors_files import DTYPES
 
@@ -87,7 +85,7 @@ class HFCheckpoint:
             for name, tensor in header.tensors.items():
                 if name in tensors:
                     files = f"{tensors[name].file} and {tensor.file}"
-                    raise UserError(f"{store.name}: {name} is in both {files}", _AGAIN)
+                    raise UserError(f"{store.name}: {name} is in both {files}", AGAIN)
                 tensors[name] = tensor
         if index is not None:
             _check_index(store, tensors)
@@ -218,7 +216,7 @@ class HFCheckpoint:
         Raises:
             UserError: when it is absent or its shape differs from the family's.
         """
-        fault = fault_of(source, self.prefix, self.config, self.tensors)
+        fault = fault_of(source, self.prefix, self.tensors)
         if fault is not None:
             raise self._refused(fault)
         name, (count, *rest) = source.full_name(self.prefix), source.reshape
@@ -250,13 +248,7 @@ class HFCheckpoint:
 
 
 def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format | None:
-    """Return the format in which weights are stored quantized; None if config.json names none that the family
-    reads.
-
-    Raises:
-        UnsupportedCheckpoint: a value of the format is wrong.
-        UserError: the artifact has no code for the format, because the recipe's model is not stored in it.
-    """
+    """Return the format in which weights are stored quantized; None for one that the family does not read."""
     described = config.get(QUANTIZATION)
     if described is None or not family.reads(described):
         return None
@@ -274,11 +266,7 @@ def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format |
 
 
 def _described(store: Files, read: Callable[[], Known]) -> Known:
-    """Return a family's description of a config.json.
-
-    Raises:
-        UserError: when the family does not support it, or a value has the wrong type.
-    """
+    """Return a family's description of a config.json, which may contain anything."""
     try:
         return read()
     except UnsupportedCheckpoint as error:
@@ -286,7 +274,7 @@ def _described(store: Files, read: Callable[[], Known]) -> Known:
             f"{store.name}: {error}", "give a checkpoint of the model that the recipe names"
         ) from error
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise UserError(f"{store.path(CONFIG)}: a value is of the wrong type: {error}", _AGAIN) from error
+        raise UserError(f"{store.path(CONFIG)}: a value is of the wrong type: {error}", AGAIN) from error
 
 
 def read_config(store: Files) -> dict[str, Any]:
@@ -295,12 +283,9 @@ def read_config(store: Files) -> dict[str, Any]:
     Raises:
         UserError: when the folder or the file is missing, or the file is not a JSON object.
     """
-    if not store.exists:
-        raise UserError(
-            f"{store.name}: no such folder", "--model takes a folder of config.json and safetensors"
-        )
     if CONFIG not in store.sizes:
-        raise UserError(f"{store.name}: no {CONFIG}", "--model takes a folder of config.json and safetensors")
+        missing = f"no {CONFIG}" if store.exists else "no such folder"
+        raise UserError(f"{store.name}: {missing}", "--model takes a folder of config.json and safetensors")
     return _read_json(store, CONFIG)
 
 
@@ -313,12 +298,12 @@ def _weight_files(store: Files) -> tuple[list[str], str | None]:
         missing = [name for name in names if name not in store.sizes]
         if missing:
             raise UserError(
-                f"{store.name}: {', '.join(missing)} missing; {INDEX} names {len(names)} files", _AGAIN
+                f"{store.name}: {', '.join(missing)} missing; {INDEX} names {len(names)} files", AGAIN
             )
         return names, INDEX
     found = sorted(name for name in store.sizes if "/" not in name and name.endswith(WEIGHT_SUFFIXES))
     if any(name.endswith(".safetensors") for name in found):
-        raise UserError(f"{store.name}: several safetensors files and no {INDEX}", _AGAIN)
+        raise UserError(f"{store.name}: several safetensors files and no {INDEX}", AGAIN)
     raise UserError(
         f"{store.name}: neither {SINGLE} nor {INDEX}"
         + (f"; {', '.join(found[:3])} is in another format" if found else ""),
@@ -329,11 +314,11 @@ def _weight_files(store: Files) -> tuple[list[str], str | None]:
 def _weight_map(store: Files) -> dict[str, str]:
     weight_map = _read_json(store, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{store.path(INDEX)}: no weight_map", _AGAIN)
+        raise UserError(f"{store.path(INDEX)}: no weight_map", AGAIN)
     for name, file in weight_map.items():
         if not isinstance(file, str) or PurePosixPath(file).name != file:
             raise UserError(
-                f"{store.path(INDEX)}: {name} is in {file!r}, not in a file of this folder", _AGAIN
+                f"{store.path(INDEX)}: {name} is in {file!r}, not in a file of this folder", AGAIN
             )
     return weight_map
 
@@ -341,10 +326,10 @@ def _weight_map(store: Files) -> dict[str, str]:
 def _check_index(store: Files, tensors: Mapping[str, Tensor]) -> None:
     for name, file in sorted(_weight_map(store).items()):
         if name not in tensors:
-            raise UserError(f"{store.path(INDEX)}: names {name}, which {file} does not hold", _AGAIN)
+            raise UserError(f"{store.path(INDEX)}: names {name}, which {file} does not hold", AGAIN)
         if tensors[name].file != file:
             raise UserError(
-                f"{store.path(INDEX)}: names {name} in {file}; it is in {tensors[name].file}", _AGAIN
+                f"{store.path(INDEX)}: names {name} in {file}; it is in {tensors[name].file}", AGAIN
             )
 
 
@@ -376,7 +361,7 @@ def refuse_links(store: Files, names: Iterable[str]) -> None:
 
 def _read_json(store: Files, name: str) -> dict[str, Any]:
     if store.sizes[name] > MAX_JSON:
-        raise UserError(f"{store.path(name)}: has {store.sizes[name]:,} bytes, at most {MAX_JSON:,}", _AGAIN)
+        raise UserError(f"{store.path(name)}: has {store.sizes[name]:,} bytes, at most {MAX_JSON:,}", AGAIN)
     content = store.read(name)
     check_kind(store.path(name), content)
     return json_object(content, store.path(name))

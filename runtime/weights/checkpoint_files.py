@@ -2,77 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..addresses import failed, open_address, read_range
 from ..errors import UserError
-from .contradictions import AGAIN
 
+AGAIN = "copy or download the checkpoint again"
 SIDE_FOLDERS = ("additional_chat_templates",)
 """The only subfolders that belong to a checkpoint."""
 
 
-class Files(Protocol):
-    """The files of a folder, by their names in it.
+class Files:
+    """The files of a folder on this machine, by their names in it.
 
     Attributes:
         name: the folder's name in messages.
         folder: its local path, None if it is not local.
         exists: whether the folder exists.
         sizes: size in bytes of every file in it and in its side folders.
-    """
-
-    name: str
-    folder: Path | None
-    exists: bool
-    sizes: Mapping[str, int]
-
-    def path(self, name: str) -> str:
-        """Return a file's name for messages."""
-
-    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """Return a copy of a file's bytes [start:end), by default to its end.
-
-        Raises:
-            UserError: when it cannot be read.
-        """
-
-    def view(self, name: str, start: int, end: int) -> memoryview:
-        """Return the bytes [start:end) of a file, read-only, and mapped if possible.
-
-        Raises:
-            UserError: when they cannot be read.
-        """
-
-    def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
-        """Let the system reclaim the memory of viewed bytes; `forget` also drops them from its disk cache.
-
-        A merge reads a base once. Its pages would displace other pages, and reusing a released page is
-        cheaper than a fresh one: a third of the time of a merge from a cold disk.
-        """
-
-
-def files_of(directory: Path | str) -> Files:
-    """Return the files of a folder on this machine, or at an address that fsspec knows.
 
     Raises:
-        UserError: when no file system is known for the address, its package is missing, or the folder cannot
-        be listed.
+        UserError: when it cannot be listed.
     """
-    opened = open_address(directory)
-    return LocalFiles(opened) if isinstance(opened, Path) else RemoteFiles(str(directory), *opened)
 
-
-class LocalFiles:
-    """A folder on this machine."""
+    folder: Path | None
 
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
-        self.folder: Path | None = folder
+        self.folder = folder
         self._root = folder
         self._maps: dict[str, mmap.mmap] = {}
         self.exists = folder.is_dir()
@@ -88,9 +50,15 @@ class LocalFiles:
             raise UserError(f"{folder}: {error.strerror or error}", "check that you may read it") from error
 
     def path(self, name: str) -> str:
+        """Return a file's name for messages."""
         return str(self._root / name)
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """Return a copy of a file's bytes [start:end), by default to its end.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
         try:
             with (self._root / name).open("rb") as file:
                 file.seek(start)
@@ -99,6 +67,11 @@ class LocalFiles:
             raise UserError(f"{self.path(name)}: {error.strerror or error}", AGAIN) from error
 
     def view(self, name: str, start: int, end: int) -> memoryview:
+        """Return the bytes [start:end) of a file, read-only, and mapped if possible.
+
+        Raises:
+            UserError: when they cannot be read.
+        """
         if name not in self._maps:
             try:
                 with (self._root / name).open("rb") as file:
@@ -108,6 +81,11 @@ class LocalFiles:
         return memoryview(self._maps[name])[start:end]
 
     def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
+        """Let the system reclaim the memory of viewed bytes; `forget` also drops them from its disk cache.
+
+        A merge reads a base once. Its pages would displace other pages, and reusing a released page is
+        cheaper than a fresh one: a third of the time of a merge from a cold disk.
+        """
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
         if name in self._maps and length > 0 and hasattr(mmap, "MADV_DONTNEED"):
@@ -117,22 +95,18 @@ class LocalFiles:
                     os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
 
 
-class RemoteFiles:
-    """A folder on a file system of fsspec, which does its own retries.
-
-    Raises:
-        UserError: when it cannot be listed.
-    """
+class RemoteFiles(Files):
+    """A folder on a file system of fsspec, which does its own retries."""
 
     def __init__(self, address: str, system: Any, root: str) -> None:
         self.name = address.rstrip("/")
-        self.folder: Path | None = None
+        self.folder = None
         self._system = system
-        self._root = root
+        self._remote = root
         self.exists = True
         system.invalidate_cache()
         try:
-            self.sizes: Mapping[str, int] = self._list()
+            self.sizes = self._list()
         except (FileNotFoundError, NotADirectoryError):
             self.exists, self.sizes = False, {}
         except Exception as error:  # an error of any library behind the address
@@ -151,29 +125,51 @@ class RemoteFiles:
         """Do nothing: viewed bytes are a copy."""
 
     def _list(self) -> dict[str, int]:
-        entries = self._system.ls(self._root, detail=True)
+        entries = self._system.ls(self._remote, detail=True)
         found = {name_of(entry): entry for entry in entries if entry["type"] == "file" and name_of(entry)}
         folders = {name_of(entry) for entry in entries if entry["type"] == "directory"}
         for side in folders.intersection(SIDE_FOLDERS):
-            for entry in self._system.ls(f"{self._root}/{side}", detail=True):
+            for entry in self._system.ls(f"{self._remote}/{side}", detail=True):
                 if entry["type"] == "file" and name_of(entry):
                     found[f"{side}/{name_of(entry)}"] = entry
         # The listing of a file's address is that file.
-        itself = self._root.strip("/")
+        itself = self._remote.strip("/")
         found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
         if not found and not folders:
-            raise FileNotFoundError(self._root)
+            raise FileNotFoundError(self._remote)
         sizes = {}
         for name, entry in found.items():
             size = entry.get("size")
-            sizes[name] = self._system.size(f"{self._root}/{name}") if size is None else size
+            sizes[name] = self._system.size(f"{self._remote}/{name}") if size is None else size
         return sizes
 
     def _range(self, name: str, start: int, end: int) -> bytearray:
         try:
-            return read_range(self._system, f"{self._root}/{name}", start, end)
+            return read_range(self._system, f"{self._remote}/{name}", start, end)
         except Exception as error:  # an error of any library behind the address
             raise failed(self.path(name), "read", error) from error
+
+
+def files_of(directory: Path | str) -> Files:
+    """Return the files of a folder on this machine, or at an address that fsspec knows.
+
+    Raises:
+        UserError: when no file system is known for the address, its package is missing, or the folder cannot
+        be listed.
+    """
+    opened = open_address(directory)
+    return Files(opened) if isinstance(opened, Path) else RemoteFiles(str(directory), *opened)
+
+
+def json_object(content: bytes, path: str, help: str = AGAIN) -> dict[str, Any]:
+    """Return the JSON object of a file; raise UserError if it holds none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error})", help) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a JSON object", help)
+    return found
 
 
 def name_of(entry: Mapping[str, Any]) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..model.families.base import Family
 from .agreement import QUANTIZATION
-from .checkpoint_files import Files
-from .contradictions import AGAIN
+from .checkpoint_files import AGAIN, Files
 from .headers import Tensor
 from .packed import Format, Unpaired
 

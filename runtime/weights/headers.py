@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import UserError
-from .checkpoint_files import Files
-from .contradictions import AGAIN, foreign
+from .checkpoint_files import AGAIN, Files
 
 ITEM_BYTES: dict[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -173,6 +172,15 @@ def read_header(files: Files, name: str) -> Header:
 
 def check_kind(path: str, content: bytes) -> None:
     """Raise UserError if the first bytes of a file show that it is something else."""
-    other = foreign(content[:KIND])
-    if other is not None:
-        raise UserError(f"{path}: is {other[0]}", other[1])
+    start = content[:KIND].lstrip().lower()
+    if not content:
+        raise UserError(f"{path}: is an empty file", AGAIN)
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(
+            f"{path}: is a Git LFS pointer instead of the file", "run `git lfs pull` in that folder"
+        )
+    if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        raise UserError(
+            f"{path}: is a web page or an error of the server that it came from",
+            "download it again; a gated model needs HF_TOKEN",
+        )

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..addresses import failed, is_address
+from ..addresses import failed, first_line, is_address
 from ..errors import UserError
 from ..settings import ModelSettings
 from .checkpoint import HFCheckpoint
@@ -82,14 +82,10 @@ def _download(repository: str, revision: str | None) -> Path:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{where}: no such revision on Hugging Face", "check model.revision") from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise UserError(
-            f"{where}: could not be downloaded ({str(error).splitlines()[0]})",
-            "check the connection, or give a downloaded folder with --model DIR",
-        ) from error
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{where}: could not be downloaded ({error})", "give a downloaded folder with --model DIR"
+            f"{where}: could not be downloaded ({first_line(error)})",
+            "check the connection, or give a downloaded folder with --model DIR",
         ) from error
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from .agreement import Fault, Kind, Stored
-from .contradictions import AGAIN
+from .checkpoint_files import AGAIN
 from .headers import Tensor
 
 One = TypeVar("One", bound=Stored)

@@ -95,7 +95,7 @@ class Merges:
 @pytest.fixture(scope="module")
 def merges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merges]:
     place = tmp_path_factory.mktemp("kills")
-    base = HFCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3, sums=True))
+    base = HFCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3))
     save_run(place / "run", base, lora_section(rank=16))
     (place / "merge.py").write_text(SCRIPT.format(root=str(ROOT), run=str(place / "run")))
     lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))

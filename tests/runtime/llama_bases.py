@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,16 +31,13 @@ TINY: Mapping[str, Any] = {
 """The config of a model of 10 KB in bfloat16."""
 
 
-def write_base(
-    folder: Path, config: Mapping[str, Any] = TINY, files: int = 3, seed: int = 0, sums: bool = False
-) -> Path:
+def write_base(folder: Path, config: Mapping[str, Any] = TINY, files: int = 3, seed: int = 0) -> Path:
     """Write a checkpoint in bfloat16, with some other files, and return its folder.
 
     Args:
         config: config.json.
         files: the number of weight files, about equally large.
         seed: the weights' seed.
-        sums: whether to write a SHA256SUMS with the hashes of the weights.
     """
     family = family_of(config)
     shapes = {
@@ -71,25 +67,7 @@ def write_base(
     (folder / "generation_config.json").write_text("{}\n")
     (folder / "tokenizer.json").write_text("{}\n")
     (folder / "README.md").write_text("# A base\n")
-    if sums:
-        write_sums(folder)
     return folder
-
-
-def write_sums(folder: Path) -> None:
-    """Write a SHA256SUMS of the current weights."""
-    lines = (
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted(folder.glob("*.safetensors"))
-    )
-    (folder / "SHA256SUMS").write_text("".join(lines))
-
-
-def flip(path: Path, place: int) -> None:
-    """Flip a bit of a file. A negative place counts from the end."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0x10
-    path.write_bytes(content)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:

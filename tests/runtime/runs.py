@@ -13,7 +13,7 @@ import numpy as np
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
-from recipec.runtime.merging.folder import LocalFolder
+from recipec.runtime.merging.folder import OutputFolder
 from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.model.whole import trained_whole
@@ -118,8 +118,8 @@ def write_merged(
 ) -> MergePlan:
     """Write the base with changes, without a run's record: the weights, their index and config.json."""
     plan = plan_merge(base, changes, dtype, max_shard_size)
-    with LocalFolder(folder).locked():
-        kept = journal.begin(LocalFolder(folder), {}, {shard.file for shard in plan.shards})
+    with OutputFolder(folder).locked():
+        kept = journal.begin(OutputFolder(folder), {}, {shard.file for shard in plan.shards})
         writer.write_shards(plan, base, kept)
         kept.folder.write("config.json", base.config_file())
         if plan.index is not None:

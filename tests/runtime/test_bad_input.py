@@ -164,39 +164,19 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "another hidden size": (
         configure(hidden_size=96),
-        f"MODEL/{FIRST}: {TEXT}embed_tokens.weight has shape [512, 64], "
-        "expected [512, 96] from config.json (hidden_size 96)",
-        ONE,
-    ),
-    "another vocabulary": (
-        configure(vocab_size=600),
-        f"MODEL/{FIRST}: {TEXT}embed_tokens.weight has shape [512, 64], "
-        "expected [600, 64] from config.json (vocab_size 600)",
-        ONE,
-    ),
-    "other heads": (
-        configure(num_attention_heads=8),
-        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has shape [128, 64], "
-        "expected [256, 64] from config.json (num_attention_heads 8 x head_dim 32)",
-        ONE,
-    ),
-    "other heads of global layers": (
-        configure(num_global_key_value_heads=1),
-        f"MODEL/{SECOND}: {TEXT}layers.1.self_attn.k_proj.weight has shape [128, 64], expected [64, 64] "
-        "from config.json (num_key_value_heads 2 x head_dim 32 or "
-        "num_global_key_value_heads 1 x global_head_dim 64)",
+        f"MODEL/{FIRST}: {TEXT}embed_tokens.weight has shape [512, 64], expected [512, 96] from config.json",
         ONE,
     ),
     "another feed-forward size": (
         configure(intermediate_size=192),
         f"MODEL/{FIRST}: {TEXT}layers.0.mlp.gate_proj.weight has shape [128, 64], "
-        "expected [192, 64] from config.json (intermediate_size 192)",
+        "expected [192, 64] from config.json",
         ONE,
     ),
     "tensor of another shape": (
         rewrite(FIRST, narrow),
         f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.o_proj.weight has shape [64, 96], "
-        "expected [64, 128] from config.json (num_attention_heads 4 x head_dim 32)",
+        "expected [64, 128] from config.json",
         ONE,
     ),
     "tensor that is missing": (

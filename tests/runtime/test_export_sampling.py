@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from safetensors.numpy import save_file
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
 from recipec.runtime.checkpoints.full import ReplacedTensor, TrainedWeights
-from recipec.runtime.errors import UserError
 from recipec.runtime.merging import sampling
 from recipec.runtime.merging.merged_files import check_files
 from recipec.runtime.merging.sampling import Sampled, check_tensors
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
+from tests.refusals import message
 from tests.runtime.runs import lora_section, save_run
 
 SINGLE = "model.safetensors"
@@ -98,34 +98,16 @@ class Case:
         return message(lambda: self.check(folder, {**self.tensors, **tensors}))
 
 
-def message(action: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    assert caught.value.help, "says what to do"
-    return caught.value.message
-
-
 PATTERNS = {"rank_pattern": {"k_proj": 2, "down_proj": 5}, "alpha_pattern": {r"layers\.0\..*v_proj": 1.0}}
+TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "gemma4-multimodal-rslora-patterns": (
+    "multimodal-rslora-patterns": (tiny.make_gemma4, {**TWO, "shards": 3}, {"rslora": True, **PATTERNS}),
+    "text-shared-bfloat16": (
         tiny.make_gemma4,
-        {"shards": 3},
-        {"rslora": True, **PATTERNS},
-    ),
-    "gemma4-text-shared-bfloat16": (
-        tiny.make_gemma4,
-        {"multimodal": False, "num_global_key_value_heads": 1},
+        {**TWO, "multimodal": False},
         {"kv": "shared", "dtype": "bfloat16"},
     ),
-    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}, PATTERNS),
-    "gemma3-fused-qkv-shared": (
-        tiny.make_gemma3,
-        {"num_key_value_heads": 8},
-        {"targets": ["q_proj", "v_proj", "o_proj"], "kv": "shared"},
-    ),
-    "gemma2": (tiny.make_gemma2, {"num_hidden_layers": 2}, {"targets": ["v_proj", "gate_proj"]}),
-    "llama": (tiny.make_llama, {}, {"rslora": True, "layers": [1]}),
-    "qwen3": (tiny.make_qwen3, {}, {"quantize": "nf4"}),
+    "fused-qkv-patterns": (tiny.make_gemma3, {"num_key_value_heads": 8, "num_hidden_layers": 1}, PATTERNS),
 }
 
 
@@ -137,18 +119,15 @@ def test_check_accepts_correct_merge(name: str, tmp_path: Path) -> None:
         folder = write_folder(tmp_path / dtype, case.base, tensors)
         found = check_tensors(case.base, case.trained, folder, dtype)
         changes = case.trained.changes(case.base)
-        assert found.trained == found.trained_of == len(changes)
-        assert found.kept == found.kept_of == len(case.base.tensors) - len(changes)
+        assert found.trained == len(changes) and found.kept == len(case.base.tensors) - len(changes)
         assert found.elements == sum(change.shape[0] * change.shape[1] for change in changes.values())
         assert 0 < found.largest < largest
         assert 0 < found.share <= 1
     assert found.off > 0, "float32 arithmetic is not float64's"
 
 
-@pytest.mark.parametrize("family", ["gemma4", "qwen2"])
-def test_check_accepts_full_fine_tuning_and_finds_reordered_rows(family: str, tmp_path: Path) -> None:
-    make = {"gemma4": tiny.make_gemma4, "qwen2": tiny.make_qwen2}[family]
-    make(tmp_path / "base", **(tiny.GEMMA4_EXPERTS if family == "gemma4" else {}))
+def test_check_accepts_full_fine_tuning_and_finds_reordered_rows(tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path / "base", **tiny.GEMMA4_EXPERTS)
     base = HFCheckpoint.open(tmp_path / "base")
     random = np.random.default_rng(0)
     parameters = tuple(p for p in base.family.parameters(base.architecture) if p.trainable)
@@ -177,34 +156,20 @@ def test_check_finds_one_element_off_by_one_ulp(case: Case, tmp_path: Path) -> N
     wrong.view(np.uint16)[7, 5] += 1
     text = case.message(tmp_path, **{UP: wrong})
     assert f"{SINGLE}: {UP} is not what was trained: 1 of {wrong.size:,} compared elements" in text
-    assert "first [7, 5]: " in text and "it holds" not in text
+    assert "first [7, 5]: " in text
 
 
-def test_check_finds_truncating_cast(case: Case, tmp_path: Path) -> None:
-    change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
-    exact = (weight + change.scale * (change.b @ change.a)).astype(np.float32)
-    cut = (exact.view(np.uint32) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
-    assert "is not what was trained" in case.message(tmp_path, **{UP: cut})
-
-
-def test_check_finds_exchanged_k_and_v(case: Case, tmp_path: Path) -> None:
-    text = case.message(tmp_path / "whole", **{K: case.tensors[V], V: case.tensors[K]})
-    assert f"{K} is not what was trained" in text
+def test_check_finds_truncating_cast_and_exchanged_changes(case: Case, tmp_path: Path) -> None:
     changes = case.trained.changes(case.base)
-    k, v = (changes[name].scale * changes[name].b @ changes[name].a for name in (K, V))
+    up, k, v = (changes[name].scale * (changes[name].b @ changes[name].a) for name in (UP, K, V))
+    exact = (case.base.read(UP) + up).astype(np.float32)
+    cut = (exact.view(np.uint32) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
+    assert f"{UP} is not what was trained" in case.message(tmp_path / "cut", **{UP: cut})
     exchanged = {
         name: (case.base.read(name) + delta).astype(ml_dtypes.bfloat16) for name, delta in ((K, v), (V, k))
     }
-    text = case.message(tmp_path / "deltas", **exchanged)
-    assert f"{K} is not what was trained" in text and "it holds" not in text
-
-
-@pytest.mark.parametrize(("times", "said"), [(2.0, "2.00"), (0.5, "0.50"), (0.0, "0.00"), (-1.0, "-1.00")])
-def test_check_reports_wrong_scale_factor(case: Case, times: float, said: str, tmp_path: Path) -> None:
-    change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
-    scaled = weight + np.float32(times * change.scale) * (change.b @ change.a)
-    text = case.message(tmp_path, **{UP: scaled.astype(ml_dtypes.bfloat16)})
-    assert text.endswith(f"; it holds {said} times the trained change")
+    text = case.message(tmp_path / "exchanged", **exchanged)
+    assert f"{K} is not what was trained" in text
 
 
 def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path) -> None:
@@ -217,7 +182,7 @@ def test_check_finds_wrong_projection_scale_in_merge(case: Case, tmp_path: Path)
     tensors = merged_tensors(case.base, wrong, "bfloat16")
     folder = write_folder(tmp_path, case.base, tensors)
     text = message(lambda: check_tensors(case.base, wrong, folder, "bfloat16"))
-    assert "it holds 2.00 times the trained change" in text
+    assert "is not what was trained" in text
 
 
 def test_check_finds_changed_bit_in_untrained_tensor(case: Case, tmp_path: Path) -> None:
@@ -270,46 +235,30 @@ def test_check_reads_sharded_index_and_finds_its_errors(case: Case, tmp_path: Pa
         save_file({name: case.tensors[name] for name in group}, tmp_path / file)
     assert f"several safetensors files and no {INDEX}" in message(check)
     weight_map = {name: file for file, group in files.items() for name in group}
-    size = sum(array.nbytes for array in case.tensors.values())
-
-    def index(weight_map: Mapping[str, str], size: int) -> None:
-        value = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        (tmp_path / INDEX).write_text(json.dumps(value))
-
-    index(weight_map, size)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     check()
-    index(weight_map, size + 1)
-    assert f"total_size is {size + 1}, the tensors have {size} bytes" in message(check)
     one, other = files
-    index({**weight_map, names[0]: other}, size)
-    assert f"has {names[0]} in {other}; it is in {one}" in message(check)
-    index({name: file for name, file in weight_map.items() if name != names[0]}, size)
-    assert f"has {names[0]} in no file; it is in {one}" in message(check)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weight_map, names[0]: other}}))
+    assert "does not name the file of each tensor" in message(check)
     shutil.copy(tmp_path / one, tmp_path / "left-over.safetensors")
     assert "is in both left-over.safetensors and " in message(check)
-    (tmp_path / one).write_bytes(b"\xff" * 100)
-    assert f"{one}: cannot be read" in message(check)
 
 
-def encoded(weight: np.ndarray, kind: str, rows: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return a weight in float8 or int8, and its scales: one, or one for each row."""
+def encoded(weight: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a weight in float8 or int8, and the scale of each row."""
     dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if kind == "fp8" else (np.int8, 127.0)
-    wide = weight.astype(np.float32)
-    scale = np.abs(wide).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / np.float32(largest)
-    scaled = np.clip(wide / scale, -largest, largest)
-    return (scaled if kind == "fp8" else np.rint(scaled)).astype(dtype), scale if rows else scale.reshape(1)
+    scale = np.abs(weight).max(axis=1, keepdims=True) / np.float32(largest)
+    scaled = np.clip(weight / scale, -largest, largest)
+    return (scaled if kind == "fp8" else np.rint(scaled)).astype(dtype), scale
 
 
-@pytest.mark.parametrize("rows", [True, False], ids=["row-scales", "one-scale"])
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_check_finds_wrong_quantized_values_and_scales(
-    case: Case, kind: str, rows: bool, tmp_path: Path
-) -> None:
+def test_check_finds_wrong_quantized_values_and_scales(case: Case, kind: str, tmp_path: Path) -> None:
     untouched = UP.replace("layers.1", "layers.0")
     wide = merged_tensors(case.base, case.trained, "float32")
     tensors = dict(case.tensors)
     for name in (UP, untouched):
-        tensors[name], tensors[f"{name}_scale"] = encoded(wide[name], kind, rows)
+        tensors[name], tensors[f"{name}_scale"] = encoded(wide[name], kind)
     found = case.check(tmp_path / "right", tensors)
     assert found.share <= 1
     for name in (UP, untouched):
@@ -351,14 +300,10 @@ def test_check_finds_wrong_block_of_large_tensor(
     size = sum(case.tensors[name].size for name in case.trained.changes(case.base))
     assert 0 < found.elements < size / 4
     embedding = "model.embed_tokens.weight"
-    for name in (UP, embedding):
-        for seed in range(4):
-            wrong = case.tensors[name].copy()
-            length = len(wrong) // 8
-            wrong[3 * length : 4 * length] += np.ones((), wrong.dtype)
-            text = message(
-                lambda name=name, wrong=wrong, seed=seed: case.check(
-                    tmp_path, {**case.tensors, name: wrong}, seed=seed
-                )
-            )
-            assert f"{name} " in text
+    for seed, name in enumerate((UP, UP, embedding, embedding)):
+        wrong = case.tensors[name].copy()
+        length = len(wrong) // 8
+        wrong[3 * length : 4 * length] += np.ones((), wrong.dtype)
+        tensors = {**case.tensors, name: wrong}
+        text = message(lambda tensors=tensors, seed=seed: case.check(tmp_path, tensors, seed=seed))
+        assert f"{name} " in text

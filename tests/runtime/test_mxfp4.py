@@ -91,8 +91,6 @@ def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     assert status == 0, err
     assert "note: 4 tensors, which the base has in MXFP4, are written in bfloat16; config.json has no" in out
     assert "verified: max logits difference" in out
-    record = json.loads((tmp_path / "merged" / "merge.json").read_text())
-    assert all("sha256" in entry for entry in record["base"]["files"].values()), "the base's own bytes"
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
     merged, info = type(model).from_pretrained(
         tmp_path / "merged", dtype="float32", attn_implementation="eager", output_loading_info=True

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from recipec.runtime.weights.locate import locate_model, open_base
-from tests.conftest import ROOT
 from tests.refusals import refusal
 
 MEMORY = fsspec.filesystem("memory")
@@ -73,100 +69,19 @@ def test_remote_tensors_and_side_files_match_local_folder(
         assert remote.side_file(name) == local.side_file(name) == (folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("where", ["local", "memory"])
-def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], str], where: str) -> None:
-    base = HFCheckpoint.open(folder if where == "local" else uploaded(folder))
-    name = base.prefix + "embed_tokens.weight"
-    whole = bytes(base.bytes_of(name))
-    assert len(whole) > 5000
-    assert base.bytes_of(name, 100) == whole[100:]
-    assert base.bytes_of(name, 100, 5000) == whole[100:5000]
-    assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
-    assert base.bytes_of(name, 7, 7) == b""
-
-
-def test_threads_read_remote_base_concurrently(folder: Path, uploaded: Callable[[Path], str]) -> None:
-    local, remote = HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))
-    differ: list[str] = []
-
-    def compare(names: list[str]) -> None:
-        differ.extend(name for name in names if remote.bytes_of(name) != local.bytes_of(name))
-
-    names = list(local.tensors)
-    threads = [threading.Thread(target=compare, args=(names[i::4],)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert differ == []
-
-
-def test_host_reads_only_its_shard_rows_once(
-    folder: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recipec.runtime.model.loading import Bounds, read_shards
-    from recipec.runtime.weights import checkpoint_files
-
-    read: list[tuple[int, int]] = []
-
-    def noted(system: Any, path: str, start: int, end: int) -> bytearray:
-        read.append((start, end))
-        return addresses.read_range(system, path, start, end)
-
-    base, local = HFCheckpoint.open(uploaded(folder)), HFCheckpoint.open(folder)
-    monkeypatch.setattr(checkpoint_files, "read_range", noted)
-    cut = 0
-    for parameter in base.family.parameters(base.architecture):
-        if len(parameter.sources) != 1:
-            continue
-        (source,) = parameter.sources
-        tensor = base.tensors[source.full_name(base.prefix)]
-        rows, axis = source.reshape[0], source.transpose.index(0)
-        if rows % 4:
-            continue
-
-        def shard(
-            number: int, quarter: int = rows // 4, along: int = axis, shape: Any = parameter.shape
-        ) -> Bounds:
-            each = [(0, size) for size in shape]
-            each[along] = (number * quarter, (number + 1) * quarter)
-            return tuple(each)
-
-        wanted = [shard(1), shard(2)]
-        read.clear()
-        found = [part for _, part in read_shards(base, parameter, wanted, np.dtype(np.float32))]
-        fourth = tensor.size // 4
-        assert read == [(tensor.start + fourth, tensor.start + 3 * fourth)], parameter.path
-        values = local.read(source.full_name(base.prefix)).reshape(source.reshape).transpose(source.transpose)
-        middle = values.astype(np.float32).take(range(rows // 4, 3 * rows // 4), axis)
-        assert np.array_equal(np.concatenate(found, axis), middle), parameter.path
-        cut += 1
-    assert cut > 10
-
-
-def test_file_address_opens_as_local_folder(folder: Path) -> None:
-    base = HFCheckpoint.open(f"file://{folder}")
-    assert base.directory == folder and base.name == str(folder)
+def test_byte_range_of_tensor_is_read(folder: Path, uploaded: Callable[[Path], str]) -> None:
+    for base in (HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))):
+        name = base.prefix + "embed_tokens.weight"
+        whole = bytes(base.bytes_of(name))
+        assert base.bytes_of(name, 100, 5000) == whole[100:5000]
+        assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
 
 
 BROKEN: dict[str, Callable[[Path], object]] = {
     "nothing of it": lambda folder: shutil.rmtree(folder),
-    "no config": lambda folder: (folder / CONFIG).unlink(),
-    "config cut off": lambda folder: (folder / CONFIG).write_text("{"),
     "a missing file": lambda folder: shard(folder).unlink(),
-    "an empty file": lambda folder: shard(folder).write_bytes(b""),
-    "within the length": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:5]),
     "within the header": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:100]),
-    "the last byte": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:-1]),
-    "bytes too many": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes() + b"xx"),
-    "a Git LFS pointer": lambda folder: shard(folder).write_text(
-        "version https://git-lfs.github.com/spec/v1"
-    ),
     "a web page": lambda folder: (folder / "tokenizer.json").write_text("<!DOCTYPE html>"),
-    "another index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "../a"}}'),
-    "another format": lambda folder: [
-        path.rename(path.with_suffix(".bin")) for path in folder.glob("model*")
-    ],
 }
 
 
@@ -201,13 +116,12 @@ def test_remote_file_truncated_or_removed_after_open_gives_error(
     MEMORY.pipe_file(path, MEMORY.cat_file(path)[:-1])
     error = refusal(lambda: base.read(name))
     assert error.message.startswith(f"{path}: cannot be read: ends before byte") and error.help
-    MEMORY.rm_file(path)
-    assert "no such file" in refusal(lambda: base.read(name)).message
 
 
 def test_unopenable_address_gives_error_with_help(no_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
-        assert refusal(lambda a=address: HFCheckpoint.open(a)).help == f"pip install {package}"
+    assert refusal(lambda: HFCheckpoint.open("s3://bucket/model")).help == "pip install s3fs"
+    training = ModelSettings(id="s3://bucket/model", family="gemma4")
+    assert refusal(lambda: locate_model(training)).help == "pip install s3fs"
     assert "nowhere://x" in refusal(lambda: HFCheckpoint.open("nowhere://x")).message
 
     def refused(*_: Any, **__: Any) -> None:
@@ -240,7 +154,11 @@ def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
     bucket = tmp_path / "bucket"
     write_checkpoint(bucket, json.loads((folder / CONFIG).read_text()), shards=1)
     model = ModelSettings(id=f"file://{bucket}", family="gemma4")
-    assert HFCheckpoint.open(locate_model(model)).files == ("model.safetensors",)
+    copied = locate_model(model)
+    assert HFCheckpoint.open(copied).files == ("model.safetensors",)
+    assert {path.name for path in copied.iterdir()} == {path.name for path in bucket.iterdir()}
+    stamp = (copied / "model.safetensors").stat().st_mtime_ns
+    assert (locate_model(model) / "model.safetensors").stat().st_mtime_ns == stamp, "copied once"
     (bucket / "model.safetensors").unlink()
     shutil.copytree(folder, bucket, dirs_exist_ok=True)
     copied = locate_model(model)
@@ -254,18 +172,3 @@ def test_copy_of_a_bucket_has_only_its_files_and_names_a_full_disk(
     error = refusal(lambda: locate_model(model))
     assert error.message == f"{copied}: the copy of {model.id} does not fit: No space left on device"
     assert "XDG_CACHE_HOME" in str(error.help)
-
-
-def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    error = refusal(lambda: locate_model(ModelSettings(id="s3://bucket/model", family="gemma4")))
-    assert error.help == "pip install s3fs"
-
-
-def test_checkpoint_reader_imports_neither_jax_nor_fsspec() -> None:
-    code = (
-        "import sys, runtime.weights.locate, runtime.merging.folder; "
-        "print(*({'jax', 'fsspec'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

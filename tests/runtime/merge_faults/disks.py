@@ -1,13 +1,10 @@
-"""Disks that fill up, become read-only, or vanish with the process. They are real if they can be mounted."""
+"""Disks that fill up, or vanish with the process."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,23 +76,3 @@ class _Counted(io.FileIO):
             super().write(memoryview(data)[: memoryview(data).nbytes // 2])
             raise
         return super().write(data)
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[bool]:
-    """Mount a small file system in a folder, and yield False if this process may not mount any."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        done = False
-    try:
-        yield done
-    finally:
-        if done:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def remount(folder: Path, *options: str) -> None:
-    subprocess.run(["mount", "-o", ",".join(["remount", *options]), str(folder)], check=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.folder import LocalFolder
+from recipec.runtime.merging.folder import OutputFolder
 from recipec.runtime.merging.journal import JOURNAL
 from recipec.runtime.settings import ModelSettings
 from tests.runtime.llama_bases import contents
@@ -76,17 +76,18 @@ def noted(folder: Path) -> set[str]:
 def interrupt(target: Path, run: Run, after: str, **settings: Any) -> Outcome:
     """Interrupt a merge with Ctrl-C's signal as soon as a file has its final name and is in the journal."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LocalFolder, "free", lambda self: None)
-        create = LocalFolder.create
+        patched.setattr(OutputFolder, "free", lambda self: None)
+        create = OutputFolder.create
 
-        def begin(self: LocalFolder, name: str) -> Any:
+        def begin(self: OutputFolder, name: str) -> Any:
             if name != JOURNAL and (self.path / after).exists():
                 signal.raise_signal(signal.SIGINT)
             return create(self, name)
 
-        patched.setattr(LocalFolder, "create", begin)
+        patched.setattr(OutputFolder, "create", begin)
         outcome = run(target, **settings)
     assert outcome.status == 130 and (target / JOURNAL).exists()
+    assert "the same command continues" in outcome.err and "Traceback" not in outcome.err
     return outcome
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -30,16 +29,14 @@ from tests.runtime.runs import save_run, write_lock
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"dtype": "bfloat16"},
-        {"kv": "shared"},
-        {"train_also": ["embed_tokens", "q_norm"]},
+        {"kv": "shared", "train_also": ["embed_tokens", "q_norm"]},
         {"train_tokens": [7, 3]},
     ],
     ids=str,
 )
 def test_exported_adapter_is_imported_bit_for_bit(
-    small: Small, tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    small: Small, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     section = {**small.section, **changes}
     save_run(tmp_path / "run", small.base, section)
@@ -48,7 +45,6 @@ def test_exported_adapter_is_imported_bit_for_bit(
     small.export(trained, tmp_path / "adapter")
     write_lock(tmp_path / "artifact", small.base, section)
     import_adapter(tmp_path / "adapter", small.base, tmp_path / "artifact", tmp_path / "imported")
-    assert "rounded" not in capsys.readouterr().out
     # `save_run` masks some values to minus zero. Values that training never touches are zero.
     expected = {path: array + 0 for path, array in restore_tree(str(tmp_path / "run/4/model_params")).items()}
     assert_same(expected, restore_tree(str(tmp_path / "imported/0/model_params")))
@@ -56,14 +52,12 @@ def test_exported_adapter_is_imported_bit_for_bit(
     assert (tmp_path / "imported" / lock).read_bytes() == (tmp_path / "artifact" / lock).read_bytes()
 
 
-@pytest.mark.parametrize("code", ["float16", "bfloat16"])
 def test_half_precision_adapter_is_imported_as_exact_float32(
-    small: Small, copy: Path, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
+    small: Small, copy: Path, tmp_path: Path
 ) -> None:
-    arrays = {name: array.astype(code) for name, array in arrays_of(copy).items()}
+    arrays = {name: array.astype("bfloat16") for name, array in arrays_of(copy).items()}
     write_tensors(copy, arrays)
     import_adapter(copy, small.base, small.artifact, tmp_path / "imported")
-    assert "rounded" not in capsys.readouterr().out
     trained = load_trained(tmp_path / "imported", "0", small.base)
     assert isinstance(trained, TrainedAdapters)
     for name, delta in trained.deltas().items():
@@ -71,42 +65,28 @@ def test_half_precision_adapter_is_imported_as_exact_float32(
         assert delta.b.dtype == np.float32 and np.array_equal(delta.b, expected.astype(np.float32))
 
 
-def test_import_reports_rounding_dropout_and_base_model_differences(
-    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_import_reports_dropout_base_model_and_revision_differences(
+    small: Small, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    section = {**small.section, "dtype": "bfloat16", "dropout": 0.1}
-    write_lock(tmp_path / "artifact", small.base, section)
+    write_lock(tmp_path / "artifact", small.base, {**small.section, "dropout": 0.1})
     import_adapter(small.adapter, small.base, tmp_path / "artifact", tmp_path / "imported")
-    arrays = arrays_of(small.adapter)
-    largest = max(
-        np.abs(array.astype(ml_dtypes.bfloat16).astype(np.float32) - array).max() for array in arrays.values()
-    )
     out = capsys.readouterr().out
-    assert f"note: A and B are rounded to bfloat16: the largest change is {largest:.1e}, in layers." in out
     assert "note: the adapter was trained with dropout 0; the recipe's is 0.1\n" in out
     assert f"note: the adapter was trained on some/gemma; the recipe's model is {small.base.name}\n" in out
-
-
-def test_import_reports_another_base_model_revision(
-    small: Small, tmp_path: Path, copy: Path, capsys: Any
-) -> None:
     set_config(revision="abc")(copy)
-    lock = small.artifact / "recipe.lock.json"
+    lock = tmp_path / "artifact" / "recipe.lock.json"
     record = json.loads(lock.read_text())
     record["recipe"]["model"] = {"id": "some/gemma", "revision": "def"}
-    (tmp_path / "artifact").mkdir()
-    (tmp_path / "artifact" / lock.name).write_text(json.dumps(record))
-    import_adapter(copy, small.base, tmp_path / "artifact", tmp_path / "imported")
+    lock.write_text(json.dumps(record))
+    import_adapter(copy, small.base, tmp_path / "artifact", tmp_path / "again")
     out = capsys.readouterr().out
     assert "note: the adapter was trained on revision abc of the model; the recipe's is def\n" in out
-    assert "trained on some/gemma" not in out
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         (".weight", ".default.weight"),
-        (".model.model.layers", ".model.model.language_model.layers"),
         (".model.model.layers", ".model.language_model.model.layers"),
     ],
 )
@@ -169,7 +149,6 @@ def forget(step: Path) -> None:
     [
         (forget, "_CHECKPOINT_METADATA is damaged"),
         (lambda step: (step / "_CHECKPOINT_METADATA").unlink(), "optimizer_state is missing"),
-        (lambda step: (step / "model_params" / "_METADATA").unlink(), "model_params/_METADATA is missing"),
         (lambda step: step.rename(step.with_name("1")), "optimizer_state is missing"),
     ],
 )
