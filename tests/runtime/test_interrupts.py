@@ -8,7 +8,6 @@ concurrent.futures, one after the other.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import itertools
 import os
 import queue
@@ -34,7 +33,6 @@ from recipec.runtime.interrupts import Interrupted, Interrupts, held
 from recipec.runtime.limit import limit
 from recipec.runtime.merging import writer
 from recipec.runtime.merging.behind import Behind
-from recipec.runtime.merging.known import BaseSums
 from tests.conftest import ROOT
 from tests.waiting import until
 
@@ -72,19 +70,6 @@ def write_file(folder: Path) -> None:
             time.sleep(CAUGHT_UP)
 
 
-def hash_base(folder: Path) -> None:
-    sums = BaseSums({"file": hashlib.sha256(b"abc" * 3).hexdigest()}, "base")
-    try:
-        for _ in range(3):
-            sums.feed("file", b"abc")
-            time.sleep(CAUGHT_UP)
-        sums.finish_file("file")
-        sums.close()
-    finally:
-        time.sleep(CAUGHT_UP)
-        sums.abandon()
-
-
 def work_in_order(folder: Path) -> None:
     jobs: list[tuple[int, Callable[[], None]]] = [(number, partial(time.sleep, 0.002)) for number in range(4)]
     with ThreadPoolExecutor(2) as pool:
@@ -92,7 +77,7 @@ def work_in_order(folder: Path) -> None:
             assert number == expected
 
 
-@pytest.mark.parametrize("work", [write_file, hash_base, work_in_order])
+@pytest.mark.parametrize("work", [write_file, work_in_order])
 def test_ctrl_c_at_any_point_of_a_lock_or_queue_ends_the_work(
     work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

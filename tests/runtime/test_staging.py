@@ -133,10 +133,6 @@ def test_staging_refuses_copy_without_disk_space(
     assert str(temporary) in error.message and "TMPDIR" in str(error.help)
 
 
-def test_missing_bucket_package_is_named_in_help(no_buckets: None) -> None:
-    assert refusal(lambda: stage("s3://bucket/run", "latest")).help == "pip install s3fs"
-
-
 def test_remote_run_loads_like_local_run(tmp_path: Path, uploaded: Callable[[Path], str]) -> None:
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -153,10 +149,3 @@ def test_remote_run_loads_like_local_run(tmp_path: Path, uploaded: Callable[[Pat
     for name, pair in here.arrays.items():
         for one, other in zip(there.arrays[name], pair, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_error_of_full_weights_at_an_address_names_the_address() -> None:
-    from recipec.runtime.checkpoints.full import Leaves
-
-    with pytest.raises(UserError, match=r"^memory://bucket/run/4/model_params: cannot be read \("):
-        Leaves("memory://bucket/run/4/model_params")
