@@ -14,7 +14,7 @@ from ..endless import check_ends
 from ..errors import UserError
 from ..settings import Source
 from .column_files import BATCH, rows_of
-from .counting import count_rows
+from .division import count_rows
 from .files import read_file
 from .places import ENDINGS, DataPath, address_of, explained, kind_of
 from .text_files import Record
@@ -178,7 +178,6 @@ def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[D
 
 
 def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
-    """Yield the rows of a datasets.Dataset."""
     number = first
     for table in data.with_format("arrow").iter(batch_size=BATCH):
         for row in rows_of(table):
@@ -303,6 +302,5 @@ def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
 
 
 def _below(place: DataPath, path: str) -> DataPath:
-    """Return a file in a folder, by its path on the file system."""
     rest = path.removeprefix(place.path.rstrip("/")).lstrip("/")
     return DataPath(f"{place.name.rstrip('/')}/{rest}", place.system, path)

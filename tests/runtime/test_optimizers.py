@@ -257,15 +257,6 @@ def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
         assert np.array_equal(array, arrays(parts.optimizer)[path]), path
 
 
-def test_bfloat16_optimizer_state_stays_bfloat16(tmp_path: Path) -> None:
-    """Check that gradients are float32, and that the moments are bfloat16 without a master copy."""
-    import jax.numpy as jnp
-
-    one = run(tmp_path, chain("adamw"), 2, accumulation=1, dtype="bfloat16")
-    found = {k: a.dtype for k, a in arrays(one.optimizer).items() if k.split(".")[-1] in SHAPES}
-    assert list(found.values()) == [jnp.dtype("bfloat16")] * 6, found
-
-
 @pytest.fixture(scope="module")
 def torch_arrays() -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
