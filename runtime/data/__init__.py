@@ -4,7 +4,7 @@ sources    each source -> its rows, streamed; malformed rows are counted, with t
              (places, files, text_files, json_files, csv_files, column_files, huggingface: how rows are
              stored; transform: the user's function; parsers, formats, instructions, prompted, messages,
              values: what rows mean; advice: on columns of other names)
-division   the rows for training and the rows for evaluation, if both are of the same sources
+division   the rows for training and the rows for evaluation, if both are of the same sources (counting)
 tokenizer  the checkpoint's tokenizer and the chat template
 template   a conversation -> text, as transformers renders it
 reasoning  keeps or drops the assistant's reasoning, before and after rendering

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import UserError
 from ..settings import Source
-from .files import located, read_file
-from .places import DataPath, explained, kind_of
+from .counting import count_rows
+from .files import located
 
 
 def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
@@ -78,20 +77,3 @@ def count(source: Source, data_dir: Path) -> int:
 
         rows = huggingface.hub_rows(source) if place is None else huggingface.folder_rows(place, source.split)
     return rows if source.limit is None else min(rows, source.limit)
-
-
-def count_rows(place: DataPath, most: int | None = None) -> int:
-    """Count a file's rows, up to `most`. Parquet states the count in its footer; other files are read.
-
-    Raises:
-        UserError: as for `read_file`.
-    """
-    if kind_of(place.name) != "parquet":
-        return sum(1 for _ in islice(read_file(place), most))
-    from .column_files import parquet_rows
-
-    place.check()
-    try:
-        return parquet_rows(place)
-    except Exception as error:
-        raise explained(place.name, error, place) from error

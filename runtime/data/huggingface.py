@@ -14,7 +14,7 @@ from ..endless import check_ends
 from ..errors import UserError
 from ..settings import Source
 from .column_files import BATCH, rows_of
-from .division import count_rows
+from .counting import count_rows
 from .files import read_file
 from .places import ENDINGS, DataPath, address_of, explained, kind_of
 from .text_files import Record
