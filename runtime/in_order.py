@@ -37,7 +37,6 @@ def in_order(
 
 
 def _next(running: deque[tuple[K, Future[T]]]) -> tuple[K, T]:
-    """Wait for the first job's result, and remove it."""
     label, future = running.popleft()
     with held():
         return label, future.result()

@@ -60,36 +60,12 @@ def fold(row):
 """Functions for data.transform that put a system message at the beginning of the user's."""
 
 
-NINE = """\
-def nine(row):
-    new, waiting = {}, []
-    for turn in row["messages"]:
-        for call in turn.get("tool_calls") or ():
-            waiting.append(f"call{len(new):05}")
-            new[call.get("id") or waiting[-1]] = waiting[-1]
-            call["id"] = waiting[-1]
-        if turn.get("role") == "tool" and waiting:
-            turn["tool_call_id"] = new.get(turn.get("tool_call_id"), waiting[0])
-            waiting.remove(turn["tool_call_id"])
-    return row"""
-"""A function for data.transform that gives tool calls and their results ids of nine characters."""
-
-
 def folding(format: str, fields: Mapping[str, str]) -> str:
     """Return the advice for a chat template that accepts no system message."""
-    code = _renamed(FOLDED.get(format, FOLDED["chat"]), fields)
-    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
-
-
-def numbering(fields: Mapping[str, str]) -> str:
-    """Return the advice for a chat template that accepts only tool-call ids of one length."""
-    return f'number them with data.transform: "nine.py:nine", where nine.py is\n{_renamed(NINE, fields)}'
-
-
-def _renamed(code: str, fields: Mapping[str, str]) -> str:
+    code = FOLDED.get(format, FOLDED["chat"])
     for name, column in fields.items():
         code = code.replace(f'"{name}"', f'"{column}"')
-    return code
+    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
 
 
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:

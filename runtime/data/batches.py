@@ -249,7 +249,6 @@ class BatchSchedule(Schedule):
         return Step(self._samples, [rows[i] for i in self._order(epoch)[window]])
 
     def _windows(self, epoch: int) -> Any:
-        """Return the row numbers of each step of an epoch."""
         import grain
 
         rows = grain.MapDataset.range(len(self._epochs.of(epoch)))

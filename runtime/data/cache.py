@@ -67,7 +67,7 @@ def key(
         "part": part,
         "coding": asdict(coding),
         "code": _sha256(sorted(Path(__file__).parent.glob("*.py"))),
-        "packages": [_version(name) for name in PACKAGES],
+        "packages": [installed(name) for name in PACKAGES],
     }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:40], ""
 
@@ -115,7 +115,6 @@ def say(note: str) -> None:
 
 
 def _content(source: Source, data_dir: Path) -> Any:
-    """Return an identification of a source's content."""
     if "://" in source.path:
         from .remote_content import remote_content
 
@@ -145,7 +144,8 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.npy"
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Return the version of an installed package; None if there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import UserError
 from .places import DataPath
 from .text_files import Record, record
-from .values import Malformed
 
 BATCH = 1000
 """Number of rows that are converted to Python objects at once."""
@@ -62,7 +61,7 @@ def rows_of(table: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_array_record(place: DataPath, first: int = 0) -> Iterator[Record]:
-    """Read records that are JSON or tf.train.Example messages (as TensorFlow Datasets writes)."""
+    """Read records that are JSON."""
     if place.local:
         yield from _array_record(place.name, place.path, first)
         return
@@ -110,30 +109,9 @@ def _array_record(name: str, path: str, first: int) -> Iterator[Record]:
         total = reader.num_records()
         for start in range(first, total, BATCH):
             for number, content in enumerate(reader.read(start, min(start + BATCH, total)), start):
-                origin, row = record(f"{name}#{number}", content)
-                if isinstance(row, Malformed) and content[:1] == b"\n":  # the first bytes of an Example
-                    row = _example(content) or row
-                yield origin, row
+                yield record(f"{name}#{number}", content)
     finally:
         reader.close()
-
-
-def _example(content: bytes) -> dict[str, Any] | None:
-    """Return a tf.train.Example's features, several values as a list; None if it is no Example."""
-    from google.protobuf.message import DecodeError
-    from tensorflow_datasets.proto import tf_example_generated_pb2
-
-    row: dict[str, Any] = {}
-    try:
-        features = tf_example_generated_pb2.Example.FromString(content).features.feature
-        for name in sorted(features):
-            which = features[name].WhichOneof("kind")
-            values = list(getattr(features[name], which).value) if which else []
-            values = [value.decode("utf-8") if isinstance(value, bytes) else value for value in values]
-            row[name] = values[0] if len(values) == 1 else values or None
-    except (DecodeError, UnicodeDecodeError):
-        return None
-    return row
 
 
 READERS = {"parquet": read_parquet, "arrow": read_arrow, "array_record": read_array_record}

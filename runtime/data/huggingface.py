@@ -178,7 +178,6 @@ def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[D
 
 
 def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
-    """Yield the rows of a datasets.Dataset."""
     number = first
     for table in data.with_format("arrow").iter(batch_size=BATCH):
         for row in rows_of(table):
@@ -303,6 +302,5 @@ def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
 
 
 def _below(place: DataPath, path: str) -> DataPath:
-    """Return a file in a folder, by its path on the file system."""
     rest = path.removeprefix(place.path.rstrip("/")).lstrip("/")
     return DataPath(f"{place.name.rstrip('/')}/{rest}", place.system, path)

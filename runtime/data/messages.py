@@ -159,7 +159,6 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
 
 
 def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, sharegpt: str) -> str:
-    """Return the key of a message's role or content."""
     if name in fields:
         return fields[name]
     # Not `in`: a column format may give each message both keys, one of them null.
@@ -167,7 +166,6 @@ def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, share
 
 
 def _content(content: Any, what: str, may_lack: bool) -> str:
-    """Return a message's text; a list of parts gives the texts of the parts."""
     if content is None and may_lack:
         return ""
     if isinstance(content, list):

@@ -173,7 +173,6 @@ def _vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _renamed(content: Any, old: str, new: str) -> Any:
-    """Replace a text in JSON, as a key or a value."""
     if isinstance(content, dict):
         return {new if key == old else key: _renamed(value, old, new) for key, value in content.items()}
     if isinstance(content, list):

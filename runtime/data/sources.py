@@ -146,7 +146,6 @@ class Reader:
         report.malformed.merge(self.malformed)
 
     def _takes(self, number: int) -> bool:
-        """Return whether a row, by its number from 0, is chosen."""
         if self._chosen is None:
             return True
         if number >= len(self._chosen):
@@ -157,7 +156,6 @@ class Reader:
         return bool(self._chosen[number])
 
     def _is_most_of_it(self) -> bool:
-        """Return whether the rows that were read are most of the chosen ones."""
         return self._chosen is None or not len(self._chosen) or 2 * self.read > len(self._chosen)
 
     def _nothing(self, columns: list[str]) -> UserError:

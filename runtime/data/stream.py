@@ -291,7 +291,6 @@ WINDOW, DIGEST = "window", "window_sha256"
 
 
 def _only(samples: Samples, groups: Sequence[int]) -> Samples:
-    """Return some groups of samples, in this order."""
     members = [member for group in groups for member in samples.members(group)]
     chosen = [samples[member] for member in members]
     return Samples(

@@ -221,7 +221,6 @@ _PROGRAM = (
 
 
 def _cores() -> int:
-    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

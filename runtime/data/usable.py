@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .advice import LEFTOVER, WRITTEN, folding, numbering
+from .advice import LEFTOVER, WRITTEN, folding
 from .epochs import PackedRows
 from .masking import NO_SYSTEM
 from .report import SplitReport
@@ -54,7 +54,6 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
 
 
 def _remedy(report: SplitReport, data: DataSettings) -> str:
-    """Return the remedy for the most frequent reason of leaving rows out."""
     problems = [report.malformed, report.empty, report.inconsistent, report.masked]
     problems += [] if report.kept else [report.overlong]  # too long ones are no fault where others are kept
     commonest = max(problems, key=lambda p: p.count)
@@ -64,8 +63,6 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
         return "raise data.max_length, or set data.overlong to truncate"
     if NO_SYSTEM in commonest.first[0].reason:
         return folding(data.format, data.fields)
-    if "length 9" in commonest.first[0].reason or "length >= 9" in commonest.first[0].reason:
-        return numbering(data.fields)  # the wording of Mistral's templates
     if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
         return WRITTEN
     if commonest is report.inconsistent:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..addresses import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
 from .replay import Logged, keep, kept, last_steps, replay
@@ -108,7 +109,7 @@ def open_mlflow(
     try:
         return _open(mlflow.MlflowClient(), name, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of mlflow, its server or its settings
-        return MLflow.not_logged(MLflow.reason(error))
+        return MLflow.not_logged(first_line(error))
 
 
 def _open(
@@ -159,7 +160,6 @@ def _params(leaves: Sequence[tuple[str, Any]]) -> list[Any]:
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the values of a recipe by their paths."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}{name}.")

@@ -62,11 +62,6 @@ class Logged:
         """Say that nothing is logged there."""
         cls.say(f"{reason}; nothing is logged there; {WHOLE}")
 
-    @staticmethod
-    def reason(error: BaseException) -> str:
-        """Return an exception's sentence."""
-        return first_line(error)
-
     def wants(self, mode: str, step: int) -> bool:
         """Return whether the run lacks the numbers of a step, and can be logged to."""
         return self._run is not None and step > self._logged.get(mode, -1)
@@ -82,7 +77,7 @@ class Logged:
             yield
         except Exception as error:
             self._run = None
-            self.say(f"{self.reason(error)}; {otherwise}; {WHOLE}")
+            self.say(f"{first_line(error)}; {otherwise}; {WHOLE}")
 
 
 def replay(service: Service, entry: Entry) -> None:

@@ -103,7 +103,6 @@ class Numbers:
 
 
 def _means(metrics: list[Named]) -> dict[str, float]:
-    """Return the mean of each number over the micro-batches."""
     names = [name for name in metrics[0] if name != EXPERT_TOKENS] if metrics else ()
     return {name: float(np.mean([float(one[name]) for one in metrics])) for name in names}
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import string
 import sys
 from collections.abc import Callable, Mapping
@@ -23,9 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..addresses import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
-from .replay import WHOLE, Logged, keep, kept, last_steps, replay
+from .replay import Logged, keep, kept, last_steps, replay
 
 FILE = "wandb.json"
 
@@ -33,9 +33,6 @@ INIT_SECONDS = 30.0
 """Seconds without the server's answer after which a run is recorded on this disk; WANDB_INIT_TIMEOUT."""
 FINISH_SECONDS = 60.0
 """Seconds to send remaining data when the run has ended; WANDB_FINISH_TIMEOUT."""
-
-SPARE = 1 << 16
-"""Free bytes below which a disk counts as full."""
 
 
 class WandB(Logged):
@@ -77,19 +74,11 @@ class WandB(Logged):
                     run.mark_preempting()
                 run.finish(exit_code=self.status)
                 if run.settings.mode in ("offline", "dryrun"):
-                    self.say(_recorded(folder))
+                    self.say(f"recorded in {folder}; `wandb sync {folder}` uploads it")
         if teardown is not None:
             # Otherwise it ends at exit, where it prints its own failures and sets the status.
             with suppress(Exception, SystemExit):
                 teardown()
-
-    @staticmethod
-    def reason(error: BaseException) -> str:
-        """Return an exception's first line; for invalid settings, the first invalid one."""
-        lines = str(error).splitlines()
-        if len(lines) > 2 and "validation error" in lines[0]:
-            return f"{lines[1].strip()}: {lines[2].strip().partition(' [type=')[0]}"
-        return Logged.reason(error)
 
 
 def open_wandb(
@@ -114,7 +103,7 @@ def open_wandb(
     try:
         return _open(wandb, project, folder, directory, artifact, resume, restored)
     except Exception as error:  # any error of wandb, its server or its settings
-        return WandB.not_logged(WandB.reason(error))
+        return WandB.not_logged(first_line(error))
 
 
 def _open(
@@ -175,22 +164,14 @@ def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
     try:
         return wandb.init(**given)
     except wandb.errors.CommError as error:
-        WandB.say(f"{WandB.reason(error)}; the run is recorded on this disk")
+        WandB.say(f"{first_line(error)}; the run is recorded on this disk")
         wandb.teardown()  # the id would be taken
         return wandb.init(mode="offline", **given)
 
 
 def _new_id() -> str:
-    """Return eight letters and digits, like wandb's own ids."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
 
 
 def _seconds(variable: str, otherwise: float) -> float:
     return float(os.environ.get(variable) or otherwise)
-
-
-def _recorded(folder: Path) -> str:
-    """Return a remark on a run that is on this disk; wandb does not report a full disk."""
-    if shutil.disk_usage(folder).free < SPARE:
-        return f"the disk of {folder} is full: the record there is incomplete; {WHOLE}"
-    return f"recorded in {folder}; `wandb sync {folder}` uploads it"

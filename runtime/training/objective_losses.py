@@ -84,7 +84,6 @@ def objective_loss(
 
 
 def _token_loss(settings: TrainSettings) -> TokenLoss:
-    """Return the loss of each target of texts to write."""
     if OBJECTIVES[settings.objective].loss(settings.loss_type) is not None:
         from .token_losses import TOKEN_LOSSES
 

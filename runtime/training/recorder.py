@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from ..data.cache import installed
 from ..model.families.base import parameter_path
 from ..model.loading import Built
 from ..settings import ModelSettings
@@ -44,7 +44,7 @@ class Recorder:
         self._batches: list[Batch] = []
         device = jax.devices()[0]
         about = {"dtype": settings.dtype, "device": device.device_kind, "devices": jax.device_count()}
-        self.trace = Trace("tunix", recipe, about | {name: _version(name) for name in PACKAGES})
+        self.trace = Trace("tunix", recipe, about | {name: installed(name) for name in PACKAGES})
 
     def begin(self, model: nnx.Module) -> None:
         """Record the adapters before the first step, which donates them."""
@@ -99,10 +99,3 @@ class Recorder:
                     part = arrays[parameter.path][parameter.place(number)]
                     out[source.full_name(self._base.prefix)] = hugging_face(part, source)
         return out
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -288,7 +288,6 @@ class Trainer(PeftTrainer):
         return Step(built, self.optimizer, self._settings, self._mesh, loss, self._reference)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
-        """Run one optimizer step."""
         losses: list[jax.Array] = []
         metrics: list[Named] = []
         tokens, begun = 0, time.perf_counter()
@@ -348,7 +347,6 @@ class Trainer(PeftTrainer):
         return Evaluating(loss_of, self._answers, data, report, self._settings, self._counted, kept)
 
     def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
-        """Return the answers that the model gives now."""
         from .answers import answered, jit_answers
 
         step = self._step_functions
@@ -365,7 +363,6 @@ class Trainer(PeftTrainer):
         return describe(data.state(self._train_steps), counted)
 
     def _save(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Start saving a step."""
         if self.checkpoint_manager.latest_step() == step:  # it is saved, or being saved
             return
         self._put_back()

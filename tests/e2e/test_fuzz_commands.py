@@ -1,4 +1,4 @@
-"""Fuzz tests of command lines: valid, nearly valid and random. See tests/robustness/command_lines.py."""
+"""Fuzz tests of command lines: valid, nearly valid and random. See tests/robustness/fuzzing.py."""
 
 from __future__ import annotations
 

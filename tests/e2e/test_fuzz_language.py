@@ -1,4 +1,4 @@
-"""Fuzz tests of recipes: valid, nearly valid and broken. See tests/robustness/recipe_texts.py."""
+"""Fuzz tests of recipes: valid, nearly valid and broken. See tests/robustness/fuzzing.py."""
 
 from __future__ import annotations
 

@@ -48,12 +48,6 @@ def errors(group: Processes) -> list[str]:
     return [re.sub(r"\([^()]*, pid \d+\)", "(HOST)", text) for text in found]
 
 
-def test_processes_with_equal_data_all_end_without_error(lives: Lives) -> None:
-    group = members(lives, "barrier same", "barrier same", "barrier same")
-    assert group.wait() == [0, 0, 0], group.said()
-    assert errors(group) == ["", "", ""]
-
-
 def test_process_with_other_data_is_named_and_all_processes_end(lives: Lives) -> None:
     group = members(lives, "same", "other")
     assert group.wait() == [1, 1], group.said()
@@ -84,22 +78,6 @@ def test_process_that_does_not_reach_a_barrier_is_named(lives: Lives) -> None:
     assert group.wait() == [1, 1], group.said()
     late = "process 1 of 2 (HOST) did not reach `barrier 0` within 2 s"
     assert errors(group)[0] == f"process 0 of 2 (HOST): {late}"
-
-
-@pytest.mark.nightly
-def test_unreachable_process_0_or_occupied_port_is_an_error(lives: Lives) -> None:
-    port = free_port()
-    group = Processes(
-        [lives.begin(MEMBER, environment=place_of(1, 2, port) | {"RECIPEC_START_TIMEOUT": "2"})], port
-    )
-    assert group.wait() == [75], group.said()
-    assert errors(group) == [
-        f"process 1 of 2 cannot reach process 0 at 127.0.0.1:{port}: Connection refused, for 2 s"
-    ]
-    with socket.create_server(("", port)):
-        group = Processes([lives.begin(MEMBER, environment=place_of(0, 2, port))], port)
-        assert group.wait() == [1], group.said()
-    assert errors(group) == [f"process 0 cannot listen on port {port}: Address already in use"]
 
 
 @pytest.mark.e2e
@@ -189,21 +167,6 @@ def test_all_processes_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch)
             assert not thread.is_alive(), (round_, told, begun)
         assert len(set(begun.values())) == 1, (round_, told, begun)
         assert [group.stopped_by for group in groups.values()] == [signal.SIGTERM] * 4
-
-
-def test_lines_printed_by_several_threads_are_not_torn(capfd: pytest.CaptureFixture[str]) -> None:
-    """Check that no line is torn, because a torn line could hide an error."""
-    from recipec.runtime.errors import say
-
-    threads = [
-        threading.Thread(target=lambda: [say(f"note: {n} waits") for n in range(1000)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    said = [f"note: {n} waits" for n in range(1000)] * 4
-    assert sorted(capfd.readouterr().err.splitlines()) == sorted(said)
 
 
 @pytest.mark.parametrize(

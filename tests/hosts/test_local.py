@@ -35,7 +35,6 @@ def script(tmp_path: Path) -> Path:
         "pathlib.Path(__file__).with_name(number).write_text(text)\n"
         # Python would handle a signal just before a long sleep only after it.
         "for _ in range(600 if 'wait' in sys.argv else 0): time.sleep(0.1)\n"
-        "sys.exit(75 if 'fail' in sys.argv and number == '1' else 0)\n"
     )
     return path
 
@@ -50,19 +49,6 @@ def test_each_process_gets_its_number_and_the_arguments(script: Path) -> None:
         place = discover(1, dict(zip(names, lines[:3], strict=True)))
         assert place is not None and (place.count, place.number) == (3, number)
         assert lines[3:] == ["--resume", "--steps", "4"]
-
-
-def test_exit_status_is_the_status_of_the_failed_process(script: Path) -> None:
-    assert subprocess.run([sys.executable, SCRIPT, "2", script, "fail"], timeout=60).returncode == 75
-
-
-def test_a_signal_reaches_every_process(script: Path) -> None:
-    process = subprocess.Popen([sys.executable, SCRIPT, "2", script, "wait"])
-    until(lambda: all((script.parent / name).exists() for name in ("0", "1")))
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    for number in ("0", "1"):
-        assert (script.parent / f"{number}.signal").read_text() == str(int(signal.SIGTERM))
 
 
 @pytest.fixture

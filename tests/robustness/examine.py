@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
-
-from recipe_texts import Case
+from typing import Any, NamedTuple
 
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.emitters.emit import emit
@@ -16,6 +14,14 @@ from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.spec.diagnostics import Diagnostic, has_errors, render_json, render_text
 from recipec.spec.document import LINE_BREAK
 from recipec.spec.load import Loaded, load
+
+
+class Case(NamedTuple):
+    """A recipe's file, the file that it may extend, and `--set` arguments."""
+
+    recipe: bytes
+    base: bytes | None = None
+    sets: tuple[str, ...] = ()
 
 
 def examine(folder: Path, case: Case) -> frozenset[str]:

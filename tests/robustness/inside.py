@@ -11,7 +11,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +56,6 @@ class Done:
             *(["fails without a word"] if self.status and not (self.err or self.out).strip() else []),
             *(["control characters"] if CONTROL.search(both) else []),
         ]
-
-
-Run = Callable[..., Done]
-"""Runs a command: the fixture `run`."""
 
 
 def recipe(*arguments: str, seconds: int = 300) -> Done:

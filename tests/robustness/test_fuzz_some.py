@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examine import examine
+from examine import Case, examine
 from fuzzing import fuzz_commands, fuzz_language
 from inside import RECIPE
-from recipe_texts import Case
 
 
 def test_no_recipe_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = fuzz_language(100, tmp_path, monkeypatch)
-    assert len(outcomes) > 20 and sum(count for kind, count in outcomes.items() if "built" in kind) >= 3
+    outcomes = fuzz_language(60, tmp_path, monkeypatch)
+    assert len(outcomes) > 10 and sum(count for kind, count in outcomes.items() if "built" in kind) >= 3
 
 
 def test_no_command_line_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = fuzz_commands(100, tmp_path, monkeypatch)
+    outcomes = fuzz_commands(40, tmp_path, monkeypatch)
     assert {status for _, status, _ in outcomes} == {0, 1, 2}
 
 

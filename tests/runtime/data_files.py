@@ -80,11 +80,6 @@ def write_csv(path: Path) -> None:
             writer.writerow([json.dumps(row["messages"]), json.dumps(row["tools"]) if row["tools"] else ""])
 
 
-def write_csv_gzip(path: Path) -> None:
-    write_csv(path)
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-
 def write_parquet(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(conversations()), path, row_group_size=7)
 
@@ -126,21 +121,6 @@ def write_records(path: Path) -> None:
     writer.close()
 
 
-def write_examples(path: Path) -> None:
-    """Write an ArrayRecord of tf.train.Example messages."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-    from tensorflow_datasets.proto import tf_example_generated_pb2 as proto
-
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for row in conversations():
-        example = proto.Example()
-        for name, value in row.items():
-            if value is not None:
-                example.features.feature[name].bytes_list.value.append(json.dumps(value).encode())
-        writer.write(example.SerializeToString())
-    writer.close()
-
-
 def write_saved(path: Path) -> None:
     from datasets import Dataset
 
@@ -167,19 +147,16 @@ def write_folder(path: Path) -> None:
 
 KINDS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "json lines": ("a.jsonl", write_jsonl, "a.jsonl:50"),
-    "json lines, other ending": ("a.json", write_jsonl, "a.json:50"),
     "json list": ("a.json", write_list, "a.json:"),
     "gzip": ("a.jsonl.gz", write_gzip, "a.jsonl.gz:50"),
     "zstd": ("a.jsonl.zst", write_zstd, "a.jsonl.zst:50"),
     "csv": ("a.csv", write_csv, "a.csv:51"),
-    "csv gzip": ("a.csv.gz", write_csv_gzip, "a.csv.gz:51"),
     "parquet": ("a.parquet", write_parquet, "a.parquet#49"),
     "parquet with json": ("a.parquet", write_json_column, "a.parquet#49"),
     "arrow file": ("a.arrow", write_arrow_file, "a.arrow#49"),
     "arrow stream": ("a.arrow", write_arrow_stream, "a.arrow#49"),
     "array_record": ("a.array_record", write_records, "a.array_record#49"),
     "shard": ("a-train.array_record-00000-of-00001", write_records, "a-train.array_record-00000-of-00001#49"),
-    "examples": ("a.arrayrecord", write_examples, "a.arrayrecord#49"),
     "saved": ("saved", write_saved, "saved#49"),
     "saved splits": ("saved", write_saved_splits, "saved[train]#49"),
     "folder": ("folder", write_folder, "folder/data/train-00001-of-00002.parquet#19"),

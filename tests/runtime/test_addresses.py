@@ -31,30 +31,16 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return become
 
 
-@pytest.mark.parametrize("version", [(3, 12, 0), (3, 12, 1)])
-@pytest.mark.parametrize("address", [BUCKET, "gcs://bucket/run"])
-def test_python_version_that_crashes_in_gcs_writes_is_refused(
-    version: tuple[int, ...], address: str, python: Callable[..., None]
-) -> None:
-    python(*version)
-    with pytest.raises(UserError) as caught:
-        check_uploads("run", None, address)
-    number = ".".join(map(str, version))
-    assert caught.value.message == f"{address}: Python {number} crashes while gcsfs writes to a bucket"
-    assert caught.value.help == "run it with Python 3.12.2 or newer, or with 3.11"
-
-
-@pytest.mark.parametrize("version", [(3, 11, 0), (3, 11, 9), (3, 12, 2), (3, 12, 10), (3, 13, 0)])
-def test_other_python_versions_may_write_to_buckets(
-    version: tuple[int, ...], python: Callable[..., None]
-) -> None:
-    python(*version)
-    check_uploads(BUCKET)
-
-
-def test_addresses_outside_gcs_pass_the_python_version_check(python: Callable[..., None]) -> None:
+def test_python_version_that_crashes_in_gcs_writes_is_refused(python: Callable[..., None]) -> None:
+    for version in ((3, 11, 9), (3, 12, 2), (3, 13, 0)):
+        python(*version)
+        check_uploads(BUCKET)
     python(3, 12, 1)
     check_uploads("run", Path("run"), "s3://bucket/run", "gs", None)
+    with pytest.raises(UserError) as caught:
+        check_uploads("run", None, "gcs://bucket/run")
+    assert caught.value.message == "gcs://bucket/run: Python 3.12.1 crashes while gcsfs writes to a bucket"
+    assert caught.value.help == "run it with Python 3.12.2 or newer, or with 3.11"
 
 
 def training(directory: str, cache: str | None) -> None:

@@ -93,13 +93,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         f"MODEL/{FIRST}: truncated within its header (1000 of 1920 bytes)",
         AGAIN,
     ),
-    "data cut off": (
-        cut(FIRST, 100_000),
-        f"MODEL/{FIRST}: truncated: 100000 bytes, 396420 expected",
-        AGAIN,
-    ),
     "empty file": (cut(FIRST, 0), f"MODEL/{FIRST}: is an empty file", AGAIN),
-    "seven bytes": (put(FIRST, b"1234567"), f"MODEL/{FIRST}: not a safetensors file", AGAIN),
     "git lfs pointer": (
         put(FIRST, POINTER),
         f"MODEL/{FIRST}: is a Git LFS pointer instead of the file",
@@ -120,12 +114,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         f"MODEL/{INDEX}: not JSON (Unterminated string starting at: line 6 column 5 (char 70))",
         AGAIN,
     ),
-    "index of a pointer": (
-        put(INDEX, POINTER),
-        f"MODEL/{INDEX}: is a Git LFS pointer instead of the file",
-        "run `git lfs pull` in that folder",
-    ),
-    "index without a map": (put(INDEX, b"{}"), f"MODEL/{INDEX}: no weight_map", AGAIN),
     "index names a tensor that is nowhere": (
         edit(INDEX, lambda index: index["weight_map"].update({f"{TEXT}more": FIRST})),
         f"MODEL/{INDEX}: names {TEXT}more, which {FIRST} does not hold",
@@ -145,11 +133,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         lambda folder: (folder / "config.json").unlink(),
         "MODEL: no config.json",
         "--model takes a folder of config.json and safetensors",
-    ),
-    "config.json cut off": (
-        cut("config.json", 20),
-        "MODEL/config.json: not JSON (Expecting value: line 2 column 19 (char 20))",
-        AGAIN,
     ),
     "config.json of another model": (
         put("config.json", b'{"model_type": "gpt2"}'),
@@ -179,11 +162,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "expected [64, 128] from config.json",
         ONE,
     ),
-    "tensor that is missing": (
-        rewrite(SECOND, lambda arrays: arrays.pop(f"{TEXT}norm.weight")),
-        f"MODEL/{INDEX}: names {TEXT}norm.weight, which {SECOND} does not hold",
-        AGAIN,
-    ),
     "more layers than config.json": (
         rewrite(SECOND, lambda arrays: arrays.update({f"{TEXT}layers.2.more": np.zeros(2, np.float32)})),
         f"MODEL/{SECOND}: {TEXT}layers.2.more is of layer 2, "
@@ -194,11 +172,6 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         rewrite(FIRST, recast),
         f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has type I8, which is not a float type",
         "quantized checkpoints cannot be trained or merged; use the original one",
-    ),
-    "tokenizer is a pointer": (
-        put("tokenizer.json", POINTER),
-        "MODEL/tokenizer.json: is a Git LFS pointer instead of the file",
-        "run `git lfs pull` in that folder",
     ),
 }
 
@@ -275,10 +248,12 @@ def expected(message: str, help: str) -> str:
     return f"error: {message}\n" + (f"  = help: {help}\n" if help else "")
 
 
-@pytest.mark.parametrize("script", ["train", "merge"])
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [*(("train", kind) for kind in BROKEN), ("merge", "web page"), ("merge", "missing file")],
+)
 def test_broken_checkpoint_gives_one_sentence_error(
-    place: Path, tmp_path: Path, capsys: Any, kind: str, script: str
+    place: Path, tmp_path: Path, capsys: Any, script: str, kind: str
 ) -> None:
     change, message, help = BROKEN[kind]
     assert said(place, tmp_path, change, script, capsys) == expected(message, help)

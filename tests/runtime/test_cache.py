@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,55 +11,7 @@ from pathlib import Path
 import pytest
 
 from recipec.runtime import cache
-from tests import tiny
 from tests.conftest import ROOT
-
-RUN = """
-import json, sys
-from collections import Counter
-from pathlib import Path
-import tests.conftest
-import jax, optax
-from runtime.cache import keep_compiled
-from tests.runtime import training
-
-events = Counter()
-jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
-model, folder, caches = sys.argv[1:]
-keep_compiled(caches)
-mesh, built = training.build(Path(model), {"fsdp": 4, "tp": 2}, remat="none")
-with mesh:
-    trainer = training.trainer(built, mesh, Path(folder) / "run", optax.adamw(1e-3), every_steps=10)
-    outcome = training.fit(trainer, Path(folder), 1, lambda step: 1e-3)
-print(json.dumps([events, outcome.loss]))
-"""
-
-
-def run(*arguments: Path) -> tuple[dict[str, int], float]:
-    """Run one step in a new process, and return jax's cache counters and the loss."""
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr
-    events, loss = json.loads(found.stdout.splitlines()[-1])
-    return events, loss
-
-
-@pytest.mark.nightly
-def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
-    tiny.make_gemma3(tmp_path / "model", num_hidden_layers=1)
-    first, loss = run(tmp_path / "model", tmp_path / "1", tmp_path / "cache")
-    assert first["cache_misses"] > 10
-    files = {path.name for path in (tmp_path / "cache" / "xla").iterdir() if path.name.endswith("-cache")}
-    assert len(files) == first["cache_misses"]
-    second, again = run(tmp_path / "model", tmp_path / "2", tmp_path / "cache")
-    assert second.get("cache_misses", 0) == 0
-    assert second["cache_hits"] == second["compile_requests_use_cache"]
-    assert again == loss
-
 
 SMALL = """
 import sys

@@ -55,19 +55,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "the content of model_params/FILE is not what was saved",
     ),
     "missing file": (lambda step: data_file(step).unlink(), "model_params/FILE is missing"),
-    "missing manifest of the arrays": (
-        lambda step: (step / "model_params" / "manifest.ocdbt").unlink(),
-        "model_params/manifest.ocdbt is missing",
-    ),
-    "missing tree": (lambda step: shutil.rmtree(step / "optimizer_state"), "optimizer_state is missing"),
     "empty folder": (empty, "its folder is empty"),
     "missing metadata": (
         lambda step: (step / "_CHECKPOINT_METADATA").unlink(),
         "_CHECKPOINT_METADATA is missing",
-    ),
-    "metadata cut off": (
-        lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"),
-        "_CHECKPOINT_METADATA is damaged",
     ),
     "state of the data changed": (change_data_state, "_CHECKPOINT_METADATA is damaged"),
     "missing checksums": (
@@ -220,13 +211,3 @@ def test_directory_and_record_that_cannot_be_read_give_one_sentence(
         check_directory(str(tmp_path), tmp_path, resume=True)
     assert caught.value.help == "allow this process to read it"
     assert kept(str(tmp_path)) == "what was saved before is kept"
-
-
-def test_file_that_cannot_be_written_next_to_checkpoints_gives_one_sentence(tmp_path: Path) -> None:
-    from recipec.runtime.checkpoints.record import write_next_to
-    from recipec.runtime.errors import UserError
-
-    (tmp_path / "run").write_text("in the way")
-    with pytest.raises(UserError, match=r"run: cannot be written: ") as caught:
-        write_next_to(tmp_path / "run", "start_from.json", b"{}")
-    assert caught.value.help == "choose another checkpoint.directory, or --output"

@@ -59,8 +59,7 @@ def test_tokenizing_process_count_does_not_change_the_samples(folder: Path, smal
     alone = prepared(folder)
     assert alone.report.train.overlong.first[0].origin == "train.jsonl:92"
     assert alone.samples.origin(len(alone.samples) - 1) == "more.jsonl:30"
-    for workers in (2, 3):
-        assert equal(prepared(folder, workers=workers), alone)
+    assert equal(prepared(folder, workers=2), alone)
 
 
 def test_tokenizing_starts_processes_only_for_many_rows(
@@ -118,7 +117,7 @@ def test_a_second_run_tokenizes_nothing(folder: Path, monkeypatch: pytest.Monkey
         prepared(folder, cache, max_invalid_ratio=0.0)
 
 
-@pytest.mark.parametrize("change", ["data", "template", "length", "loss", "tokenizer", "name"])
+@pytest.mark.parametrize("change", ["data", "template", "length", "tokenizer"])
 def test_changed_data_or_settings_are_tokenized_again(
     folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,11 +131,6 @@ def test_changed_data_or_settings_are_tokenized_again(
         settings = {"chat_template": GEMMA4.replace("<|turn>model", "<|turn>Model")}
     elif change == "length":
         settings = {"max_length": 95}
-    elif change == "loss":
-        settings = {"loss_on": "last_assistant"}
-    elif change == "name":
-        (folder / "more.jsonl").rename(folder / "other.jsonl")
-        settings = {"train": ("train.jsonl", "other.jsonl")}
     else:
         other = tokenizer(GEMMA4, True)
         monkeypatch.setitem(globals(), "tokenizer", lambda: other)
@@ -145,7 +139,7 @@ def test_changed_data_or_settings_are_tokenized_again(
     assert equal(changed, prepared(folder, **settings))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no report"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "no report"])
 def test_damaged_cache_entry_is_rebuilt_and_reported(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,8 +152,6 @@ def test_damaged_cache_entry_is_rebuilt_and_reported(
         tokens.write_bytes(content[:-100])
     elif damage == "changed":
         tokens.write_bytes(content[:-4] + b"\1\0\0\0")
-    elif damage == "missing":
-        tokens.unlink()
     else:
         (entry / "split.json").write_text("{}")
     capsys.readouterr()
@@ -176,22 +168,6 @@ def test_unwritable_data_cache_does_not_stop_the_run(
     (folder / "cache").write_text("a file")
     assert equal(prepared(folder, folder / "cache"), prepared(folder))
     assert "could not be kept" in capsys.readouterr().err
-
-
-def test_full_disk_leaves_no_partial_cache_entry(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = np.save
-
-    def full(path: Path, *arguments: Any, **options: Any) -> None:
-        if Path(path).name == "sources.npy":
-            raise OSError(28, "No space left on device")
-        saved(path, *arguments, **options)
-
-    monkeypatch.setattr(np, "save", full)
-    prepared(folder, folder / "cache")
-    assert kept(folder / "cache") == []
-    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.preferences import PreferenceRow, parse_preference
 from recipec.runtime.data.values import Malformed
-from tests.runtime.chats import chat, published
+from tests.runtime.chats import chat
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -78,16 +78,6 @@ def reason(format: str, row: Any, **fields: str) -> str:
 @pytest.mark.parametrize("row", [SHAREGPT, OPENAI, {**OPENAI, "tools": json.dumps([TOOL])}])
 def test_sharegpt_and_openai_conversations_parse_to_the_same_messages(row: dict[str, Any]) -> None:
     assert parse("chat", row) == ParsedSample("a:1", messages=PARSED, tools=[TOOL])
-
-
-def test_parsed_tool_call_messages_render_with_the_qwen3_template() -> None:
-    """Render with Qwen's template from TRL: it writes both spellings of a call as a tool call."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    row = parse("chat", SHAREGPT)
-    text = render_jinja_template([row.messages], tools=row.tools, chat_template=published("qwen3"))[0][0]
-    assert '{"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}\n</tool_call>' in text
-    assert "<tool_response>\nblue\n</tool_response>" in text and "null" not in text and "None" not in text
 
 
 def test_null_message_keys_of_arrow_rows_are_ignored() -> None:
@@ -157,9 +147,7 @@ def test_renamed_columns_are_read() -> None:
     ("row", "why"),
     [
         ({"text": "x"}, "no 'messages' (it has 'text')"),
-        ({}, "no 'messages' (it has nothing)"),
         ({"messages": None}, "'messages' is null"),
-        ({"messages": "x"}, "'messages' is a string, not a list"),
         ({"messages": "[x"}, "'messages' is a string that is not JSON (Expecting value, character 2)"),
         ({"messages": []}, "'messages' is empty"),
         ({"messages": ["x"]}, "message 0 is a string, not an object"),
@@ -167,34 +155,20 @@ def test_renamed_columns_are_read() -> None:
             {"messages": [{"role": "robot", "content": "x"}]},
             "message 0 has the role 'robot', not one of system, ",
         ),
-        ({"messages": [{"role": ["user"], "content": "x"}]}, "message 0 has the role ['user']"),
-        ({"messages": [{"content": "x"}]}, "message 0 has the role None"),
         ({"messages": [{"role": "user"}]}, "message 0 (user) has a null as content, not a string"),
-        ({"messages": [{"role": "user", "content": 3}]}, "message 0 (user) has a number as content"),
-        ({"messages": [{"role": "user", "content": b"x"}]}, "message 0 (user) has a bytes as content"),
         ({"messages": [{"role": "user", "content": "x"}]}, "no assistant turn"),
         ({"messages": [{"role": "assistant", "content": " "}]}, "message 0 (assistant) is blank"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "has a null as content"),
         (
             {"messages": [{"role": "user", "content": "\ud800"}]},
             "message 0 (user) holds half a surrogate pair",
         ),
-        ({"messages": [{"role": "user", "content": "x", "name": "\ud800"}]}, "half a surrogate pair"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "part 0 of message 0 (user) is of type 'image'",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "the text of part 0 of message 0 (user) is a null",
-        ),
-        (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
             "message 0 (user) calls tools",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [1]}]},
-            "tool call 0 of message 0 (assistant) is a number",
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
@@ -210,16 +184,8 @@ def test_renamed_columns_are_read() -> None:
             "the arguments of tool call 0 of message 0 (assistant) are a list, not an object",
         ),
         (
-            {"conversations": [{"from": "function_call", "value": "look!"}]},
-            "message 0 is a string that is not JSON (Expecting value, character 1)",
-        ),
-        (
             {"messages": chat("a", "b"), "tools": {"name": "f"}},
             "'tools' is an object, not a list of JSON schemas",
-        ),
-        (
-            {"messages": chat("a", "b"), "tools": "look"},
-            "'tools' is a string that is not JSON (Expecting value, character 1)",
         ),
         (
             {"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]},
@@ -273,17 +239,13 @@ def test_prompt_and_completion_are_read_from_text_or_messages() -> None:
     ("row", "why"),
     [
         ({"prompt": "a"}, "no 'completion' (it has 'prompt')"),
-        ({"prompt": " ", "completion": "b"}, "'prompt' is blank"),
-        ({"prompt": "a", "completion": 3}, "'completion' is a number, not a string"),
         (
             {"prompt": chat("a"), "completion": "b"},
             "'prompt' is a list and 'completion' a string: both are text",
         ),
         ({"prompt": chat("a"), "completion": chat("b")}, "no assistant turn"),
-        ({"prompt": chat("a"), "completion": []}, "'completion' is empty"),
         ({"prompt": [3], "completion": chat("a", "b")}, "'prompt' message 0 is a number, not an object"),
         ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
-        ({"prompt": "a", "completion": "b", "label": True}, "a judged answer, which KTO trains on"),
         ({"prompt": "a", "completion": "b", "label": "False"}, "a judged answer, which KTO trains on"),
     ],
 )
@@ -323,9 +285,7 @@ DISLIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "bad"}]
         {"chosen": LIKED, "rejected": DISLIKED, "prompt": "a"},  # UltraFeedback's form
         {"chosen": LIKED[3:], "rejected": DISLIKED[3:], "prompt": LIKED[:3]},
         {"chosen": LIKED, "rejected": [*DISLIKED, *chat("d", "e")]},
-        {"chosen": LIKED, "rejected": [*LIKED, *chat("d", "e")]},
         {"chosen": "The sky is blue.", "rejected": "The sky is green, or so."},
-        {"chosen": "The sky is blue.", "rejected": "The sky ice."},
         {"chosen": "The sky", "rejected": "The sky is"},
         {"chosen": "blue", "rejected": "green", "prompt": "The sky is "},
     ],
@@ -349,23 +309,16 @@ def test_prompt_repeated_in_chosen_and_rejected_is_removed_from_both() -> None:
         ({"chosen": "a"}, "no 'rejected' (it has 'chosen')"),
         ({"chosen": "a", "rejected": "a", "prompt": "p"}, "'chosen' and 'rejected' are the same"),
         ({"chosen": "a", "rejected": "b"}, "no 'prompt', and chosen and rejected do not begin alike"),
-        ({"chosen": "a", "rejected": " ", "prompt": "p"}, "'rejected' is blank"),
         ({"chosen": "a", "rejected": LIKED}, "'chosen' is a string and 'rejected' a list: both are text"),
-        ({"chosen": 1, "rejected": 2}, "'chosen' is a number, not a string"),
         ({"chosen": chat("a", "b"), "rejected": chat("c", "d")}, "do not begin with the same message"),
         (
             {"chosen": LIKED[-1:], "rejected": chat("b"), "prompt": "p"},
             "'prompt' is not a list of messages, and chosen and rejected do not begin with",
         ),
         (
-            {"chosen": chat("a"), "rejected": chat("a", "b")},
-            "no 'prompt', and chosen and rejected do not begin with",
-        ),
-        (
             {"chosen": LIKED, "rejected": chat("a", "b", "c")[:3]},
             "no assistant turn in 'rejected' after the prompt",
         ),
-        ({"chosen": [{}], "rejected": LIKED}, "'chosen' message 0 has the role None"),
     ],
 )
 def test_malformed_preference_row_gives_its_reason(row: dict[str, Any], why: str) -> None:
@@ -378,13 +331,11 @@ def test_malformed_preference_row_gives_its_reason(row: dict[str, Any], why: str
         ("chat", {"messages": chat("a", "b"), "tools": [TOOL], "id": "x", "source": "web"}, ()),
         ("chat", {"messages": chat("a", "b"), "system": "s", "images": ["a.png"]}, ("system", "images")),
         ("chat", {"messages": chat("a", "b"), "system": "", "images": [], "documents": None}, ()),
-        ("chat", {"messages": chat("a", "b", system="s"), "system": "s"}, ()),
         ("chat", {"conversations": chat("a", "b"), "system": "s"}, ()),
         ("chat", {"conversations": chat("a", "b", system="s"), "system": "t"}, ("system",)),
         ("instruction", {"instruction": "a", "output": "b", "system": "s", "tools": "[]"}, ()),
         ("instruction", {"instruction": "a", "output": "b", "tools": [TOOL]}, ("tools",)),
         ("prompt_completion", {"prompt": "a", "completion": "b", "tools": [TOOL], "label": 3}, ("tools",)),
-        ("prompt_completion", {"prompt": chat("a"), "completion": chat("b", "c"), "tools": [TOOL]}, ()),
         ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"}, ("system",)),
         ("text", {"text": "a", "images": ["a.png"]}, ()),
     ],

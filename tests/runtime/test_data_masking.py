@@ -13,7 +13,7 @@ from recipec.runtime.data.masking import Inconsistent, Renderer
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Sample, Samples
 from recipec.runtime.data.showing import show
-from recipec.runtime.data.template import ChatTemplate, TemplateRefusal
+from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import GEMMA4, MARKED, chat, published, renderer_of, tokenizer
@@ -55,26 +55,6 @@ def test_gemma4_answers_and_end_of_turn_tokens_carry_loss() -> None:
 def test_loss_on_last_assistant_covers_only_the_last_answer() -> None:
     assert targets(GEMMA4, TWO, "last_assistant") == ["Good bye<turn|>"]
     assert targets(MARKED, TWO, "last_assistant") == ["Good bye<turn|>"]
-
-
-def test_loss_on_all_covers_every_token_except_the_first() -> None:
-    made = sample(GEMMA4, TWO, "all")
-    assert not made.targets[0] and made.targets[1:].all()
-
-
-@pytest.mark.parametrize("name", ["gemma4", "gemma4_v2", "gemma4_v5"])
-def test_published_gemma4_templates_put_loss_on_the_answers(name: str) -> None:
-    assert targets(published(name), TWO) == ["Hi there<turn|>", "Good bye<turn|>"]
-
-
-def test_published_gemma3_folds_the_system_prompt_into_the_first_turn() -> None:
-    made = sample(published("gemma3"), TWO)
-    assert (
-        tokenizer()
-        .decode(made.tokens)
-        .startswith("<bos><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>")
-    )
-    assert tokenizer().decode(made.tokens[made.targets]) == "Hi there<end_of_turn>Good bye<end_of_turn>"
 
 
 @pytest.mark.parametrize("template", [MARKED, "gemma3_training", "qwen3_training", "qwen2_5_training"])
@@ -134,14 +114,6 @@ def test_targets_of_turns_with_stripped_reasoning_use_substitution() -> None:
     assert not renderer_of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
 
 
-def test_mismatched_generation_prompt_falls_back_to_substitution() -> None:
-    prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
-    assert prompting != GEMMA4
-    rendered = renderer_of(tokenizer(), prompting, "assistant").render(TWO)
-    assert rendered.substituted
-    assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hi there<turn|>", "Good bye<turn|>"]
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -172,11 +144,6 @@ def test_mismatched_generation_prompt_falls_back_to_substitution() -> None:
 def test_template_with_ambiguous_targets_is_refused(template: str, reason: str) -> None:
     with pytest.raises(Inconsistent, match=reason):
         targets(template, chat("Hello", "Hi there", "x", "y"))
-
-
-def test_template_exception_raises_template_refusal() -> None:
-    with pytest.raises(TemplateRefusal, match="alternate"):
-        targets(published("gemma3"), [*chat("a"), *chat("b", "c")])
 
 
 def test_template_without_an_end_of_turn_token_is_reported() -> None:
@@ -226,44 +193,12 @@ def test_only_the_answer_carries_loss_if_it_repeats_the_prompt() -> None:
     )
 
 
-def learned(template: str, messages: list, tools: Any = None, loss_on: str = "assistant") -> list[str]:
-    rendered = renderer_of(tokenizer(), template, loss_on).render(messages, tools)
-    assert not rendered.substituted
-    return [rendered.text[start:end] for start, end in rendered.spans]
-
-
-def test_gemma4_tool_call_and_its_stop_token_carry_loss() -> None:
-    """Train on the call and its stop token, but not on the tool's response."""
-    assert learned(published("gemma4"), CALL, TOOLS) == [
-        '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
-        "It is sunny in Rome.<turn|>",
-    ]
-
-
-def test_qwen_tool_calls_carry_loss() -> None:
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
-    assert learned(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
-    assert learned(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
-
-
-def test_reasoning_content_carries_loss_or_is_refused() -> None:
-    thought = [*chat("Hello"), {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}]
-    template = published("qwen3")
-    assert learned(template, thought) == ["<think>\nThey greet.\n</think>\n\nHi<|im_end|>"]
-    prompting = template.replace(
-        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
-    ).replace("'<|im_start|>' + message.role + '\\n<think>", "'<|im_start|>' + message.role + '\\n <think>")
-    with pytest.raises(Inconsistent):
-        learned(prompting, thought)
-
-
 THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "tools", "unused"),
     [
-        ("qwen3", CALL, TOOLS, ()),
         ("gemma4", CALL, TOOLS, ()),
         (
             "llama3",
@@ -271,7 +206,6 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
             TOOLS,
             ("name", "tools"),
         ),
-        ("qwen3", [*chat("Hello"), THOUGHT], None, ()),
         ("qwen2_5", [*chat("Hello"), THOUGHT], None, ("reasoning_content",)),
         # Dropping the reasoning of earlier turns is intended. Dropping that of all turns is reported.
         ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?"), THOUGHT], None, ()),
@@ -283,7 +217,6 @@ THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They gree
             None,
             (),
         ),
-        ("qwen2_5", [{"role": "user", "content": "a", "images": [], "reasoning_tokens": 3}], None, ()),
         ("qwen2_5", [{"role": "user", "content": "a", "images": ["a.png"]}], None, ("images",)),
     ],
 )

@@ -48,11 +48,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(
-    folder: Path, data: DataSettings, cache: Path | None = None, workers: int | None = None
-) -> PreparedData:
+def run(folder: Path, data: DataSettings, cache: Path | None = None) -> PreparedData:
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
-    return prepare(data, train, 4, tokenizer(), folder, tokenizing=Tokenizing(cache, workers))
+    return prepare(data, train, 4, tokenizer(), folder, tokenizing=Tokenizing(cache))
 
 
 MIXED = DataSettings(train=SOURCES, max_length=96, packing=True)
@@ -109,7 +107,6 @@ def test_row_of_another_format_than_its_source_is_reported(folder: Path) -> None
     [
         {"loss_on": "last_assistant"},
         {"chat_template": OTHER},
-        {"fields": {"messages": "messages"}},
         {"transform": "id.py:same"},
     ],
 )
@@ -121,14 +118,6 @@ def test_source_settings_change_the_data_cache_entry(folder: Path, change: dict[
     again = run(folder, changed, cache)
     assert len(list((cache / "data").iterdir())) == 2
     assert (first.fingerprint == again.fingerprint) == change.keys().isdisjoint(("loss_on", "chat_template"))
-
-
-def test_tokenizing_processes_do_not_change_the_mixed_data(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recipec.runtime.data.tokenizing.CHUNK", 1200)
-    monkeypatch.setattr("recipec.runtime.data.tokenizing.ALONE", 0)
-    assert run(folder, MIXED, workers=2).fingerprint == run(folder, MIXED, workers=0).fingerprint
 
 
 def test_source_templates_replace_a_missing_tokenizer_template(folder: Path) -> None:

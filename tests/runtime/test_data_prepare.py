@@ -92,14 +92,6 @@ def test_packing_does_not_change_the_contents_of_a_sample(folder: Path) -> None:
     assert packed.steps_per_epoch < alone.steps_per_epoch
 
 
-def test_order_depends_only_on_the_seed(folder: Path) -> None:
-    for packing in (False, True):
-        a, b = prepared(folder, packing=packing), prepared(folder, packing=packing)
-        other = prepared(folder, packing=packing, shuffle_seed=1)
-        assert all(same(x, y) for x, y in zip(a.batches(), b.batches(), strict=True))
-        assert not same(a.micro_batch(0), other.micro_batch(0))
-
-
 def test_order_is_the_same_on_every_machine(folder: Path) -> None:
     def first(**settings: Any) -> list[str]:
         batch = prepared(folder, **settings).micro_batch(0)
@@ -109,20 +101,18 @@ def test_order_is_the_same_on_every_machine(folder: Path) -> None:
     assert first(packing=True)[:4] == ["32", "50", "37", "14"]
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_resumed_run_gets_the_batches_of_an_uninterrupted_run(folder: Path, packing: bool) -> None:
-    run = prepared(folder, packing=packing)
+def test_resumed_run_gets_the_batches_of_an_uninterrupted_run(folder: Path) -> None:
+    run = prepared(folder, packing=True)
     whole = list(run.batches())
     for start in (0, 1, run.steps_per_epoch, run.steps_per_epoch + 1, run.total_steps):
-        rest = list(prepared(folder, packing=packing).batches(start=start))
+        rest = list(prepared(folder, packing=True).batches(start=start))
         assert len(rest) == len(whole) - start * run.accumulation
         assert all(same(x, y) for x, y in zip(rest, whole[start * run.accumulation :], strict=True))
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_norm_by_tokens_makes_step_loss_the_mean_over_targets(folder: Path, packing: bool) -> None:
+def test_norm_by_tokens_makes_step_loss_the_mean_over_targets(folder: Path) -> None:
     """Check that the mean of summed loss / norm over a window is the window's mean loss of a target."""
-    run = prepared(folder, rows=2, batch=8, packing=packing)
+    run = prepared(folder, rows=2, batch=8, packing=True)
     loss = np.random.default_rng(0).random((2, 96))
     for step in range(run.total_steps):
         window = [run.micro_batch(step * 4 + i) for i in range(4)]
@@ -223,15 +213,6 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
         prepared(folder, train=(name,), overlong="error")
 
 
-def test_report_counts_pairs_of_preferences_and_the_length_of_an_answer(folder: Path) -> None:
-    pair = {"prompt": "hello", "chosen": " the fox" * 90, "rejected": " the world" * 90}
-    chosen = {"format": "preference", "loss_on": "completion", "packing": False, "overlong": "truncate"}
-    (folder / "pairs.jsonl").write_text(json.dumps(pair))
-    report = prepared(folder, train=("pairs.jsonl",), rows=1, batch=1, epochs=1, **chosen).report.train
-    assert (report.kept, report.truncated, report.rows) == (1, 1, 2)
-    assert report.mean_length == report.longest == 96
-
-
 def test_report_counts_read_rows_kept_rows_and_targets(folder: Path) -> None:
     run = prepared(folder, eval=("eval.jsonl",), packing=True)
     report = run.report
@@ -286,7 +267,6 @@ def test_too_many_rows_with_keys_that_the_template_ignores_are_refused(folder: P
 @pytest.mark.parametrize(
     ("format", "row"),
     [
-        ("chat", {"messages": chat("a", "b", system="s"), "tags": ["x", "y"]}),
         (
             "chat",
             {
@@ -296,7 +276,6 @@ def test_too_many_rows_with_keys_that_the_template_ignores_are_refused(folder: P
             },
         ),
         ("instruction", {"instruction": "a", "output": "b", "system": "s"}),
-        ("prompt_completion", {"prompt": chat("a", system="s"), "completion": chat("x", "b")[1:]}),
     ],
 )
 def test_suggested_transform_for_system_messages_works(
@@ -357,15 +336,12 @@ def test_template_as_text_and_as_file_give_the_same_batch(folder: Path) -> None:
         prepared(folder, chat_template="none.jinja")
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize(
-    "shares", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1,), (2,), (3,)], [(0, 1), (0, 1), (2, 3), (2, 3)]]
-)
+@pytest.mark.parametrize("shares", [[(0, 2), (1, 3)], [(0, 1), (0, 1), (2, 3), (2, 3)]])
 def test_rows_of_all_processes_make_up_the_whole_micro_batch(
-    folder: Path, packing: bool, shares: list[tuple[int, ...]]
+    folder: Path, shares: list[tuple[int, ...]]
 ) -> None:
     """Let each process build only its own rows. Processes that share a sharded weight build the same rows."""
-    run = prepared(folder, packing=packing, eval=("eval.jsonl",))
+    run = prepared(folder, packing=True, eval=("eval.jsonl",))
     assert run.rows == 4
     own = [list(run.batches(rows=share)) for share in shares]
     held_out = [run.evaluation(share) for share in shares]
@@ -395,9 +371,8 @@ def test_data_state_fingerprint_changes_with_data_and_settings(folder: Path) -> 
     assert prepared(folder).fingerprint != run.fingerprint
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_origins_name_the_source_row_of_each_sample_in_a_micro_batch(folder: Path, packing: bool) -> None:
-    run = prepared(folder, packing=packing)
+def test_origins_name_the_source_row_of_each_sample_in_a_micro_batch(folder: Path) -> None:
+    run = prepared(folder, packing=True)
     lines = (folder / "train.jsonl").read_text().splitlines()
     for index in range(run.steps_per_epoch * run.accumulation):
         batch = run.micro_batch(index)
@@ -434,20 +409,6 @@ def test_source_weight_sets_how_often_its_rows_are_drawn(folder: Path, packing: 
     assert run.total_steps == 6 * run.steps_per_epoch == len(list(run.batches())) // run.accumulation
     if not packing:
         assert run.report.train.rows == 2 * 53 + 6
-
-
-def test_source_weights_of_one_change_nothing(folder: Path) -> None:
-    plain = prepared(folder, train=("train.jsonl", "eval.jsonl"), packing=True)
-    weighted = prepared(folder, train=(Source("train.jsonl", 1.0), Source("eval.jsonl")), packing=True)
-    assert all(same(x, y) for x, y in zip(plain.batches(), weighted.batches(), strict=True))
-
-
-def test_weighted_sources_keep_their_order_without_a_seed(folder: Path) -> None:
-    sources = (Source("eval.jsonl", 1.5), Source("train.jsonl", 0.1))
-    run = prepared(folder, train=sources, shuffle_seed=None, rows=1, batch=1, epochs=1)
-    origins = [run.origins(i)[0] for i in range(run.total_steps)]
-    lines = [(o.startswith("train"), int(o.split(":")[1])) for o in origins]
-    assert len(lines) == 11 + 6 + 5 and lines == sorted(lines)
 
 
 def test_source_weights_that_draw_no_sample_are_refused(folder: Path) -> None:

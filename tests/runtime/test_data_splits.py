@@ -130,27 +130,6 @@ def test_count_works_for_split_expressions_of_local_datasets(tmp_path: Path) -> 
             assert count(Source(name, split=split), tmp_path) == rows
 
 
-def test_split_that_takes_no_row_of_a_source_is_accepted(folder: Path) -> None:
-    (folder / "one.jsonl").write_text('{"text": "alone"}\n')
-    seeds = {}
-    for seed in range(40):
-        train, held_out = parts(settings("a.jsonl", "one.jsonl", eval_seed=seed), folder)
-        assert sorted(train + held_out) == sorted([*FIRST, "alone"])
-        seeds["alone" in held_out] = seed
-    assert set(seeds) == {False, True}
-
-
-def test_bad_sources_are_refused_with_eval_fraction(folder: Path) -> None:
-    (folder / "empty.jsonl").touch()
-    for name, message in (
-        ("none.jsonl", "there is no data file"),
-        ("empty.jsonl", "is empty"),
-        ("b.parquet", "none of the 16 rows of b.parquet is of the format chat"),
-    ):
-        with pytest.raises(UserError, match=message):
-            parts(settings(name, format="chat"), folder)
-
-
 def test_a_source_that_grows_between_counting_and_reading_is_refused(folder: Path) -> None:
     data = settings("a.jsonl")
     train, _ = splits(data, folder)
@@ -193,16 +172,6 @@ def test_run_trains_on_remaining_rows_and_evaluates_on_held_out_rows(chats: Path
     assert len(prepared.eval_batches) == len(alone.eval_batches) == 2
     for ours, theirs in zip(prepared.eval_batches, alone.eval_batches, strict=True):
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_source_weights_apply_to_the_rows_left_for_training(chats: Path) -> None:
-    sources = (Source("chats.jsonl", 2.0), Source("more.jsonl", 0.5))
-    prepared = run(chats, train=sources)
-    held_out = choose(31, 0.2, 42)
-    left = [23 - int(held_out[:23].sum()), 8 - int(held_out[23:].sum())]
-    found = origins(prepared)
-    assert sum(o.startswith("chats") for o in found) == 2 * left[0]
-    assert sum(o.startswith("more") for o in found) == round(left[1] / 2)
 
 
 def test_preference_pairs_are_held_out_together(tmp_path: Path) -> None:

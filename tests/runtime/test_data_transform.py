@@ -73,23 +73,10 @@ def test_transform_runs_before_the_format_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_transform_at_an_absolute_path_is_used(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "prepare.py").write_text(FILE)
-    source = reader(tmp_path / "data", f"{tmp_path}/prepare.py:clean", file=None)
-    assert len(list(source)) == 2
-
-
 def test_changed_transform_file_is_read_again(tmp_path: Path) -> None:
     assert len(list(reader(tmp_path, "prepare.py:clean"))) == 2
     changed = FILE.replace('if not row["a"]', 'if row["q"]!="3"')
     assert len(list(reader(tmp_path, "prepare.py:clean", file=changed))) == 1
-
-
-def test_malformed_lines_do_not_reach_the_transform(tmp_path: Path) -> None:
-    source = reader(tmp_path, "prepare.py:clean", rows=[*ROWS, [1]])
-    assert len(list(source)) == 2
-    assert [(p.origin, p.reason) for p in source.malformed.first] == [("a.jsonl:4", "a list, not an object")]
 
 
 def test_transform_exception_names_the_row_and_the_line(tmp_path: Path) -> None:
@@ -166,9 +153,3 @@ def test_transform_that_cannot_be_loaded_is_refused_with_the_reason(
     error = error_of(tmp_path, transform, file=file)
     assert message in error.message
     assert error.help is not None and help in error.help
-
-
-def test_exit_in_a_transform_is_reported_as_an_error(tmp_path: Path) -> None:
-    """Report exit(), so that it does not end a training as if it had succeeded."""
-    error = error_of(tmp_path, "prepare.py:f", file="def f(row):\n    exit(0)\n")
-    assert error.message == "prepare.py:2: data.transform fails on a.jsonl:1: SystemExit: 0"

@@ -314,17 +314,6 @@ def test_resumed_full_run_ends_with_identical_arrays(case: Case, tmp_path: Path)
         assert all(np.array_equal(found[path], expected[path]) for path in found)
 
 
-def test_optimizer_moments_have_parameter_sharding(case: Case) -> None:
-    from flax import nnx
-
-    split = 0
-    for path, variable in nnx.state(case.trainer.optimizer, nnx.optimizer.OptState).flat_state():
-        if path[-2:] == ("down_proj", "kernel"):
-            assert tuple(variable.get_raw_value().sharding.spec) == ("tp", "fsdp"), path
-            split += 1
-    assert split == 2 * SIZES["num_hidden_layers"], "mu and nu; a single micro-batch accumulates nothing"
-
-
 def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
     """Do not train arrays that nothing reads.
 

@@ -139,17 +139,6 @@ def test_signal_with_discarded_exception_takes_effect_at_next_held_block(
     assert capsys.readouterr().err == ""
 
 
-def test_other_unraisable_exceptions_reach_unraisablehook(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
-    freed = Freed()
-    reference = weakref.ref(freed, lambda _: int("none"))
-    with Interrupts():
-        del freed
-        assert reference() is None
-    assert told == ["invalid literal for int() with base 10: 'none'"]
-
-
 def test_error_in_held_block_is_raised_instead_of_signal() -> None:
     with Interrupts(), pytest.raises(OSError, match="disk"), held():
         signal.raise_signal(signal.SIGINT)

@@ -1,9 +1,8 @@
-"""Tests of KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, evaluations, a resumed run."""
+"""Tests of KTO against TRL's KTOTrainer with PEFT, in float32: twenty steps, and an evaluation."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +158,12 @@ class Run:
             log_every=STEPS,
         )
         self.prepared = prepare(data, self.train, MICRO, checkpoint[1], checkpoint[0], vocabulary=512)
-        self.checkpoint = checkpoint[0]
         self.mesh, self.built = training.build(checkpoint[0], axes, remat="none")
         randomize(self.built, scale=0.1)
         self.start = split(self.built)
 
     def go(self) -> None:
-        """Train to the end, starting from the newest checkpoint if there is one."""
+        """Train to the end."""
         import optax
 
         from recipec.runtime.data.batches import TrainingData
@@ -175,12 +173,12 @@ class Run:
         from recipec.runtime.training.trainer import Checkpointing, Trainer
 
         rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
-        how = CheckpointSettings(str(self.folder), every_steps=STEPS // 2, keep=2)
+        how = CheckpointSettings(str(self.folder), every_steps=STEPS, keep=1)
         with self.mesh:
             trainer = Trainer(
                 self.built, rule, self.train, self.mesh, 2, Checkpointing(str(self.folder), how)
             )
-            metrics = Metrics(self.folder, trainer.train_steps or None, tensorboard=False)
+            metrics = Metrics(self.folder, None, tensorboard=False)
             data = TrainingData(lambda step: self.prepared.batches(start=step), self.prepared.evaluation())
             try:
                 trainer.fit(data, STEPS, lambda step: RATE, metrics, Interrupts())
@@ -232,47 +230,6 @@ def test_twenty_kto_steps_match_trl(
     assert abs(last - evaluated) <= 1e-5
     assert apart <= 1e-3 * far
     assert (max(kl) > 0.1) == (loss_type == "kto")
-    if loss_type == "kto" and axes["fsdp"] > 1:
-        goes_on(run, checkpoint, axes)
-
-
-def goes_on(run: Run, checkpoint: tuple[Path, Any], axes: dict[str, int]) -> None:
-    """Resume at the tenth step's checkpoint, and compare the end bit for bit."""
-    import jax
-
-    shutil.rmtree(run.folder / str(STEPS))
-    with jax.default_matmul_precision("highest"):
-        again = Run(checkpoint, run.folder, "kto", **axes)
-        again.go()
-    moved, ended = split(run.built), split(again.built)
-    assert all(np.array_equal(a, b) for name in moved for a, b in zip(moved[name], ended[name], strict=True))
-
-
-def test_train_trl_kto_loss_and_gradients_match_trl(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
-    """Compare losses and gradients of micro-batches, one with a row that is paired with itself."""
-    import torch
-
-    from recipec.runtime.backends.trl.objectives import objective_of
-    from recipec.runtime.backends.trl.pieces import Pieces
-
-    run = Run(checkpoint, tmp_path / "ours", "kto", fsdp=2, tp=2)
-    trainer, weights = trl_trainer(checkpoint, run.start, MICRO // 2, tmp_path / "trl", "kto")
-    objective = objective_of(run.train)
-    trainer.model.train()
-    pieces = Pieces(run.prepared, run.train, 0, 1)
-    for number, inputs in enumerate(trainer.get_train_dataloader()):
-        piece = {name: torch.from_numpy(array) for name, array in pieces.of(number).items()}
-        with torch.set_grad_enabled(number == 0):
-            loss, more = objective(trainer.model, trainer.model, piece)
-            expected = trainer.compute_loss(trainer.model, inputs)
-        assert float(loss) * 2 == pytest.approx(float(expected), abs=1e-6)
-        assert float(more["kl"]) * 2 == pytest.approx(trainer._metrics["train"]["kl"][-1], abs=1e-4)
-        if number == 0:
-            parameters = list(weights.values())
-            ours, theirs = (torch.autograd.grad(one, parameters) for one in (loss * 2, expected))
-            assert max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) <= 1e-6
-            assert max(float(a.abs().max()) for a in theirs) > 1e-3
-    assert number == 5 and int((piece["pair_weights"] > 0).sum()) == 3
 
 
 def test_two_process_kto_pieces_sum_to_whole_micro_batch_loss(

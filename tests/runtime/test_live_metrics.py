@@ -93,14 +93,6 @@ def test_tensorboard_matches_metrics_jsonl(log: Callable[..., None], tmp_path: P
     assert max(step for _, step in of_lines(tmp_path)) == 2, "begun anew"
 
 
-def test_metrics_are_on_disk_immediately_after_logging(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, None, True)
-    metrics.log("train", 1, {"loss": 1.5})
-    assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
-    assert of_tensorboard(tmp_path) == {("train/loss", 1): 1.5}
-    metrics.close()
-
-
 def test_last_line_of_a_run_tells_a_loss_that_is_no_number(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, None, False)
     metrics.log("eval", 2, {"loss": math.nan})
@@ -193,36 +185,27 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def test_wandb_matches_metrics_jsonl_after_resume(
+def test_wandb_matches_metrics_jsonl(
     artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Start, kill after step 6, and resume after step 4: one run, with each step once."""
     folder = tmp_path / "run"
-
-    def run(start: int, until: int) -> None:
-        logger = wandb_log.open_wandb("mine", folder, folder, artifact, start > 0, start)
-        assert logger is not None
-        by_metrics(folder, start, until, logger)
-
-    run(0, 6)
-    run(4, 8)
+    logger = wandb_log.open_wandb("mine", folder, folder, artifact, False, 0)
+    assert logger is not None
+    by_metrics(folder, 0, 6, logger)
     found = records(folder)
     assert_same(of_wandb(found), of_lines(folder))
-    runs = [record["run"] for record in found if record["type"] == "run"]
-    assert len(runs) == 2 and runs[0]["run_id"] == runs[1]["run_id"]
-    assert {run["run_id"] for run in runs} == {json.loads((folder / "wandb.json").read_text())["id"]}
-    assert runs[0]["project"] == "mine" and runs[0]["display_name"] == "tiny"
-    config = runs[0]["config"]["update"]
-    assert {name: config[name] for name in LOCK["recipe"]} == LOCK["recipe"] and config[
-        "recipec"
-    ] == "recipec 0"
+    (run,) = (record["run"] for record in found if record["type"] == "run")
+    assert run["run_id"] == json.loads((folder / "wandb.json").read_text())["id"]
+    assert run["project"] == "mine" and run["display_name"] == "tiny"
+    config = run["config"]["update"]
+    assert {name: config[name] for name in LOCK["recipe"]} == LOCK["recipe"]
+    assert config["recipec"] == "recipec 0"
     ends = [record["exit"].get("exit_code", 0) for record in found if record["type"] == "exit"]
-    assert ends == [0, 0]
+    assert ends == [0]
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert [line.partition("/")[0] for line in printed.err.splitlines()] == [
-        "note: Weights & Biases: recorded in "
-    ] * 2
+    (line,) = printed.err.splitlines()
+    assert line.startswith("note: Weights & Biases: recorded in ")
 
 
 class Fake:
@@ -325,10 +308,6 @@ REST = "metrics.jsonl has all values"
             ["no route; the run is recorded on this disk", "recorded in "],
         ),
         (Fake(init=ValueError("permission denied")), [f"permission denied; nothing is logged there; {REST}"]),
-        (
-            Fake(setup=ValueError("1 validation error for Settings\nmode\n  Input should be 'x' [type=y]\n")),
-            [f"mode: Input should be 'x'; nothing is logged there; {REST}"],
-        ),
         (
             Fake(log=BrokenPipeError("Connection lost")),
             [f"Connection lost; the rest of the run is not logged there; {REST}"],

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.hosts.processes import kill_all, start
 from tests.runtime.artifacts import (
     STEPS,
     assert_equal,
     entries,
-    saved,
     script,
     steps,
     train,
@@ -152,35 +150,6 @@ def test_full_local_disk_stops_only_local_checkpoints(
         LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True).newer(ResumePoint()).step
         is None
     )
-
-
-@pytest.mark.nightly
-def test_two_hosts_resume_from_local_checkpoints(place: Path, lives: Lives, tmp_path: Path) -> None:
-    """Resume from the newest step that is complete on both hosts, each from its own shards."""
-    local = tmp_path / "disks"
-    mesh = '\nMESH = replace(MESH, axes={"dcn": 2, "fsdp": 2, "tp": 1})\n'
-    prelude = PRELUDE.format(directory=str(local)) + mesh
-    write_artifact(place / "both", devices=4, prelude=prelude)
-    group = start(lives, place, "both-ran", 2, artifact="both")
-
-    def newest() -> list[list[int]]:
-        return [steps(folder) for folder in sorted(local.glob("*/process-*"))]
-
-    group.until(lambda: newest() == [[6, 7], [6, 7]])
-    kill_all(group)
-    own = sorted(local.glob("*/process-*"))
-    shutil.rmtree(own[1] / "7" / "optimizer_state")
-    group = start(lives, place, "both-ran", 2, "--resume", artifact="both")
-    assert group.wait() == [0, 0], group.said()
-    for number in (0, 1):
-        log = (place / "both-ran" / "logs" / f"process-{number}.log").read_text()
-        assert f"the run continues from step 6 of {own[number]}" in group[number].stderr + log
-    alone = train(lives, place, "both-alone", "--resume", artifact="both")
-    assert alone.status == 0, alone.stderr
-    for item in ("model_params", "optimizer_state"):
-        one, other = (saved(place, f"both-{name}", STEPS, item) for name in ("ran", "alone"))
-        for path, array in one.items():
-            assert np.allclose(array, other[path], atol=1e-5), path
 
 
 def test_local_step_that_cannot_be_read_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +25,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
 
 
-@pytest.fixture(params=[{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}], ids=["8x1", "4x2"])
-def mesh(request: pytest.FixtureRequest) -> Any:
+def start_mesh(**axes: int) -> Any:
     from recipec.runtime.model.mesh import start
     from recipec.runtime.settings import MeshSettings
 
-    return start(MeshSettings("cpu", 8, request.param))
+    return start(MeshSettings("cpu", 8, axes))
 
 
 def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
@@ -122,16 +120,17 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "tied", "softcap"),
-    [(tiny.VOCAB, True, None), (tiny.VOCAB, False, 3.0), (512, True, 3.0)],
+    ("tp", "vocabulary", "tied", "softcap"),
+    [(1, tiny.VOCAB, True, None), (2, tiny.VOCAB, False, 3.0), (2, 512, True, 3.0)],
 )
 def test_chunking_does_not_change_loss_or_gradients(
-    mesh: Any, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    tp: int, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import jax
 
     from recipec.runtime.model.sharding import shard_rows
 
+    mesh = start_mesh(fsdp=8 // tp, tp=tp)
     length = training.LENGTH - 3
     hidden, weight = random(vocabulary, length)
     weight = weight if tied else weight.T.copy()
@@ -165,8 +164,8 @@ def test_chunking_does_not_change_loss_or_gradients(
             assert largest(gradient[1], weight_gradient) < 2e-6
 
 
-def test_chunks_fit_memory_limit_with_little_padding(mesh: Any) -> None:
-    with mesh:
+def test_chunks_fit_memory_limit_with_little_padding() -> None:
+    with start_mesh(fsdp=4, tp=2) as mesh:
         rows, tp = 8 // mesh.shape["fsdp"], mesh.shape["tp"]
         for length, count in ((1, 1), (16, 1), (512, 8), (3072, 12), (4099, 17)):
             chunks = loss.Chunks.of((8, length, 64), 262_144)
@@ -234,15 +233,15 @@ def test_trained_head_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPa
     assert chunked < 1.5 * whole
 
 
-@pytest.fixture(scope="module", params=["gemma4", "gemma2", "llama-untied", "qwen3"])
+@pytest.fixture(scope="module", params=["gemma2", "llama-untied"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Build a model of each family on 4x2, with nonzero adapters, and yield its mesh with it."""
+    """Build a model on 4x2, and yield its mesh with it."""
     import jax
 
     directory = tmp_path_factory.mktemp("model") / request.param
     name, _, untied = request.param.partition("-")
     options: dict[str, Any] = {"num_hidden_layers": 1}
-    if name in ("llama", "qwen3"):
+    if name == "llama":
         options["tie_word_embeddings"] = not untied
     getattr(tiny, f"make_{name}")(directory, **options)
     before = jax.config.jax_default_matmul_precision
@@ -274,40 +273,6 @@ def test_head_gives_same_logits_as_tunix(built: Any) -> None:
     assert expected.std() > 0.5
     # If an axis shards the features, XLA may sum the two programs' products in another order.
     assert largest(found, expected) < 1e-6
-
-
-def test_tied_embedding_gradient_covers_input_and_output_uses(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-
-    directory: Path = tmp_path_factory.mktemp("model") / "gemma3"
-    tiny.make_gemma3(directory, num_hidden_layers=1)
-    mesh, model = training.build(directory, {"fsdp": 4, "tp": 2}, remat="none")
-    graph, parameters, rest = nnx.split(model.model, nnx.Param, ...)
-    one = training.packed_batch()
-    monkeypatch.setattr(loss, "LOGITS_BYTES", 5 * 4 * 2 * tiny.VOCAB)
-
-    def full(model_: Any, one: Any) -> Any:
-        return full_loss(model.forward.logits(model_, *(one[name] for name in NAMES[:3])), one)
-
-    def chunked(model_: Any, one: Any) -> Any:
-        return loss.batch_loss(model.forward, model_, one)
-
-    def gradients(function: Any) -> Any:
-        def of(parameters: Any, rest: Any, one: Any) -> Any:
-            return jax.value_and_grad(lambda p: function(nnx.merge(graph, p, rest), one))(parameters)
-
-        with mesh:
-            return jax.jit(of)(parameters, rest, shard_rows(one, mesh))
-
-    (found, found_gradients), (expected, expected_gradients) = gradients(chunked), gradients(full)
-    assert abs(float(found) - float(expected)) <= 1e-6 * float(expected)
-    pairs = zip(jax.tree.leaves(found_gradients), jax.tree.leaves(expected_gradients), strict=True)
-    assert max(largest(*pair) for pair in pairs) < 3e-6
 
 
 @pytest.mark.e2e

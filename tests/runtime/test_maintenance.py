@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -38,22 +37,6 @@ def slow(self, *arguments):
 trainer.Trainer._step = slow
 """
 """Code of an artifact with slow steps, except for the first two and those of a resumed run."""
-
-PACED = """
-import time
-
-from runtime.training import trainer
-
-quick = trainer.Trainer._step
-
-
-def paced(self, *arguments):
-    time.sleep(0.05)
-    return quick(self, *arguments)
-
-
-trainer.Trainer._step = paced
-"""
 
 
 class Metadata:
@@ -230,28 +213,3 @@ def test_run_stopped_by_notice_resumes_exactly(
     metadata.set("maintenance-event", "NONE")
     assert train(lives, place, "noticed", "--resume", artifact="noticed").status == 0
     assert_equal(place, "whole", "noticed", 10)
-
-
-@pytest.mark.nightly
-def test_repeatedly_preempted_run_ends_like_uninterrupted_run(place: Path, lives: Lives) -> None:
-    """Send SIGTERM at random steps.
-
-    Every second machine disappears soon after, whether or not it has saved.
-    """
-    last, choose = 40, random.Random(5)
-    write_artifact(place / "spot", steps=last, every=100, prelude=PACED)
-    assert train(lives, place, "spot-stays", artifact="spot").status == 0
-    ends = []
-    for number in range(8):
-        life = lives.begin(*script(place, "spot-moves", "--resume", artifact="spot"))
-        life.until(lambda life=life: ": loss" in life.stderr)  # type: ignore[misc]
-        time.sleep(choose.uniform(0.0, 0.1))
-        life.send(signal.SIGTERM)
-        if number % 2:
-            time.sleep(choose.uniform(0.0, 0.1))
-            life.send(signal.SIGKILL)
-        ends.append(life.wait())
-        assert "Traceback" not in life.stderr and "damaged" not in life.stderr
-    assert set(ends) == {143, -signal.SIGKILL}
-    assert train(lives, place, "spot-moves", "--resume", artifact="spot").status == 0
-    assert_equal(place, "spot-stays", "spot-moves", last)

@@ -15,23 +15,63 @@ from recipec.runtime.model.initial import initial_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import EVERY, layers, make
-from tests.runtime.references import Alike, save_adapter, store_in_nf4, twenty_steps
+from tests.runtime.references import save_adapter, store_in_nf4, twenty_steps
 
-METHODS = {
-    "init": "zero_a",
-    "plus_ratio": 4.0,
-    "label_smoothing": 0.1,
-    "z_loss": 1e-3,
-    "neftune_noise_alpha": 5.0,
+COMBINED = {
+    **{"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}, "plus_ratio": 4.0},
+    **{"label_smoothing": 0.1, "z_loss": 1e-3, "neftune_noise_alpha": 5.0},
 }
-
-
 BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 """Sizes of which every device has whole blocks of nf4."""
+NF4 = {"kind": "dora", "plus_ratio": 2.0, "quantize": "nf4"}
+STARTED = {"kind": "dora", "train_also": ("lm_head", "input_layernorm"), "train_tokens": (499, 3, 41)}
+ROWS = {"train_tokens": (3, 499, 400, 516), "neftune_noise_alpha": 5.0, "vocab_size": 517}
+TIED = {"train_also": ("embed_tokens", "model.norm"), "vocab_size": 517}
+FEW = ("q_proj", "v_proj", "down_proj")
+QUERIES = ("q_proj", "qkv_proj")
 
 
-def held(alike: Alike) -> None:
-    """Compare a run with PEFT's: losses, gradients and changes of the weights."""
+@pytest.mark.parametrize(
+    ("case", "parts", "targets", "methods"),
+    [
+        pytest.param("gemma1", 2, EVERY, COMBINED, id="combined"),
+        pytest.param("granite", 2, EVERY, COMBINED, id="combined-granite", marks=pytest.mark.nightly),
+        pytest.param("phi3", 2, EVERY, NF4, id="dora-nf4"),
+        pytest.param(
+            "gemma3", 1, FEW, {"init": "olora", "kind": "dora"}, id="olora", marks=pytest.mark.nightly
+        ),
+        pytest.param("phi3", 2, QUERIES, STARTED, id="dora-start-from"),
+        pytest.param("gemma1", 2, QUERIES, ROWS, id="tied-rows"),
+        pytest.param("gemma1", 2, QUERIES, TIED, id="tied-embedding", marks=pytest.mark.nightly),
+    ],
+)
+def test_twenty_steps_match_peft(
+    case: str, parts: int, targets: tuple[str, ...], methods: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compare losses, gradients and changes of the weights.
+
+    The combined methods cover both orders: transformers scales Gemma's embeddings before the noise, and
+    Granite's after it. PiSSA subtracts the adapters' first product from the base. One case starts from a DoRA
+    adapter of PEFT. Tied models (ensure_weight_tying in PEFT) get rows that tp does not divide and that
+    tokens use.
+    """
+    import jax
+
+    make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
+    sizes = {"vocab_size": 400} if "vocab_size" in methods else {"num_hidden_layers": 1}
+    model = make_base(tmp_path / "base", **(BLOCKS if "quantize" in methods else {}), **sizes)
+    more = dict(methods)
+    if "quantize" in methods:
+        store_in_nf4(layers(model))
+    elif methods is STARTED:
+        more["start_from"] = str(tmp_path / "adapter")
+        rows = {"trainable_token_indices": sorted(methods["train_tokens"])}
+        saved = {"modules_to_save": [*methods["train_also"]], **rows}
+        save_adapter(model, tmp_path / "adapter", ("qkv_proj",), use_dora=True, **saved)
+        model = type(model).from_pretrained(tmp_path / "base")
+    axes = {"fsdp": parts, "tp": parts}
+    with jax.default_matmul_precision("highest"):
+        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
     print(alike)
     assert alike.losses <= 1e-5 * alike.of_loss
     assert alike.gradients <= 1e-4
@@ -39,128 +79,24 @@ def held(alike: Alike) -> None:
     assert alike.moved > 5e-3
 
 
-@pytest.mark.parametrize("case", ["gemma1", pytest.param("granite", marks=pytest.mark.nightly)])
-def test_twenty_steps_with_combined_methods_match_peft(case: str, tmp_path: Path) -> None:
-    """Cover both orders: transformers scales Gemma's embeddings before the noise, and Granite's after it."""
-    import jax
-
-    model = make(case, tmp_path / "base")
-    with jax.default_matmul_precision("highest"):
-        axes = {"fsdp": 2, "tp": 2}
-        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=EVERY, **METHODS)
-    held(alike)
-
-
-@pytest.mark.parametrize(
-    ("case", "targets", "quantize"),
-    [
-        ("phi3", EVERY, "nf4"),
-        pytest.param("phi3", EVERY, None, marks=pytest.mark.nightly),
-        pytest.param("gemma3", ("q_proj", "v_proj", "down_proj"), None, marks=pytest.mark.nightly),
-    ],
-)
-def test_twenty_dora_steps_match_peft(
-    case: str, targets: tuple[str, ...], quantize: str | None, tmp_path: Path
-) -> None:
-    """Cover fused keys and values of which only one half has an adapter, and a base of nf4's numbers."""
-    import jax
-
-    make_base = partial(tiny.make_gemma3, num_hidden_layers=2) if case == "gemma3" else partial(make, case)
-    model = make_base(tmp_path / "base", **(BLOCKS if quantize else {}))
-    if quantize:
-        store_in_nf4(layers(model))
-    with jax.default_matmul_precision("highest"):
-        axes, more = {"fsdp": 2, "tp": 2}, {"kind": "dora", "plus_ratio": 2.0}
-        more |= {"quantize": quantize} if quantize else {}
-        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
-    held(alike)
-
-
-@pytest.mark.parametrize(
-    ("case", "axes", "methods"),
-    [
-        ("phi3", {"fsdp": 2, "tp": 2}, {"init": "pissa", "rslora": True, "rank_pattern": {"o_proj": 3}}),
-        pytest.param(
-            *("gemma3", {"fsdp": 1, "tp": 1}, {"init": "olora", "kind": "dora"}), marks=pytest.mark.nightly
-        ),
-    ],
-)
-def test_twenty_steps_from_pissa_and_olora_init_match_peft(
-    case: str, axes: dict[str, int], methods: dict[str, Any], tmp_path: Path
-) -> None:
-    """Subtract the adapters' first product from the base, as PEFT does."""
-    import jax
-
-    make_base = tiny.make_gemma3 if case == "gemma3" else partial(make, case)
-    model = make_base(tmp_path / "base")
-    targets = EVERY if case == "phi3" else ("q_proj", "v_proj", "down_proj")
-    with jax.default_matmul_precision("highest"):
-        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **methods)
-    held(alike)
-
-
-@pytest.mark.parametrize(
-    ("case", "whole", "rows", "tp"),
-    [
-        ("phi3", ("embed_tokens", "lm_head", "input_layernorm"), (), 2),
-        pytest.param("gemma1", ("embed_tokens", "model.norm"), (), 2, marks=pytest.mark.nightly),
-        ("phi3", ("lm_head",), (499, 3, 41), 1),
-        ("gemma1", (), (3, 499, 400, 516), 2),
-    ],
-)
-def test_twenty_steps_with_whole_modules_and_token_rows_match_peft(
-    case: str, whole: tuple[str, ...], rows: tuple[int, ...], tp: int, tmp_path: Path
-) -> None:
-    """Train whole modules, and rows of the embedding.
-
-    The first case starts from a DoRA adapter of PEFT. The second model ties its head to its embedding
-    (ensure_weight_tying in PEFT), and gets rows that tp does not divide and that tokens use.
-    """
-    import jax
-
-    more: dict[str, Any] = {"vocab_size": 517, "neftune_noise_alpha": 5.0 if rows else None}
-    model = make(case, tmp_path / "base", **({} if case == "phi3" else {"vocab_size": 400}))
-    if case == "phi3":
-        more = {"kind": "dora", "start_from": str(tmp_path / "adapter")}
-        names = ("qkv_proj",)
-        saved = {"modules_to_save": [*whole], "trainable_token_indices": sorted(rows) or None}
-        save_adapter(model, tmp_path / "adapter", names, use_dora=True, **saved)
-        model = type(model).from_pretrained(tmp_path / "base")
-    with jax.default_matmul_precision("highest"):
-        axes, targets = {"fsdp": tp, "tp": tp}, ("q_proj", "qkv_proj")
-        more |= {"train_also": whole, "train_tokens": rows}
-        alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", targets=targets, **more)
-    held(alike)
-
-
-@pytest.mark.parametrize(
-    "methods",
-    [
-        pytest.param({"train_also": ("embed_tokens", "norm")}, marks=pytest.mark.nightly),
-        {"train_also": ("norm",), "train_tokens": (7, 499)},
-    ],
-)
-def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(
-    methods: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_bfloat16_model_keeps_whole_modules_and_rows_in_float32(tmp_path: Path) -> None:
     """Sum updates of 1e-5, far below bfloat16's steps, and gradients of that size.
 
     Of the embedding, only the rows have a state.
     """
     import optax
 
-    base, axes = tmp_path / "base", {"fsdp": 2, "tp": 1}
-    make("phi3", base)
-    mesh, built = training.build(base, axes, dtype="bfloat16", **methods)
+    make("phi3", tmp_path / "base", num_hidden_layers=1)
+    methods = {"train_also": ("norm",), "train_tokens": (7, 499)}
+    mesh, built = training.build(tmp_path / "base", {"fsdp": 2, "tp": 1}, dtype="bfloat16", **methods)
     before = training.adapters(built)
     with mesh:
         trainer = training.trainer(built, mesh, tmp_path / "run", optax.adam(1e-5), 2, every_steps=3)
         training.fit(trainer, tmp_path / "run", 3, lambda step: 1e-5)
     states = training.arrays(trainer.optimizer).values()
     assert "bfloat16" not in {str(array.dtype) for array in states}
-    rows = "train_tokens" in methods
-    assert rows != any(array.shape[:1] == (tiny.VOCAB,) for array in states)
-    assert rows == any(array.shape == (2, 48) for array in states)
+    assert not any(array.shape[:1] == (tiny.VOCAB,) for array in states)
+    assert any(array.shape == (2, 48) for array in states)
     after = training.adapters(built)
     assert len(built.whole) == 2
     for path in (parameter.path for parameter in built.whole):
@@ -173,7 +109,7 @@ def test_whole_modules_and_rows_in_bfloat16_accumulate_gradients_in_float32(tmp_
     """As adapters in bfloat16 do: their moments are bfloat16."""
     import optax
 
-    make("gemma1", tmp_path / "base")
+    make("gemma1", tmp_path / "base", num_hidden_layers=1)
     methods = {"train_also": ("norm",), "train_tokens": (7, 499), "lora_dtype": "bfloat16"}
     mesh, built = training.build(tmp_path / "base", {"fsdp": 1, "tp": 1}, dtype="bfloat16", **methods)
     before = training.adapters(built)
@@ -208,7 +144,7 @@ def test_resumed_run_reads_initial_values_on_another_mesh(
     from recipec.runtime.errors import UserError
     from recipec.runtime.training import first_values
 
-    make("phi3", tmp_path / "base")
+    make("phi3", tmp_path / "base", num_hidden_layers=1)
     lora = {"init": "pissa_niter_2", "targets": EVERY, "kept": tmp_path}
     began = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, **lora)[1]
     plain = training.build(tmp_path / "base", {"fsdp": 2, "tp": 2}, targets=EVERY)[1]

@@ -102,17 +102,6 @@ def test_resumed_run_continues_same_mlflow_run(tmp_path: Path, runs: dict[str, S
     assert len(runs) == 2, "begun anew"
 
 
-def test_run_unknown_to_mlflow_is_logged_from_beginning(
-    tmp_path: Path, runs: dict[str, SimpleNamespace], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as without:
-        without.delenv("MLFLOW_TRACKING_URI")
-        folder = log(tmp_path, 0, 4)
-    assert not runs
-    log(tmp_path, 4, 6, resume=True)
-    assert_same(runs["run-0"].numbers, of_lines(folder))
-
-
 def test_mlflow_failures_do_not_end_run(
     tmp_path: Path,
     runs: dict[str, SimpleNamespace],

@@ -61,7 +61,8 @@ def chain(name: str, schedule: Any = RATE) -> Any:
     return eval(source(optimizer(recipe)), names)
 
 
-NAMES = ("adamw", "lion", "sgd", "rmsprop", "adafactor", "muon")
+NAMES = ("adamw", "lion", "adafactor", "muon")
+"""Those of which PyTorch has no rule, or whose states have other shapes; and the usual one."""
 
 
 def start() -> Any:
@@ -173,7 +174,7 @@ def test_sharded_optimizer_steps_match_plain_arrays(
         np.testing.assert_allclose(found[path], array, atol=2e-6, err_msg=path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_resumed_optimizer_run_is_exact(
     name: str, whole: Callable[[str], tuple[Any, Path]], tmp_path: Path
 ) -> None:
@@ -203,7 +204,7 @@ def test_optimizer_state_of_parameter_shape_is_sharded_like_parameter(
         else:
             assert array.sharding.is_fully_replicated, path
     # The accumulated gradient, and the optimizer's arrays of the same shape. Factored state has other shapes.
-    expected = {"adamw": 3, "lion": 2, "sgd": 2, "rmsprop": 3, "adafactor": 2, "muon": 3}[name]
+    expected = {"adamw": 3, "lion": 2, "adafactor": 2, "muon": 3}[name]
     fewer = {"adafactor": {"matrix"}, "muon": {"matrix", "heads"}}.get(name, set())
     assert seen == {leaf: expected - (leaf in fewer) for leaf in SHAPES}
 
@@ -233,21 +234,6 @@ def test_master_weights_accumulate_small_bfloat16_updates() -> None:
     assert after(master_weights(optax.sgd(2.5e-4))) == float(jnp.bfloat16(0.975))
 
 
-def test_master_weights_do_not_change_float32_training(
-    whole: Callable[[str], tuple[Any, Path]], tmp_path: Path
-) -> None:
-    import optax
-
-    from recipec.runtime.training.optimizers import master_weights
-
-    master = arrays(run(tmp_path, master_weights(chain("adamw")), 4).model)
-    for path, array in arrays(whole("adamw")[0].model).items():
-        np.testing.assert_allclose(master[path], array, atol=1e-7, err_msg=path)
-    with pytest.raises(ValueError, match="needs the parameters"):
-        rule = master_weights(optax.sgd(1.0))
-        rule.update({"w": np.zeros(2)}, rule.init({"w": np.zeros(2)}))
-
-
 def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
     """Shard the master copy like the weights, and save it with them."""
     import jax.numpy as jnp
@@ -269,15 +255,6 @@ def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
     parts = resumed(tmp_path / "whole", rule, tmp_path / "parts", 2, "bfloat16")
     for path, array in arrays(one.optimizer).items():
         assert np.array_equal(array, arrays(parts.optimizer)[path]), path
-
-
-def test_bfloat16_optimizer_state_stays_bfloat16(tmp_path: Path) -> None:
-    """Check that gradients are float32, and that the moments are bfloat16 without a master copy."""
-    import jax.numpy as jnp
-
-    one = run(tmp_path, chain("adamw"), 2, accumulation=1, dtype="bfloat16")
-    found = {k: a.dtype for k, a in arrays(one.optimizer).items() if k.split(".")[-1] in SHAPES}
-    assert list(found.values()) == [jnp.dtype("bfloat16")] * 6, found
 
 
 @pytest.fixture(scope="module")

@@ -73,17 +73,8 @@ def settings_of(objective: str, **settings: Any) -> Any:
     return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, objective=objective, **how)
 
 
-COMPILED: dict[Any, tuple[Any, Any]] = {}
-
-
-def compiled(built: Any, settings: Any) -> tuple[Any, Any]:
-    """Return a batch's loss, metrics and gradient as a function, and the state that it takes."""
-    if settings not in COMPILED:
-        COMPILED[settings] = differentiated(built, settings)
-    return COMPILED[settings]
-
-
 def differentiated(built: Any, settings: Any) -> tuple[Any, Any]:
+    """Return a batch's loss, metrics and gradient as a function, and the state that it takes."""
     import jax
     from flax import nnx
 
@@ -108,7 +99,7 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **setting
 
     from recipec.runtime.model.sharding import shard_rows
 
-    step, state = compiled(built, settings_of(objective, **settings))
+    step, state = differentiated(built, settings_of(objective, **settings))
     with mesh, jax.default_matmul_precision("highest"):
         (value, metrics), gradient = step(state, shard_rows(batch, mesh))
     found = {name: float(number) for name, number in metrics.items()}
@@ -168,44 +159,6 @@ def test_preference_loss_and_gradient_match_trl(
     assert metrics["rewards_margin"] == pytest.approx(np.mean(logged["rewards/margins"]), abs=1e-3)
 
 
-def test_label_smoothing_mixes_in_loss_of_reversed_pair(built: tuple[Any, Any]) -> None:
-    """Check smoothing by s: a pair's loss counts 1 - s, and the reversed pair's loss counts s."""
-    mesh, ours_built = built
-    batch = batch_of_pairs()
-    reverse = {name: np.array(value) for name, value in batch.items()}
-    for name in ("tokens", "segment_ids", "loss_mask"):
-        reverse[name] = (
-            reverse[name].reshape(-1, 2, reverse[name].shape[-1])[:, ::-1].reshape(batch[name].shape)
-        )
-    smooth, _, _ = ours(mesh, ours_built, batch, "dpo", label_smoothing=SMOOTHING)
-    plain, mistaken = (ours(mesh, ours_built, one, "dpo")[0] for one in (batch, reverse))
-    assert abs(plain - mistaken) > 0.1
-    assert smooth == pytest.approx((1 - SMOOTHING) * plain + SMOOTHING * mistaken, abs=1e-5)
-
-
-def batch_of_pairs() -> dict[str, Any]:
-    batch = training.batch(0)
-    batch["norm"] = np.float32(training.ROWS / 2)
-    return batch
-
-
-@pytest.mark.parametrize("objective", ["dpo", "orpo"])
-def test_padding_pairs_do_not_change_preference_loss(objective: str, built: tuple[Any, Any]) -> None:
-    mesh, ours_built = built
-    batch = batch_of_pairs()
-    half = {name: np.array(value) for name, value in batch.items()}
-    for name in ("tokens", "segment_ids", "loss_mask"):
-        half[name][4:] = 0
-    half["norm"] = np.float32(2)
-    twice = {name: np.array(value) for name, value in half.items()}
-    for name in ("tokens", "segment_ids", "loss_mask", "positions"):
-        twice[name][4:] = half[name][:4]
-    twice["norm"] = np.float32(4)
-    assert ours(mesh, ours_built, half, objective)[0] == pytest.approx(
-        ours(mesh, ours_built, twice, objective)[0], abs=1e-5
-    )
-
-
 def write_pairs(folder: Path, rows: list[dict[str, Any]]) -> None:
     import json
 
@@ -261,23 +214,3 @@ def test_overlong_pair_is_dropped_whole_and_reported_once(
     assert (batch["segment_ids"].any(1)).tolist() == [True] * 6 + [False] * 2
     assert float(batch["norm"]) == 3
     assert whole.origins(0) == [f"pairs.jsonl:{line}" for line in (1, 1, 3, 3, 4, 4)]
-
-
-def test_implicit_prompt_conversations_train_only_on_answers(
-    checkpoint: tuple[Path, Any, Any], tmp_path: Path
-) -> None:
-    question = {"role": "user", "content": "Name a river."}
-    write_pairs(
-        tmp_path,
-        [
-            {
-                "chosen": [question, {"role": "assistant", "content": "Rhine"}],
-                "rejected": [question, {"role": "assistant", "content": "Stone"}],
-            }
-        ],
-    )
-    batch = prepared(tmp_path, checkpoint[2]).micro_batch(0)
-    text = [
-        checkpoint[2].decode(row[mask]) for row, mask in zip(batch["tokens"], batch["loss_mask"], strict=True)
-    ]
-    assert text[:2] == ["Rhine<|eot_id|>", "Stone<|eot_id|>"]

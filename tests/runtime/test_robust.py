@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -139,23 +138,6 @@ def test_signal_during_step_saves_that_step(
     assert_equal(place, "whole", name, STEPS)
 
 
-@pytest.mark.nightly
-def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
-    write_artifact(place / "stuck", every=1, prelude=SLOW.format(seconds=600))
-    life = begin(lives, place, "stuck", artifact="stuck")
-    folder = place / "stuck" / "checkpoints"
-    assert life.until(lambda: steps(folder) == [1])
-    life.send(signal.SIGTERM)
-    assert life.until(lambda: "interrupt again to stop at once" in life.stderr)
-    begun = time.monotonic()
-    life.send(signal.SIGTERM)
-    assert life.wait() == 143
-    assert time.monotonic() - begun < 30
-    assert life.stderr.splitlines()[-1] == (
-        f"stopped by SIGTERM; kept: the checkpoint of step 1 in {folder}; --resume continues from it"
-    )
-
-
 def test_full_disk_ends_run_and_keeps_last_checkpoint(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
@@ -175,27 +157,6 @@ def test_full_disk_ends_run_and_keeps_last_checkpoint(
     assert last.status == 0, last.stderr
     assert "continuing after step 2 of 10" in last.stderr
     assert_equal(place, "whole", "cramped", STEPS)
-
-
-def test_quiet_hides_tracebacks_of_unawaited_failed_writes() -> None:
-    """Hide asyncio's traceback of a write that nobody awaits any more."""
-    program = (
-        "import asyncio, sys\n"
-        "from runtime.training import session\n"
-        "if 'quiet' in sys.argv: session.quiet()\n"
-        "async def fail(): raise OSError('File too large')\n"
-        "async def save():\n"
-        "    writes = [asyncio.ensure_future(fail()) for _ in range(2)]\n"
-        "    await asyncio.sleep(0)\n"
-        "asyncio.run(save())\n"
-    )
-
-    def said(*options: str) -> str:
-        command = [sys.executable, "-c", program, *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
-
-    assert said().count("Traceback") == 2, "what would be printed"
-    assert said("quiet") == ""
 
 
 def test_failed_background_save_is_reported_and_previous_step_kept(
@@ -281,20 +242,3 @@ def test_non_finite_loss_error_names_data_rows(
     assert steps(folder) == [8]
     last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
     assert (last["step"], last["loss"]) == (9, "Infinity")
-
-
-def test_interrupt_while_opening_output_file_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from recipec.runtime.merging.folder import output_folder
-
-    opened = Path.open
-
-    def interrupted(self: Path, *how: Any) -> Any:
-        opened(self, *how).close()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "open", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        output_folder(tmp_path).write("model.safetensors", b"")
-    assert not list(tmp_path.iterdir())

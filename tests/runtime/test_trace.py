@@ -53,6 +53,14 @@ def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace 
     return (recorder.end(trainer.model) if recorder else None), trainer.model
 
 
+@pytest.fixture(scope="module")
+def traced(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Any]:
+    """Return a run's trace, and the trained model."""
+    trace, trained = run(model, tmp_path_factory.mktemp("traced"), True)
+    assert trace is not None
+    return trace, trained
+
+
 def compiled_steps() -> set[str]:
     """Return the cache keys of the training steps that jax has compiled."""
     import jax
@@ -67,13 +75,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_trace_records_unclipped_gradients_without_changing_run(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, traced: tuple[Trace, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.checkpoints.adapter_reader import restore_tree
     from recipec.runtime.training.step import Step
 
-    trace, trained = run(model, tmp_path / "traced", True)
-    assert trace is not None
+    trace, trained = traced
     steps = compiled_steps()
     assert len(steps) == 1
     with monkeypatch.context() as without:
@@ -107,13 +114,16 @@ def test_trace_records_unclipped_gradients_without_changing_run(
 
 
 def test_documented_example_reproduces_first_step_of_trace(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    traced: tuple[Trace, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
     from recipec.runtime.model.initial import initial_adapters
 
-    made, _ = run(model, tmp_path / "run", True)
-    assert made is not None
+    made, _ = traced
     made.write(tmp_path / "trace.npz")
     trace = read_trace(tmp_path / "trace.npz")
     np.testing.assert_equal(trace.rows, made.rows)
@@ -158,17 +168,11 @@ def test_full_fine_tuning_trace_uses_checkpoint_tensor_names(model: Path, tmp_pa
     ("write", "message"),
     [
         (lambda path: None, "no such file"),
-        (lambda path: path.mkdir(), "is not a trace (not a regular file)"),
         (lambda path: path.write_text("step 1: loss 3.2"), "is not a trace (not an .npz file)"),
         (lambda path: np.savez(path, losses=np.zeros(3)), "is not a trace"),
-        (lambda path: np.savez(path, head=np.frombuffer(b"[1]", np.uint8)), "is not a trace"),
         (
             lambda path: np.savez(path, head=np.frombuffer(b'{"version": 9}', np.uint8)),
             "a trace of version 9",
-        ),
-        (
-            lambda path: damage(path, lambda whole: whole[: len(whole) // 2]),
-            "is not a trace (not an .npz file)",
         ),
         (
             lambda path: damage(path, lambda whole: whole.replace(b"\x00\x00\x80?", b"\x00\x00\x00@")),

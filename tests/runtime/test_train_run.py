@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -139,41 +137,3 @@ def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
     (tmp_path / "run" / "recipe.lock.json").write_text("{")
     with pytest.raises(UserError, match="not JSON"):
         check_record(tmp_path / "run", artifact)
-
-
-STREAMED = """
-import os
-import signal
-from dataclasses import replace
-
-from runtime.training import trainer
-
-DATA = replace(DATA, stream_window=12, packing=True)
-quick = trainer.Trainer._step
-
-
-def killed(self, *arguments):
-    if self._train_steps == {kill} and "--resume" not in sys.argv:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return quick(self, *arguments)
-
-
-trainer.Trainer._step = killed
-"""
-"""Code of an artifact that streams its data, several windows a step, and is killed before a step."""
-
-
-@pytest.mark.nightly
-def test_killed_streaming_run_ends_like_uninterrupted_run(place: Path, lives: Lives) -> None:
-    write_artifact(place / "streams", prelude=STREAMED.format(kill=-1))
-    whole = train(lives, place, "stream-whole", artifact="streams")
-    assert whole.status == 0, whole.stderr
-    assert "train, one window of the stream: 12 of 12 samples kept" in whole.stderr
-    assert "note: all 50 rows of train.jsonl are read; pass 2 over them begins" in whole.stderr
-    write_artifact(place / "dies", prelude=STREAMED.format(kill=7))
-    assert train(lives, place, "stream-killed", artifact="dies").status == -signal.SIGKILL
-    last = train(lives, place, "stream-killed", "--resume", artifact="dies")
-    assert last.status == 0, last.stderr
-    assert re.search(r"continuing after step [246] of 10", last.stderr)
-    assert_equal(place, "stream-whole", "stream-killed", STEPS)
-    assert entries(place / "stream-whole/checkpoints") == entries(place / "stream-killed/checkpoints")

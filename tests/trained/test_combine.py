@@ -22,7 +22,7 @@ from tests.runtime.runs import lora_section, write_lock
 from tests.trained.conftest import adapted
 
 WEIGHTS = (0.7, -0.4)
-METHODS = ("linear", "ties", "dare_linear", "dare_ties")
+METHODS = ("linear", "dare_ties")
 
 
 @pytest.fixture(scope="module")

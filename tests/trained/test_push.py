@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.trained.push import plan, upload
-from tests.compiler.hub_server import COMMIT, Hub, Repository, reached_by, serving
+from tests.compiler.hub_server import Hub, Repository, reached_by, serving
 
 FILES = {
     "README.md": b"---\nlicense: mit\n---\n",
@@ -81,14 +81,6 @@ def test_push_lists_replaced_and_remaining_files(hub: Hub, merged: Path) -> None
     assert hub.models["our/model"].files["config.json"] == b"{}"
 
 
-def test_push_to_another_branch_leaves_main_unchanged(hub: Hub, merged: Path) -> None:
-    hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
-    done = pushed(str(merged), "our/model", "--yes", "--revision", "second")
-    assert done.exit_code == 0, (done.output, done.exception)
-    revisions = hub.models["our/model"].revisions
-    assert revisions["main"] == COMMIT and revisions["second"] != COMMIT
-
-
 def test_push_does_not_overwrite_concurrent_commit(hub: Hub, merged: Path) -> None:
     hub.models["our/model"] = Repository({"config.json": b"old"}, private=True)
     planned = plan(merged, "our/model")
@@ -153,10 +145,3 @@ def test_incomplete_model_folder_is_not_pushed(hub: Hub, merged: Path, tmp_path:
         with pytest.raises(ArtifactError, match=message):
             plan(folder, "our/model")
     assert not hub.requests
-
-
-def test_push_in_offline_mode_is_refused(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_any")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ArtifactError, match="our/model: HF_HUB_OFFLINE is set, so the hub is not used"):
-        plan(merged, "our/model")
