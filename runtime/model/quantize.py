@@ -153,7 +153,7 @@ def dequantize(weight: qwix.QArray, dtype: Any) -> jax.Array:
     """Return the weight that codes and scales represent, computed in float32 and cast once.
 
     The result equals qwix.dequantize's bit for bit. For nf4 Qwix looks each code up by a gather, which a TPU
-    does slowly, and flattens the codes, which gathers a sharded weight on every device. Here each code chooses
+    does slowly, and flattens the codes, which gathers a sharded weight on every device. Here each code picks
     among the table's entries. The barrier keeps the codes in their blocks: XLA otherwise writes the scales to
     memory for each entry of the weight, in float32, and chooses again for each tile of the product.
     """
