@@ -21,6 +21,7 @@ from ..weights.safetensors_files import DTYPES
 from .card import adapter_card, model_card
 from .folder import OutputFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
+from .known import compared
 from .plan import MergePlan
 from .record import MergeSettings, Trained, merge_record
 from .writer import Sink, write_shards
@@ -107,7 +108,8 @@ def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
     journal = begin(job.target, job.identity, _planned(job))
     _check_space(job, journal)
     try:
-        write_shards(job.plan, job.base, journal, job.quantization)
+        with compared(job.base):
+            write_shards(job.plan, job.base, journal, job.quantization)
     except Spoiled:
         journal.discard(_planned(job))
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,46 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests.runtime.llama_bases import TINY, contents, rewrite, write_base
 from tests.runtime.merge_faults.merges import Place, Run, copy, noted, times
+
+
+def cached(base: Path, root: Path) -> Path:
+    """Copy a base into Hugging Face's cache layout, with blobs in a store of other names."""
+    snapshot = root / "snapshots" / "0f"
+    for folder in (snapshot, root / "blobs", root / "store"):
+        folder.mkdir(parents=True)
+    for path in base.iterdir():
+        kind = hashlib.sha256 if path.suffix == ".safetensors" else hashlib.sha1
+        name = kind(path.read_bytes()).hexdigest()
+        if not (root / "blobs" / name).exists():
+            shutil.copy(path, root / "store" / path.name)
+            (root / "blobs" / name).symlink_to(f"../store/{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+def downloaded(base: Path, root: Path) -> Path:
+    """Copy a base with huggingface_hub's own notes of a download."""
+    from huggingface_hub._local_folder import write_download_metadata
+
+    copy(base, root)
+    for path in base.glob("*.safetensors"):
+        write_download_metadata(root, path.name, "a" * 40, hashlib.sha256(path.read_bytes()).hexdigest())
+    return root
+
+
+@pytest.mark.parametrize("made", [cached, downloaded])
+def test_merge_refuses_base_file_that_differs_from_the_hubs_hash(
+    made: Callable[[Path, Path], Path], place: Place, run: Run, tmp_path: Path
+) -> None:
+    base, target = made(place.base, tmp_path / "base"), tmp_path / "merged"
+    file = base / "model-00003-of-00003.safetensors"
+    right = file.read_bytes()
+    file.write_bytes(right[:-5] + bytes([right[-5] ^ 1]) + right[-4:])
+    run(target, base=base).refused(f"{file}: is not the file that the hub has")
+    assert contents(target) == {}, "nothing is left of what was made of it"
+    file.write_bytes(right)
+    assert run(target, base=base).status == 0
+    place.expect(target)
 
 
 def test_merge_resumes_after_a_base_read_error_and_keeps_complete_files(
