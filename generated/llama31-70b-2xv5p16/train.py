@@ -37,6 +37,7 @@ MESH = MeshSettings(
     devices=16,
     axes={"dcn": 2, "fsdp": 8, "tp": 1},
     hosts=4,
+    flags=("--xla_tpu_scheduler_percent_shared_memory_limit=85",),
 )
 LORA = LoraSettings(
     rank=16,
