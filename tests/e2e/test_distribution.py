@@ -23,6 +23,8 @@ from recipec.compiler import __version__
 from tests.interpreters import interpreter
 
 PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
+PAGE = "docs/diagnostics.md"
+"""The page of the codes, which is a part of the package."""
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
@@ -59,7 +61,9 @@ def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
 
 def tracked(root: Path) -> list[str]:
     """Return the packages' files in a clone, without the links between the packages."""
-    text = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, cwd=root)
+    text = run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, PAGE, cwd=root
+    )
     return sorted(line for line in text.splitlines() if (root / line).is_file())
 
 
