@@ -12,7 +12,6 @@ from typing import Any
 from recipec.compiler.checks.formats import is_known
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.families import FAMILIES
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
@@ -29,8 +28,6 @@ from recipec.spec.diagnostics import Diagnostic
 LARGEST_TEMPLATE = 2**20
 
 LARGEST_TOKENIZER = 2**26
-
-TITLES = {**{name: facts.title for name, facts in FAMILIES.items()}, "mistral": "Mistral"}
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from recipec.runtime.model import families as models
+from recipec.runtime.model.families import FAMILIES, family_of
 from recipec.runtime.model.families.base import CHATML, Family, text_config
 from recipec.runtime.model.families.transformers import Transformers
 
@@ -246,22 +247,15 @@ def _tokens(family: Family) -> Tokens:
     return Tokens((*COMMON, begin, end), template, turn_end=5)
 
 
-FAMILIES: Mapping[str, FamilyFacts] = MappingProxyType(
-    {name: _facts(family) for name, family in models.FAMILIES.items()}
-)
-
-ANY = _facts(Transformers())
-"""The facts of models that no family describes."""
-
-
+@cache
 def facts_of(family: str) -> FamilyFacts:
-    """Return what the compiler knows about a family, by its name."""
-    return FAMILIES.get(family, ANY)
+    """Return what the compiler knows about a family, by name, or about a model without a family."""
+    return _facts(FAMILIES.get(family) or Transformers())
 
 
 def titles() -> list[str]:
     """Return the names of the families, as messages show them."""
-    return [facts.title for facts in FAMILIES.values()]
+    return [family.title for family in FAMILIES.values()]
 
 
 SPELLED = {
@@ -294,7 +288,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     The prefix follows from model_type, and so does its spelling: qwen3_moe is Qwen3Moe, qwen3_5_text Qwen3_5.
     """
     text = text_config(config)
-    kind = str(text.get("model_type") or models.family_of(config).model_types[-1]).removesuffix("_text")
+    kind = str(text.get("model_type") or family_of(config).model_types[-1]).removesuffix("_text")
     if kind in SPELLED:
         return SPELLED[kind]
     return re.sub(r"(^|_)([a-z])", lambda found: found[2].upper(), kind)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering.families import FAMILIES, class_name
+from recipec.compiler.lowering.families import class_name, facts_of
 from recipec.compiler.lowering.fewer_layers import pattern, with_layers
 from recipec.runtime.model.families import Architecture, family_of
 from recipec.runtime.model.families.base import CHUNKED, SLIDING, text_config
@@ -67,7 +67,7 @@ def write_checkpoint(
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
     _write_json(
         partial / "generation_config.json",
-        {"bos_token_id": 2, "eos_token_id": [1, FAMILIES[family.name].tokens.turn_end], "pad_token_id": 0},
+        {"bos_token_id": 2, "eos_token_id": [1, facts_of(family.name).tokens.turn_end], "pad_token_id": 0},
     )
     write_tokenizer(partial, family.name, texts, added)
     shutil.rmtree(directory, ignore_errors=True)
@@ -269,13 +269,13 @@ def write_tokenizer(
 
     Args:
         directory: an existing directory.
-        family: a key of FAMILIES.
+        family: a family's name.
         texts: texts from which to learn the merges; SAMPLE if empty.
         added: model.add_tokens, for which it has the tokens that are replaced, and room for the others.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    tokens = FAMILIES[family].tokens
+    tokens = facts_of(family).tokens
     pad, eos, bos, unknown = tokens.special[:4]
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -517,7 +517,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     text = dict(text_config(config))
     family = family_of(text)
-    facts = FAMILIES[family.name]
+    facts = facts_of(family.name)
     name = class_name(text)
     if "text_config" not in config:
         return {**text, "architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}

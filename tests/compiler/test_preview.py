@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.explain import preview
-from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.rehearse import miniature
 from tests.compiler import added_models
 from tests.compiler.commands import command, recipe
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature, "VOCABULARY", len(FAMILIES["gemma4"].tokens.special) + 256)
+        patch.setattr(miniature, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
         miniature.write_tokenizer(folder, "gemma4")
     return folder
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.rehearse.miniature import write_tokenizer
 from recipec.runtime.merging import merge
 from recipec.runtime.settings import ModelSettings
 from tests import tiny
 
 MEDIA = {
-    f"{name}_token_id": FAMILIES["gemma4"].tokens.special.index(marker)
+    f"{name}_token_id": facts_of("gemma4").tokens.special.index(marker)
     for name, marker in {
         "boi": "<|image>",
         "image": "<|image|>",

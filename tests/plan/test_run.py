@@ -14,7 +14,7 @@ import pytest
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import run_length as counting
-from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import (
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a folder with the quickstart's tokenizer: its special tokens, and one token per byte."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature, "VOCABULARY", len(FAMILIES["gemma4"].tokens.special) + 256)
+        patch.setattr(miniature, "VOCABULARY", len(facts_of("gemma4").tokens.special) + 256)
         miniature.write_tokenizer(folder, "gemma4")
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pkgutil import iter_modules
 from typing import Any
 
@@ -14,15 +15,30 @@ ANY = "transformers"
 """The module of the family that takes any other causal model of transformers, from its tensors."""
 
 
-def _present() -> Iterator[Family]:
-    """Yield the families whose modules are here: an artifact holds only its own family's module."""
-    for module in sorted(iter_modules(__path__), key=lambda module: module.name):
-        family = getattr(import_module(f"{__name__}.{module.name}"), "FAMILY", None)
-        if isinstance(family, Family):
-            yield family
+class Families(Mapping[str, Family]):
+    """The families whose modules are here, by name. A module is imported when its family is asked for.
+
+    An artifact holds only its own family's module.
+    """
+
+    def __init__(self) -> None:
+        self._modules = sorted(module.name for module in iter_modules(__path__))
+
+    def __getitem__(self, name: str) -> Family:
+        if name in self._modules:
+            family = getattr(import_module(f"{__name__}.{name}"), "FAMILY", None)
+            if isinstance(family, Family):
+                return family
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._modules if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in _present()}
+FAMILIES = Families()
 
 
 def foreign_markers(own: Sequence[str], template: str) -> dict[str, str]:
@@ -47,7 +63,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     layers = text.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UnsupportedCheckpoint(f"config.json: num_hidden_layers is {layers:,}", "num_hidden_layers")
-    for family in FAMILIES.values():
+    named = str(text.get("model_type")).removesuffix("_text")  # most often the name of its module
+    for name in chain(() if named not in FAMILIES else (named,), FAMILIES):
+        family = FAMILIES[name]
         if isinstance(model_type, str) and model_type in family.model_types:
             return family
         if model_type in family.wrappers and text.get("model_type") in family.model_types:
