@@ -218,20 +218,23 @@ def _run(
     order = jnp.argsort(chosen)
     inverse = jnp.argsort(order)
     sizes = jnp.bincount(chosen, length=experts).astype(jnp.int32)
-    rows = _take(x.reshape(-1, hidden), order, inverse)
+    tokens = x.reshape(-1, hidden)
+    rows = _take(tokens if apart is None else _tiles(tokens), order, inverse)
     if on_inputs:
-        rows = (rows * weights.reshape(-1)[order][:, None]).astype(x.dtype)
-    share = jnp.ones_like(weights) if on_inputs else weights
+        rows = (rows * _over(rows, weights.reshape(-1)[order])).astype(x.dtype)
+    share = (jnp.ones_like(weights) if on_inputs else weights).reshape(-1, weights.shape[-1])
     places = order, inverse, sizes
     if apart is None:
-        out = _summed(_products(arrays, activation, rows, sizes), share.reshape(-1, share.shape[-1]), places)
+        out = _summed(_products(arrays, activation, rows, sizes), share, places)
     else:
-        out = _exchanged(activation, apart, rows, share.reshape(-1, share.shape[-1]), places, dict(arrays))
+        out = _exchanged(activation, apart, rows, share, places, dict(arrays))
     out = out.reshape(*x.shape)
     if split is not None:
         out = jax.lax.psum(out, split)
     if "down_bias" in arrays:
-        out = out + jnp.einsum("BTKD,BTK->BTD", arrays["down_bias"].astype(jnp.float32)[choices], share)
+        out = out + jnp.einsum(
+            "BTKD,BTK->BTD", arrays["down_bias"].astype(jnp.float32)[choices], share.reshape(weights.shape)
+        )
     return out.astype(x.dtype)
 
 
@@ -244,15 +247,15 @@ def _summed(rows: jax.Array, share: jax.Array, places: Places) -> jax.Array:
     """Sum the experts' outputs of each token, times the experts' shares.
 
     Args:
-        rows: [T * K, D], sorted by expert.
+        rows: [T * K, ...], sorted by expert.
         share: float32[T, K].
 
     Returns:
-        float32[T, D].
+        float32[T, ...].
     """
     order, inverse, _ = places
-    each = _take(rows, inverse, order).reshape(*share.shape, -1).astype(jnp.float32)
-    return jnp.einsum("TKD,TK->TD", each, share)
+    each = _take(rows, inverse, order).reshape(*share.shape, *rows.shape[1:])
+    return jnp.sum(each * _over(each, share), axis=1)
 
 
 def _products(
@@ -301,22 +304,23 @@ def _exchanged(
     that is recomputed does not repeat the exchange.
 
     Args:
-        rows: [T * K, D], this device's, sorted by expert.
+        rows: [T * K, ...], this device's `_tiles`, sorted by expert.
         share: float32[T, K], the share of each of a token's experts in the sum.
         places: includes the number of rows for each expert on all devices.
         arrays: as in `_products`, for the experts of this device.
 
     Returns:
-        float32[T, D].
+        float32[T, ...].
     """
     exchange = _Exchange.of(rows, places[2], axis)
 
     def turn(number: jax.Array, out: jax.Array) -> jax.Array:
         sent = exchange.turn(number)
         received, counts, back = sent.by_expert(sent.there(rows))
-        return sent.back(back(_products(arrays, activation, received, counts)), out)
+        products = _products(arrays, activation, _flat(received), counts)
+        return sent.back(back(products.reshape(received.shape)), out)
 
-    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows)), share, places)
+    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, _room(rows.shape, rows.dtype)), share, places)
 
 
 def _exchanged_forward(
@@ -338,7 +342,8 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
     rows, share, places, trained, frozen = kept
     order, inverse, sizes = places
     exchange = _Exchange.of(rows, sizes, axis)
-    shared = (gradient[:, None] * share[..., None]).astype(rows.dtype).reshape(rows.shape)[order]
+    of_tokens = gradient.astype(rows.dtype)[order // share.shape[-1]]
+    shared = (of_tokens * _over(of_tokens, share.reshape(-1)[order])).astype(rows.dtype)
 
     def turn(number: jax.Array, sums: Any) -> Any:
         sent = exchange.turn(number)
@@ -346,7 +351,7 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
         of_outputs, _, _ = sent.by_expert(sent.there(shared))
         features, pull = jax.vjp(
             lambda rows, trained: _features({**frozen, **trained}, activation, rows, counts),
-            received,
+            _flat(received),
             trained,
         )
         _, pull_down = jax.vjp(
@@ -354,25 +359,25 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
             features,
             trained,
         )
-        of_features, of_down = pull_down(of_outputs)
+        of_features, of_down = pull_down(_flat(of_outputs))
         of_rows, of_trained = pull(of_features)
         # The gradient of share * output, repeated over as many equal lanes as a row of a tile has.
         of_shares = jnp.sum(of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True)
-        of_shares = jnp.broadcast_to(of_shares, (len(of_shares), LANES))
+        of_shares = jnp.broadcast_to(of_shares[..., None], (len(of_shares), 1, LANES))
         return (
-            sent.back(back(of_rows), sums[0]),
+            sent.back(back(of_rows.reshape(received.shape)), sums[0]),
             sent.back(back(of_shares), sums[1]),
             jax.tree.map(lambda *each: sum(each), sums[2], of_down, of_trained),
         )
 
     zeros = (
-        jnp.zeros_like(rows),
-        jnp.zeros((len(rows), LANES), jnp.float32),
+        _room(rows.shape, rows.dtype),
+        _room((len(rows), 1, LANES), jnp.float32),
         jax.tree.map(jnp.zeros_like, trained),
     )
     of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
     # A share is 0 if the expert's score is 0; the score then gets no gradient.
-    of_shares = of_shares[inverse, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
+    of_shares = of_shares[inverse, 0, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
     return of_rows, of_shares, None, {**dict.fromkeys(frozen), **of_trained}
 
 
@@ -432,12 +437,13 @@ class _Turn:
     starts: jax.Array
 
     def there(self, rows: jax.Array) -> jax.Array:
-        """Return the rows that this device receives from all devices: [P * most, D], zeros after the last."""
-        room = jnp.zeros((self.counts.shape[0] * self.most, rows.shape[1]), rows.dtype)
+        """Return the rows that this device receives from all devices: [P * most, ...]. What stands after the
+        last is not used."""
+        room = _room((self.counts.shape[0] * self.most, *rows.shape[1:]), rows.dtype)
         return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
 
     def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
-        """Return `out` [M, D] with the other devices' results for its rows of this turn."""
+        """Return `out` [M, ...] with the other devices' results for its rows of this turn."""
         return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
 
     def by_expert(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
@@ -486,35 +492,43 @@ def _all_to_all(
     """Send blocks of rows between the devices of an axis, by ragged_all_to_all where it exists.
 
     Args:
-        rows: [M, D].
-        room: [R, D], the array that receives the blocks; its other rows stay.
+        rows: [M, ...].
+        room: [R, ...], the array that receives the blocks; its other rows stay.
         starts, amounts, places: int32[P, P], by sender and receiver: where a block begins in the sender's
             rows, its length, and where it begins in the receiver's room.
     """
     own = jax.lax.axis_index(axis)
     if _on_tpu():
-        return jax.lax.ragged_all_to_all(
-            _tiles(rows),
-            _tiles(room),
-            starts[own],
-            amounts[own],
-            places[own],
-            amounts[:, own],
-            axis_name=axis,
-        ).reshape(room.shape)
+        sizes = starts[own], amounts[own], places[own], amounts[:, own]
+        return jax.lax.ragged_all_to_all(rows, room, *sizes, axis_name=axis)
     every = jax.lax.all_gather(rows, axis)  # XLA has no ragged exchange on CPUs
     place = jnp.arange(room.shape[0])[:, None] - places[:, own]  # [R, P]: of each device's block
     mine = (place >= 0) & (place < amounts[:, own])
     sender = jnp.argmax(mine, axis=1)
     row = jnp.take_along_axis(starts[:, own] + place, sender[:, None], axis=1)[:, 0]
-    return jnp.where(mine.any(1)[:, None], every[sender, jnp.clip(row, 0, rows.shape[0] - 1)], room)
+    found = every[sender, jnp.clip(row, 0, rows.shape[0] - 1)]
+    return jnp.where(_over(room, mine.any(1)), found, room)
 
 
 def _tiles(rows: jax.Array) -> jax.Array:
-    """Return rows [M, D] as [M, D / 128, 128], if 128 divides D. A row is sent as whole tiles of a TPU's
-    memory then. Otherwise libtpu makes tiles of 2 x 128, and estimates four times as many cycles to fill a
-    room."""
+    """Return rows [M, D] as [M, D / 128, 128], if 128 divides D. A row is taken and sent as whole tiles of a
+    TPU's memory then."""
     return rows.reshape(rows.shape[0], -1, LANES) if rows.shape[1] % LANES == 0 else rows
+
+
+def _over(array: jax.Array, of_rows: jax.Array) -> jax.Array:
+    """Return values of an array's first axes with as many axes as the array."""
+    return of_rows.reshape(*of_rows.shape, *(1,) * (array.ndim - of_rows.ndim))
+
+
+def _flat(tiles: jax.Array) -> jax.Array:
+    return tiles.reshape(len(tiles), -1)
+
+
+def _room(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Return an array to receive rows in. What it holds before may be anything, also NaN, unless there is no
+    kernel to pass over it."""
+    return (jax.lax.empty if _kernel_tile(shape[0]) else jnp.zeros)(shape, dtype)
 
 
 def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: jax.Array) -> jax.Array:
@@ -531,19 +545,21 @@ def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: ja
     if f"{name}_lora_a" not in arrays:
         return product
     a, b = arrays[f"{name}_lora_a"], arrays[f"{name}_lora_b"]
-    delta = _grouped(_grouped(rows, a, sizes), b, sizes)
-    return (product + delta).astype(product.dtype)
+    # In the sum's dtype: a ragged product writes its result to memory, in float32 twice the bytes.
+    delta = _grouped(_grouped(rows, a, sizes), b, sizes, product.dtype)
+    return (product.astype(jnp.float32) + delta).astype(product.dtype)
 
 
-def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array) -> jax.Array:
+def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = None) -> jax.Array:
     """Multiply each row by its own expert's weight.
 
     Args:
         weight: [E, in, ...], the outputs' axes last.
+        dtype: of the result, by default the weight's.
     """
 
     def compute(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return _ragged(rows, weight.reshape(*weight.shape[:2], -1), sizes)
+        return _ragged(dtype or weight.dtype, rows, weight.reshape(*weight.shape[:2], -1), sizes)
 
     if not hasattr(weight, "qvalue"):
         return compute(rows, weight)
@@ -552,19 +568,20 @@ def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array) -> jax.Array:
     return dequantized(compute, rows, weight, rows.dtype)
 
 
-@jax.custom_vjp
-def _ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ragged(dtype: Any, rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
     """Compute `jax.lax.ragged_dot` with `outer` as the gradient of the weight.
 
     Args:
+        dtype: of the result.
         rows: [N, in], sorted by expert.
         weight: [E, in, out].
         sizes: int32[E], the rows of each expert.
 
     Returns:
-        [N, out] in the weight's dtype.
+        [N, out].
     """
-    return _dot(rows, weight, sizes, weight.dtype)
+    return _dot(rows, weight, sizes, dtype)
 
 
 def _dot(rows: jax.Array, weight: jax.Array, sizes: jax.Array, dtype: Any) -> jax.Array:
@@ -585,19 +602,22 @@ def _operands(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     return left.astype(wide), right.astype(wide)
 
 
-def _ragged_forward(rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
-    """Keep only what the needed gradients use: for a frozen weight no rows, and then only their dtype."""
+def _ragged_forward(dtype: Any, rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
+    """Keep only what the needed gradients use: for a frozen weight no rows."""
     kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
-    return _ragged(rows.value, weight.value, sizes.value), (*kept, jnp.zeros(0, rows.value.dtype))
+    of_both = jnp.zeros(0, rows.value.dtype), jnp.zeros(0, weight.value.dtype)
+    return _ragged(dtype, rows.value, weight.value, sizes.value), (*kept, *of_both)
 
 
-def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, jax.Array | None, None]:
-    rows, weight, sizes, like = kept
+def _ragged_backward(
+    dtype: Any, kept: Any, gradient: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None, None]:
+    rows, weight, sizes, like, like_weight = kept
     to_rows = None if weight is None else _dot(gradient, weight.swapaxes(1, 2), sizes, like.dtype)
     to_weight = None
     if rows is not None:
         rows, of_out = _operands(rows, gradient)
-        to_weight = outer(rows, of_out, sizes, on_tpu=_on_tpu()).astype(gradient.dtype)
+        to_weight = outer(rows, of_out, sizes, on_tpu=_on_tpu()).astype(like_weight.dtype)
     return to_rows, to_weight, None
 
 
@@ -621,13 +641,18 @@ def outer(
     Returns:
         float32[E, in, out].
     """
-    tile = math.gcd(rows.shape[0], TILE[0])
-    if on_tpu and tile >= LEAST_TILE:
+    if on_tpu and (tile := _kernel_tile(rows.shape[0])):
         from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
         tiling = (tile, *TILE[1:])
         return tgmm(rows.T, gradient, sizes, jnp.float32, tiling=tiling, interpret=interpret)
     return jax.lax.ragged_dot_general(rows, gradient, sizes, BY_ROWS, preferred_element_type=jnp.float32)
+
+
+def _kernel_tile(rows: int) -> int:
+    """Return the rows of a tile of `outer`'s kernel, 0 if it cannot divide so many rows."""
+    tile = math.gcd(rows, TILE[0])
+    return tile if tile >= LEAST_TILE else 0
 
 
 def _on_tpu() -> bool:
@@ -644,7 +669,7 @@ def _take(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
     indexing would be a scatter.
 
     Args:
-        x: [N, D].
+        x: [N, ...].
         order, inverse: int32[N * K].
     """
     return x[order // (order.size // x.shape[0])]
@@ -655,8 +680,8 @@ def _take_forward(x: jax.Array, order: jax.Array, inverse: jax.Array) -> tuple[j
 
 
 def _take_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    inverse, (rows, width) = kept
-    return gradient[inverse].reshape(rows, -1, width).sum(1), None, None
+    inverse, (rows, *width) = kept
+    return gradient[inverse].reshape(rows, -1, *width).sum(1), None, None
 
 
 _take.defvjp(_take_forward, _take_backward)

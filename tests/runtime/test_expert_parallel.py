@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from recipec.runtime.model.families.description import Experts
 from tests.runtime.training import QUICK
 
 HIDDEN, FEATURES, EXPERTS = 12, 10, 8
+IN_TILES = 256
+"""A hidden size whose rows are exchanged as tiles of 128 values."""
 
 
 EVEN, UNEVEN = 0.0, 50.0
 """In an uneven batch three experts get all rows."""
 
 
-def results(axes: dict[str, int]) -> list[Any]:
+def results(axes: dict[str, int], hidden: int = HIDDEN) -> list[Any]:
     """Return the value and the gradients of both batches, with the experts on a mesh."""
     import jax
     import jax.numpy as jnp
@@ -26,14 +29,14 @@ def results(axes: dict[str, int]) -> list[Any]:
 
     draws = np.random.default_rng(0)
     shapes = {
-        "gate_up": (EXPERTS, HIDDEN, 2, FEATURES),
-        "down": (EXPERTS, FEATURES, HIDDEN),
+        "gate_up": (EXPERTS, hidden, 2, FEATURES),
+        "down": (EXPERTS, FEATURES, hidden),
         "gate_up_bias": (EXPERTS, 2, FEATURES),
-        "down_bias": (EXPERTS, HIDDEN),
+        "down_bias": (EXPERTS, hidden),
     }
-    arrays = {name: jnp.asarray(draws.normal(0, 0.3, shape), jnp.float32) for name, shape in shapes.items()}
-    x = jnp.asarray(draws.standard_normal((8, 5, HIDDEN)), jnp.float32)
-    router = jnp.asarray(draws.standard_normal((HIDDEN, EXPERTS)), jnp.float32)
+    arrays = {name: jnp.asarray(draws.normal(0, hidden**-0.5, shape), jnp.float32) for name, shape in shapes.items()}
+    x = jnp.asarray(draws.standard_normal((8, 5, hidden)), jnp.float32)
+    router = jnp.asarray(draws.normal(0, hidden**-0.5, (hidden, EXPERTS)), jnp.float32)
     described = Experts(EXPERTS, 3, FEATURES)
 
     def loss(x: Any, router: Any, arrays: Any, lean: float) -> Any:
@@ -53,6 +56,17 @@ def test_sharded_experts_match_one_device_values_and_gradients() -> None:
     for axes in ({"fsdp": 2, "ep": 2, "tp": 2}, {"ep": 4}):
         for mine, alone in zip(results(axes), expected, strict=True):
             assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_rows_that_no_device_sent_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax.numpy as jnp
+
+    from recipec.runtime.model import experts
+
+    expected = results({"fsdp": 1}, IN_TILES)
+    monkeypatch.setattr(experts, "_room", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+    for mine, alone in zip(results({"ep": 4}, IN_TILES), expected, strict=True):
+        assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
 def test_rematerialized_layer_does_not_repeat_expert_exchange() -> None:
