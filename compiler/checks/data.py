@@ -235,6 +235,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         return
     local = facts.length.data
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
+    shorter, sorted_rows = "a smaller max_length", data.curriculum is not None  # which packing refuses
     if local is not None and local.mean_tokens:
         share = local.mean_tokens / data.max_length
         if share < USED_WELL:
@@ -243,7 +244,8 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
                 f"{padded}; the samples of data.train have {local.lengths()}, "
                 f"so about {1 - share:.0%} of the work is padding",
                 "data.packing",
-                "packing: true, or a smaller max_length",
+                shorter if sorted_rows else f"packing: true, or {shorter}",
             )
     elif data.max_length >= WASTEFUL:
-        yield Diagnostic("W0407", padded, "data.packing", "packing: true puts several samples into one row")
+        help = shorter if sorted_rows else "packing: true puts several samples into one row"
+        yield Diagnostic("W0407", padded, "data.packing", help)
