@@ -128,7 +128,8 @@ def test_work_uses_libtpus_estimated_cycles() -> None:
 
 def test_operation_without_cycles_takes_longer_of_flops_and_bytes_time() -> None:
     assert PRODUCT_FLOPS / FLOPS > (2 * PART_BYTES + ALL_BYTES) / HBM
-    assert total(read(PRODUCT).steps) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
+    for product in (PRODUCT, f"{PRODUCT}, {cycles(2**63 - 1)}"):
+        assert total(read(product).steps) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
     few = f"""%w = f32[8,256]{{1,0:T(8,128)}} parameter(0)
         %v = {ALL} parameter(1)
         %c = f32[8,256]{{1,0:T(8,128)}} convolution(%w, %v), dim_labels=bf_io->bf"""

@@ -40,7 +40,8 @@ from recipec.compiler.plan.schedule import (
 )
 from recipec.compiler.plan.torus import Torus, between_slices
 
-CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')
+"""The cycles of an operation. libtpu writes the largest int64, of 19 digits, where it has no estimate."""
 HOST = 5
 """Memory space of the host."""
 DATA_MOVEMENT = {
