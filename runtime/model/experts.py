@@ -320,7 +320,7 @@ def _exchanged(
         products = _products(arrays, activation, _flat(received), counts)
         return sent.back(back(products.reshape(received.shape)), out)
 
-    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, _room(rows.shape, rows.dtype)), share, places)
+    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows)), share, places)
 
 
 def _exchanged_forward(
@@ -371,8 +371,8 @@ def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: 
         )
 
     zeros = (
-        _room(rows.shape, rows.dtype),
-        _room((len(rows), 1, LANES), jnp.float32),
+        jnp.zeros_like(rows),
+        jnp.zeros((len(rows), 1, LANES), jnp.float32),
         jax.tree.map(jnp.zeros_like, trained),
     )
     of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
@@ -439,7 +439,10 @@ class _Turn:
     def there(self, rows: jax.Array) -> jax.Array:
         """Return the rows that this device receives from all devices: [P * most, ...]. What stands after the
         last is not used."""
-        room = _room((self.counts.shape[0] * self.most, *rows.shape[1:]), rows.dtype)
+        most = self.counts.shape[0] * self.most
+        # Without a kernel, `outer` passes over these rows too, and NaN times 0 is NaN.
+        make = jax.lax.empty if _kernel_tile(most) else jnp.zeros
+        room = make((most, *rows.shape[1:]), rows.dtype)
         return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
 
     def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
@@ -523,12 +526,6 @@ def _over(array: jax.Array, of_rows: jax.Array) -> jax.Array:
 
 def _flat(tiles: jax.Array) -> jax.Array:
     return tiles.reshape(len(tiles), -1)
-
-
-def _room(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Return an array to receive rows in. What it holds before may be anything, also NaN, unless there is no
-    kernel to pass over it."""
-    return (jax.lax.empty if _kernel_tile(shape[0]) else jnp.zeros)(shape, dtype)
 
 
 def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: jax.Array) -> jax.Array:

@@ -34,7 +34,9 @@ def results(axes: dict[str, int], hidden: int = HIDDEN) -> list[Any]:
         "gate_up_bias": (EXPERTS, 2, FEATURES),
         "down_bias": (EXPERTS, hidden),
     }
-    arrays = {name: jnp.asarray(draws.normal(0, hidden**-0.5, shape), jnp.float32) for name, shape in shapes.items()}
+    arrays = {
+        name: jnp.asarray(draws.normal(0, hidden**-0.5, shape), jnp.float32) for name, shape in shapes.items()
+    }
     x = jnp.asarray(draws.standard_normal((8, 5, hidden)), jnp.float32)
     router = jnp.asarray(draws.normal(0, hidden**-0.5, (hidden, EXPERTS)), jnp.float32)
     described = Experts(EXPERTS, 3, FEATURES)
@@ -59,12 +61,14 @@ def test_sharded_experts_match_one_device_values_and_gradients() -> None:
 
 
 def test_rows_that_no_device_sent_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
     import jax.numpy as jnp
 
     from recipec.runtime.model import experts
 
     expected = results({"fsdp": 1}, IN_TILES)
-    monkeypatch.setattr(experts, "_room", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+    monkeypatch.setattr(experts, "_kernel_tile", lambda rows: rows)
+    monkeypatch.setattr(jax.lax, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
     for mine, alone in zip(results({"ep": 4}, IN_TILES), expected, strict=True):
         assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
 
