@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.report.place import existing_place
+from recipec.compiler.report.folder import existing_folder
 from recipec.compiler.report.sweep import read_sweep
 from tests.report import writing
 from tests.report.reading import golden, refused, report
@@ -87,7 +87,7 @@ def test_a_sweep_without_a_measured_point_has_nothing_to_draw(place: Path) -> No
 def test_folder_without_sweep_and_plan_option_for_sweep_are_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
-    assert read_sweep(existing_place("bench")) is None
+    assert read_sweep(existing_folder("bench")) is None
     assert "contains neither a run nor a sweep" in refused("bench")
     writing.sweep(place / "other")
     assert "apply to a run, not to a sweep" in refused("other", "--plan", "x.json")
