@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from recipec.compiler.cli.base import tell
+from recipec.compiler.cli.base import group, tell
 
+Method = Literal["linear", "ties", "dare_linear", "dare_ties"]
 
-class Method(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """How A's and B's are combined."""
-
-    LINEAR = "linear"
-    TIES = "ties"
-    DARE_LINEAR = "dare_linear"
-    DARE_TIES = "dare_ties"
-
-
-app = typer.Typer(
-    help="Combine PEFT adapters.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group("Combine PEFT adapters.", no_args_is_help=True)
 
 
 @app.callback()
-def group() -> None:
+def adapters() -> None:
     """A group, although it has one command."""
 
 
@@ -47,7 +33,7 @@ def merge(
         str,
         typer.Option("--weights", metavar="W,W", help="One number for each adapter, such as 0.7,0.3."),
     ],
-    method: Annotated[Method, typer.Option("--method", help="How to combine them.")] = Method.LINEAR,
+    method: Annotated[Method, typer.Option("--method", help="How to combine them.")] = "linear",
     density: Annotated[
         float | None,
         typer.Option(
@@ -80,8 +66,8 @@ def merge(
         raise typer.BadParameter(
             f"{weights!r}: the numbers must be below 1e6, and not all 0", param_hint="--weights"
         )
-    if (density is None) != (method is Method.LINEAR) or not 0 < (density or 0.5) < 1:
-        wanted = "linear takes none" if method is Method.LINEAR else f"{method.value} needs one, such as 0.5"
+    if (density is None) != (method == "linear") or not 0 < (density or 0.5) < 1:
+        wanted = "linear takes none" if method == "linear" else f"{method} needs one, such as 0.5"
         raise typer.BadParameter(f"it must be above 0 and below 1; {wanted}", param_hint="--density")
-    combine(Combination(folders, numbers, method.value, density, seed), output)
-    tell(f"{output}: {len(folders)} adapters, {method.value}")
+    combine(Combination(folders, numbers, method, density, seed), output)
+    tell(f"{output}: {len(folders)} adapters, {method}")

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from recipec.compiler.cli.base import (
     FAILED,
-    Format,
     Output,
     Recipes,
     Sets,
     Shown,
     doing,
     end_build,
+    fail,
     has_errors,
     note,
     on_ctrl_c,
@@ -30,6 +29,7 @@ from recipec.compiler.cli.base import (
     tell,
 )
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.wording import plural
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -38,11 +38,8 @@ if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
 
-class Runtime(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
-    """How an artifact gets what it runs on."""
-
-    COPY = "copy"
-    WHEEL = "wheel"
+Runtime = Literal["copy", "wheel"]
+"""How an artifact gets what it runs on."""
 
 
 def build(
@@ -82,7 +79,7 @@ def build(
         ),
     ] = None,
     sets: Sets = None,
-    format: Shown = Format.TEXT,
+    format: Shown = "text",
 ) -> None:
     """Write the artifacts of recipes, or check that they are up to date."""
     from recipec.compiler.artifacts.artifact import has_notebook
@@ -109,9 +106,9 @@ def build(
             *_same_names(pairs),
         ]
     )
-    show(diagnostics, format)
     if has_errors(diagnostics):
-        raise typer.Exit(FAILED)
+        fail(diagnostics, format)
+    show(diagnostics, format)
     from recipec.compiler.artifacts import artifact
     from recipec.compiler.emitters.emit import emit
     from recipec.compiler.terminal import each
@@ -133,8 +130,8 @@ def build(
             result(difference, end="")
             say(f"error: {output} does not match the recipes; build it again: {again}")
             raise typer.Exit(FAILED)
-        if format is Format.TEXT:
-            tell(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
+        if format == "text":
+            tell(f"{output}: {plural(len(artifacts), 'artifact')} up to date")
         return
     on_ctrl_c(
         lambda: (
@@ -145,20 +142,20 @@ def build(
         notes = artifact.write(output, artifacts, force, f"{again} --force")
     for line in notes:
         (note if line.startswith("note: ") else say)(line)
-    if format is Format.TEXT:
+    if format == "text":
         for name, files in artifacts.items():
-            tell(f"{output / name}: {_count(len(files), 'file')}")
+            tell(f"{output / name}: {plural(len(files), 'file')}")
 
 
-def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
+def check(recipes: Recipes, sets: Sets = None, format: Shown = "text") -> None:
     """Check recipes against the language, the model and the hardware."""
     pairs = _read_all(recipes, sets)
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
     diagnostics += [] if has_errors(diagnostics) else _planned_before(pairs)
-    show(diagnostics, format)
     if has_errors(diagnostics):
-        raise typer.Exit(FAILED)
-    if format is Format.TEXT:
+        fail(diagnostics, format)
+    show(diagnostics, format)
+    if format == "text":
         for path in recipes:
             tell(f"{path}: ok")
 
@@ -225,7 +222,7 @@ def _installs(given: Runtime | None, output: Path, name: str) -> bool:
     """Whether an artifact's runtime is installed from its wheel: as it is said, or as it is on disk."""
     from recipec.compiler.artifacts.artifact import installs_runtime
 
-    return installs_runtime(output / name) if given is None else given is Runtime.WHEEL
+    return installs_runtime(output / name) if given is None else given == "wheel"
 
 
 def _of_backends(
@@ -257,10 +254,6 @@ def _as_options(
 ) -> list[str]:
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
     chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
-    chosen += ["--runtime", runtime.value] if runtime is not None else []
+    chosen += ["--runtime", runtime] if runtime is not None else []
     chosen += [] if notebook is None else ["--notebook" if notebook else "--no-notebook"]
     return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED, Format, Sets, on_ctrl_c, read, show
+from recipec.compiler.cli.base import DONE, FAILED, Format, Sets, fail, on_ctrl_c, read_program, show
 from recipec.compiler.emitters.backends import Backend
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def parity(
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
     from recipec.compiler.parity.run import parity as compared
 
-    format = Format.JSON if as_json else Format.TEXT
+    format: Format = "json" if as_json else "text"
     program, chosen = _chosen(paths[0], sets, backends or tuple(Backend), format)
     on_ctrl_c(None)
     found = compared(program, chosen, steps, keep, limits, console)
@@ -86,17 +86,13 @@ def _chosen(
     """A recipe's program, and which of these backends train it; ends the command where there is none."""
     from recipec.compiler.parity.backends import choose
 
-    loaded, lowered = read(path, sets)
-    if lowered.program is None:
-        show(lowered.diagnostics, format)
-        raise typer.Exit(FAILED)
-    show(lowered.diagnostics, Format.TEXT)
-    chosen, diagnostics = choose(loaded, lowered.program, backends)
+    loaded, lowered, program = read_program(path, sets, format)
+    show(lowered.diagnostics)
+    chosen, diagnostics = choose(loaded, program, backends)
     if chosen is None:
-        show(diagnostics, format)
-        raise typer.Exit(FAILED)
-    show(diagnostics, Format.TEXT)
-    return lowered.program, chosen
+        fail(diagnostics, format)
+    show(diagnostics)
+    return program, chosen
 
 
 def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:

@@ -16,17 +16,16 @@ import typer
 
 from recipec.compiler.cli.base import (
     FAILED,
-    Format,
     Recipe,
     Sets,
     doing,
     end_build,
+    fail,
     has_errors,
     note,
     read,
     result,
     say,
-    show,
     tell,
 )
 from recipec.compiler.wording import table
@@ -182,8 +181,7 @@ def _points(
         _, lowered = read(recipe, [*sets, *own])
         if lowered.program is None or has_errors(lowered.diagnostics):
             say(f"with {', '.join(own)}:")
-            show(lowered.diagnostics, Format.TEXT)
-            raise typer.Exit(FAILED)
+            fail(lowered.diagnostics)
         points.append(Point(lowered.program, values, output / lowered.program.name))
     return points
 
