@@ -11,7 +11,6 @@ import typer
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
-from recipec.compiler.cli import adapters as cli_adapters
 from recipec.compiler.cli import build as cli_build
 from recipec.compiler.cli import lsp as cli_lsp
 from recipec.compiler.cli import models as cli_models
@@ -176,7 +175,7 @@ app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)
 app.command()(cli_trained.chat)
 app.command()(cli_trained.push)
-app.add_typer(cli_adapters.app, name="adapters")
+app.add_typer(cli_trained.app, name="adapters")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
 

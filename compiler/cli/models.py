@@ -79,8 +79,7 @@ def add(
     It fetches config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
     `recipe check` compares with the model's family. It uses HF_ENDPOINT, HF_TOKEN and the hub's cache.
     """
-    from recipec.compiler.hub.fetch import fetch
-    from recipec.compiler.hub.folder import write
+    from recipec.compiler.hub.fetch import fetch, write
     from recipec.compiler.lowering.added import models_folder
 
     models = output or models_folder()

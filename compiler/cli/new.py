@@ -14,7 +14,7 @@ from recipec.compiler.cli.base import MISUSED, note, say, show, tell
 from recipec.compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
-    from recipec.compiler.new.memory import Probe
+    from recipec.compiler.new.draft import Probe
     from recipec.compiler.new.recipe import Made
     from recipec.compiler.new.source import NewData
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.parity.backends import Backends
+    from recipec.compiler.parity.run import Backends
 
 
 def parity(
@@ -84,7 +84,7 @@ def _chosen(
     path: Path, sets: Sequence[str] | None, backends: Sequence[Backend], format: Format
 ) -> tuple[Program, Backends]:
     """A recipe's program, and which of these backends train it; ends the command where there is none."""
-    from recipec.compiler.parity.backends import choose
+    from recipec.compiler.parity.run import choose
 
     loaded, lowered, program = read_program(path, sets, format)
     show(lowered.diagnostics)
@@ -96,8 +96,7 @@ def _chosen(
 
 
 def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:
-    from recipec.compiler.parity.read_trace import compare_files
-    from recipec.compiler.parity.table import print_rows, to_dict
+    from recipec.compiler.parity.compare import compare_files, print_rows, to_dict
     from recipec.runtime.errors import UserError, report
 
     try:

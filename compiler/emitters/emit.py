@@ -15,8 +15,7 @@ from recipec.compiler.emitters.merge import emit_merge
 from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.serve import emit_serve
-from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
+from recipec.compiler.emitters.serve import emit_bench, emit_evaluate, emit_serve, emit_smoke
 from recipec.compiler.emitters.train import emit_train, requirements_text
 from recipec.compiler.lowering import pins
 

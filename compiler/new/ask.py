@@ -14,8 +14,8 @@ import typer
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
+from recipec.compiler.new.draft import Probe
 from recipec.compiler.new.machines import TITLES, Fit, fit, machines
-from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.source import PLACEHOLDER
 from recipec.compiler.terminal import console
 

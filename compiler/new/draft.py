@@ -1,15 +1,25 @@
-"""Choose a new recipe's devices, batch, recomputation and length, by estimates of memory."""
+"""Choose a new recipe's devices, batch, recomputation and length, by estimates of memory.
+
+`recipe plan` reports the compiler's figure for the memory, but takes minutes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.new.memory import Need, Probe, fits, need
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, Length
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.plan.bound import kept_bytes, rows, state_bytes
+from recipec.compiler.plan.shapes import Layer, Shapes, shapes
 from recipec.compiler.port.mesh import arrangements
-from recipec.compiler.wording import divisors
+from recipec.compiler.wording import divisors, split_layer
 
 POLICIES = ("none", "save_attention", "decoder")
 """Values of `remat.policy`, the fastest first."""
@@ -217,3 +227,163 @@ def _draft(probe: Probe, one: Configuration) -> Draft:
 def dtype(accelerator: Accelerator) -> str:
     """Return the type of the weights: CPUs are slow at bfloat16."""
     return "bfloat16" if accelerator.platform == "tpu" else "float32"
+
+
+KEPT: dict[str, float] = {"none": 2.3}
+"""Size of what a policy keeps, relative to what every step needs. Without recomputation, results of norms,
+rotations, activation functions and adapters are kept as well: 2.2 times as much in the compiled flagship."""
+
+LOSS_BYTES = 2**30
+"""Bytes of one chunk's float32 logits with their gradient, and of smaller buffers."""
+
+HEADROOM = 0.15
+"""Share of the memory that an estimate has to leave free."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that one device needs.
+
+    Attributes:
+        state: weights, adapters and the optimizer's state.
+        total: of the whole step.
+    """
+
+    state: float
+    total: float
+
+
+@dataclass
+class Probe:
+    """A model as a program on one device, with what is the same in every configuration."""
+
+    program: Program
+    _shapes: dict[int, Shapes] = field(default_factory=dict)
+
+    def shapes(self, length: int) -> Shapes:
+        """Return the model's shapes for rows of `length` tokens."""
+        if length not in self._shapes:
+            self._shapes[length] = shapes(self.program, length)
+        return self._shapes[length]
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Numbers in the weights of the largest layer, including all experts."""
+        layers: Counter[int] = Counter()
+        for parameter in self.program.parameters:
+            layer = split_layer(parameter.path)[1]
+            if layer is not None:
+                layers[layer] += math.prod(parameter.shape)
+        return max(layers.values(), default=0)
+
+
+def need(probe: Probe, program: Program) -> Need:
+    """Estimate the memory of a program's step; on a CPU, only of its state.
+
+    Args:
+        program: the probe's program in another configuration.
+    """
+    policy, length = program.recipe.remat.policy, program.recipe.data.max_length
+    state = state_bytes(program)
+    if program.accelerator.platform == "cpu":
+        return Need(state, state)
+    kept = kept_bytes(program, probe.shapes(length), length) * KEPT.get(policy, 1.0)
+    return Need(state, state + kept + _working(probe, program, policy == "none"))
+
+
+def fits(accelerator: Accelerator, needed: Need) -> bool:
+    """Return whether a step fits a device with room to spare. CPU devices share the host's memory."""
+    available = accelerator.hbm_bytes_per_device
+    return not available or needed.total <= available * (1 - HEADROOM)
+
+
+def _working(probe: Probe, program: Program, kept_whole: bool) -> float:
+    """Return the bytes that one layer needs while it is computed, and the loss.
+
+    Args:
+        kept_whole: whether the layer's intermediate results are already counted as kept.
+    """
+    length, size = program.recipe.data.max_length, BYTES[program.recipe.model.dtype]
+    model, axes = probe.shapes(length), program.recipe.mesh.axes
+    largest = max(model.layers, key=lambda layer: layer.weights)
+    # Weights of a layer and of the next one, which is fetched meanwhile.
+    gathered = 2 * probe.largest_layer + model.head if axes["fsdp"] > 1 else 0.0
+    tokens = rows(program) * length
+    one = 0.0 if kept_whole else KEPT["none"] * _numbers(program, largest) * tokens * size
+    scores = 0.0
+    if program.recipe.model.attention == "dot":
+        # Attention scores in float32, with their gradient.
+        scores = 8.0 * program.architecture.num_heads * tokens * length
+    return gathered * size / axes["tp"] + (one + scores) / math.prod(axes.values()) + LOSS_BYTES
+
+
+def _numbers(program: Program, layer: Layer) -> float:
+    """Return how many intermediate numbers a layer computes per token."""
+    return 2.0 * program.architecture.hidden_size + layer.attended + sum(layer.products.values())
+
+
+USUAL_EPOCHS, MOST_EPOCHS = 3, 5
+"""Passes over the data: the most with the usual batch, and the most for little data."""
+
+EVERY = 100
+"""Steps between evaluations, and between checkpoints, of a run that is long enough."""
+
+PARTS = 5
+"""Number of parts of a shorter run; an evaluation and a checkpoint end each part."""
+
+
+class RunShape(NamedTuple):
+    """The values that set the number of steps: passes over the data, rows per step, tokens per row."""
+
+    epochs: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The length of a run.
+
+    Attributes:
+        every: steps between evaluations, and between checkpoints.
+        said: the length in words; "" if the data does not determine it.
+    """
+
+    epochs: int = 1
+    every: int = EVERY
+    said: str = ""
+
+
+def paced(
+    probe: Probe, draft: Draft, longest: int | None, length: Callable[[RunShape], Length]
+) -> tuple[Draft, Pace]:
+    """Return the draft with the largest batch, and its fewest epochs, that give enough steps.
+
+    Args:
+        longest: estimated length of the data's longest sample, in tokens; None if not known.
+        length: computes the length of a run.
+    """
+    usual = RunShape(1, draft.rows, draft.length)
+    chosen, found = usual, length(usual)
+    if found.least is None or found.steps is None:
+        return draft, Pace()
+    for chosen in _choices(draft, shortest(draft, longest)):
+        found = length(chosen)
+        if (found.least or 0) >= ENOUGH_STEPS:
+            break
+    said = found.words()
+    if (found.steps or 0) < ENOUGH_STEPS:
+        said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
+    if (chosen.rows, chosen.length) != (draft.rows, draft.length):
+        draft = resized(probe, draft, chosen.rows, chosen.length)
+    return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
+
+
+def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
+    """Yield shapes from the shortest run to the longest."""
+    batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
+    for batch in batches:
+        for epochs in range(1, USUAL_EPOCHS + 1):
+            yield RunShape(epochs, batch, draft.length)
+    for epochs in range(USUAL_EPOCHS, MOST_EPOCHS + 1):
+        yield RunShape(epochs, batches[-1], short)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names
-from recipec.compiler.new.draft import drafts, smallest_need
-from recipec.compiler.new.memory import HEADROOM, Probe
+from recipec.compiler.new.draft import HEADROOM, Probe, drafts, smallest_need
 from recipec.compiler.new.new_recipe_text import gib
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic

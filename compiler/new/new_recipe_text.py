@@ -12,9 +12,7 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.new.draft import JUDGED, RANK, Draft, dtype
-from recipec.compiler.new.memory import Probe
-from recipec.compiler.new.pace import EVERY, Pace
+from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, Probe, dtype
 from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.port.ledger import Line
 from recipec.compiler.port.write import recipe_text

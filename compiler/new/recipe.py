@@ -15,11 +15,9 @@ from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
-from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, drafts
+from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Probe, RunShape, drafts, paced
 from recipec.compiler.new.machines import refusal
-from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.new_recipe_text import Contents, write
-from recipec.compiler.new.pace import RunShape, paced
 from recipec.compiler.new.source import NewData
 from recipec.compiler.port.mesh import concerns
 from recipec.compiler.wording import divisors

@@ -281,7 +281,7 @@ def _cut(text: str, style: str, options: ConsoleOptions) -> Text:
 
 
 class Watch:
-    """Runs in folders of checkpoints, or in folders that hold such folders. Watched once, they have to exist."""
+    """Runs in folders of checkpoints, or in folders of such folders. Watched once, they have to exist."""
 
     def __init__(self, names: Sequence[str], once: bool = False) -> None:
         self._folders = [existing_folder(name) if once else open_folder(name) for name in names]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.backends import SCRIPTS
-from recipec.compiler.report.folder import Folder, open_folder
+from recipec.compiler.parity.run import SCRIPTS
+from recipec.compiler.report.folder import open_folder
 from recipec.compiler.watch.watch import WatchedRun
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
