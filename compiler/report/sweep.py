@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +23,13 @@ from recipec.compiler.pages.html import (
 from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
 from recipec.compiler.report.folder import Folder
 from recipec.compiler.report.page import EXTRA, GENERATOR
-from recipec.compiler.wording import plural
 from recipec.runtime.serving.bench_points import lacking, whole
 from recipec.runtime.serving.bench_report import FIGURES, MEASURED, comparison, source
 
 SUMMARY = "summary.json"
-QUANTITIES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "time between tokens",
-    "e2el": "time to the last token",
-}
+QUANTITIES = {"ttft": "time to first token", "tpot": "time per output token"}
 """Names of times in vLLM's client, spelled out."""
 PARTS = ("p50", "p90", "p99")
-RATE = "request rate (requests/s)"
 TICKS = tuple(digit * 10**power for power in range(-2, 7) for digit in (1, 2, 5))
 """Ticks of a logarithmic axis; plotly's own show only leading digits."""
 FAR_APART = 20.0
@@ -277,35 +270,20 @@ def _rates(sweeps: Sequence[Sweep]) -> list[str]:
     return [points[rate] for rate in sorted(points)]
 
 
-def _table(
-    said: str, sweeps: Sequence[Sweep], head: Sequence[str], cells: Callable[[SweepPoint], Sequence[str]]
-) -> Table:
-    several = len(sweeps) > 1
-    rows = tuple(
-        (*([sweep.label] if several else []), f"{point.input_length:,}", point.load, *cells(point))
-        for sweep in sweeps
-        for point in sweep.points
-    )
-    columns = (*(["sweep"] if several else []), "tokens in", "requests/s", *head)
-    return Table(columns, rows, folded=f"The numbers of this plot: {said}")
-
-
 def _plot(
-    key: str,
-    title: str,
-    what: str,
-    traces: Sequence[Mapping[str, Any]],
-    table: Table,
-    sweeps: Sequence[Sweep],
-    **y: Any,
+    key: str, title: str, what: str, traces: Sequence[Mapping[str, Any]], x: dict[str, Any], y: dict[str, Any]
 ) -> Plot:
-    """Build a plot over the request rate, unless the layout sets another axis."""
-    x = y.pop("across", axis(RATE, type="category", categoryorder="array", categoryarray=_rates(sweeps)))
-    layout = {"xaxis": x, "yaxis": axis(y.pop("unit"), **y), "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
-    against_rate = x["title"]["text"] == RATE
-    lost = sum(not point.measured for sweep in sweeps for point in sweep.points) if against_rate else 0
-    note = [Text(f"{plural(lost, 'point')} without figures: the lines have gaps there.")] if lost else []
-    return Plot(key, title, traces, layout, 420, what, [*note, table])
+    layout = {"xaxis": x, "yaxis": y, "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
+    return Plot(key, title, traces, layout, 420, what)
+
+
+def _rate_axis(sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    return axis(
+        "request rate (requests/s)",
+        type="category",
+        categoryorder="array",
+        categoryarray=_rates(sweeps),
+    )
 
 
 def _throughput(sweeps: Sequence[Sweep]) -> Plot:
@@ -322,22 +300,14 @@ def _throughput(sweeps: Sequence[Sweep]) -> Plot:
     return _plot(
         "throughput",
         "Output tokens a second",
-        "Of all requests together, against the rate at which they were sent.",
+        "Of all requests together, against the rate at which they came. Gaps are points without figures.",
         traces,
-        _table(
-            "output tokens a second",
-            sweeps,
-            ("output tokens/s",),
-            lambda p: (_figure(p, "output_tokens_per_s"),),
-        ),
-        sweeps,
-        unit="output tokens/s",
-        rangemode="tozero",
+        _rate_axis(sweeps),
+        axis("output tokens/s", rangemode="tozero"),
     )
 
 
 def _time(sweeps: Sequence[Sweep], name: str) -> Plot:
-    said = QUANTITIES[name].capitalize()
     traces: list[dict[str, Any]] = []
     values: list[float] = []
     for color, called, length, sweep, points in _series(sweeps):
@@ -358,21 +328,14 @@ def _time(sweeps: Sequence[Sweep], name: str) -> Plot:
             if all((called, heights) != (other["name"], other["y"]) for other in traces):
                 traces.append(scatter(called, x, heights, color, "markers", symbol="star", size=13))
     far = bool(values) and max(values) > FAR_APART * min(values)
-    first = "From sending a request to its answer's first token."
+    what = "From sending a request to its answer's first token; gaps are points without figures."
     return _plot(
         name,
-        f"{said} ({name.upper()})",
-        first if name == "ttft" else "Of each token after an answer's first one.",
+        f"{QUANTITIES[name].capitalize()} ({name.upper()})",
+        what if name == "ttft" else "Of each token after an answer's first one.",
         traces,
-        _table(
-            said.lower(),
-            sweeps,
-            ("median, ms", "p90, ms", "p99, ms"),
-            lambda p: [_time_of(p, name, part) for part in PARTS],
-        ),
-        sweeps,
-        unit="ms",
-        **({"type": "log", "tickvals": TICKS} if far else {"rangemode": "tozero"}),
+        _rate_axis(sweeps),
+        axis("ms", **({"type": "log", "tickvals": TICKS} if far else {"rangemode": "tozero"})),
     )
 
 
@@ -392,31 +355,14 @@ def _against(sweeps: Sequence[Sweep], name: str) -> Plot:
         f"What a higher load costs each request: the median {said} ({name.upper()}) at the output tokens a "
         "second that were reached. The texts are request rates.",
         traces,
-        _table(
-            f"throughput against {said}",
-            sweeps,
-            ("output tokens/s", f"median {name.upper()}, ms"),
-            lambda p: (_figure(p, "output_tokens_per_s"), _time_of(p, name, "p50")),
-        ),
-        sweeps,
-        unit=f"median {name.upper()} (ms)",
-        across=axis("output tokens/s"),
-        rangemode="tozero",
+        axis("output tokens/s"),
+        axis(f"median {name.upper()} (ms)", rangemode="tozero"),
     )
 
 
 def _published(sweep: Sweep, length: int) -> list[dict[str, float]]:
     figures = sweep.summary.get("published", {}).get("figures", [])
     return [figure for figure in figures if figure.get("input") == length]
-
-
-def _figure(point: SweepPoint, name: str) -> str:
-    return significant(point.figures[name], 4) if name in point.figures else point.outcome
-
-
-def _time_of(point: SweepPoint, name: str, part: str) -> str:
-    value = point.time(name, part) if point.measured else None
-    return "" if value is None else significant(value, 3)
 
 
 def sweep_page(sweeps: Sequence[Sweep]) -> str:
