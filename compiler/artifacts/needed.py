@@ -37,6 +37,10 @@ PROMPTED = frozenset(("prompt_completion", "preference", "unpaired_preference"))
 Asked = Callable[["Program"], Any]
 
 
+def _is_of(family: str, program: Program) -> bool:
+    return program.family.name == family
+
+
 def _in_fp8(program: Program) -> bool:
     """Return whether the base may be stored in FP8: a copy of a catalog model may be stored as its original
     is."""
@@ -118,10 +122,7 @@ def _of(asks: Asked, room: str, *names: str) -> dict[str, Asked]:
 
 
 OPTIONAL: Mapping[str, Asked] = {
-    **{
-        f"runtime.model.families.{name}": lambda program, name=name: program.family.name == name
-        for name in (*FAMILIES, ANY)
-    },
+    **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     **_of(
         lambda program: program.recipe.model.attention == "splash",
         "model",

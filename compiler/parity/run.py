@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,28 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
-from recipec.compiler.emitters.emit import emit
-from recipec.compiler.errors import ArtifactError
+from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering.families import facts_of
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import missing_packages, require_packages
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
 from recipec.compiler.rehearse.miniature_recipe import NO_PART, MiniatureChange, derive, replacements
-from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console
 from recipec.compiler.rehearse.rehearse import (
     RECIPE,
     TRAIN_FILE,
+    compile_miniature,
     copy_template,
     write_miniature,
     write_yaml,
 )
 from recipec.compiler.wording import listing, mesh_axes
 from recipec.runtime.model.partition_rules import data_parallel
-from recipec.spec.diagnostics import Diagnostic, in_order, render_text
-from recipec.spec.load import load, locate
+from recipec.spec.diagnostics import Diagnostic, in_order
+from recipec.spec.load import locate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,14 +111,11 @@ def parity(
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
     pipeline = Pipeline(console, work / "logs", expected=_expected(program, backends.chosen))
     found = Parity(False, work, left_out=backends.left_out)
-    try:
-        _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
-    except StepFailed as error:
+    carry_out(
+        pipeline, work, lambda: _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
+    )
+    if not pipeline.ok:
         pipeline.print_table(f"parity of {program.name}")
-        report_failure(console, error)
-    except KeyboardInterrupt:
-        say(console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
-        raise
     found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
     found.seconds = {result.step: result.seconds for result in pipeline.results}
     if found.rows:
@@ -131,10 +124,7 @@ def parity(
         print_rows(
             console, f"parity of {program.name}, {steps} steps", found.rows, found.control, found.left_out
         )
-    if found.ok and folder is None:
-        shutil.rmtree(work, ignore_errors=True)
-    else:
-        (tell if found.ok else say)(console, f"kept: {work}")
+    clear_up(console, work, found.ok, keep=folder is not None)
     return found
 
 
@@ -188,23 +178,8 @@ def _compile(
     made: list[Program],
 ) -> str:
     replaced = write_recipe(program, steps, work)
-    lowered = lower(load(work / RECIPE))
-    refused = [] if lowered.program is None else diagnosed(lowered.program, backends)
-    errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
-    if lowered.program is None or errors:
-        raise StepFailed("the recipe does not compile in miniature", render_text(errors))
-    try:
-        write(
-            work / "generated",
-            {program.name: emit(lowered.program, others([backend.value for backend in backends]))},
-        )
-    except ArtifactError as error:
-        raise StepFailed(str(error)) from error
-    for change in replaced:
-        tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
-    made.append(lowered.program)
-    axes = lowered.program.recipe.mesh.axes
-    return f"{mesh_axes(axes)}, {len(replaced)} values replaced"
+    made.append(compile_miniature(program.name, work, backends, replaced, console))
+    return f"{mesh_axes(made[0].recipe.mesh.axes)}, {len(replaced)} values replaced"
 
 
 @dataclass(frozen=True)
