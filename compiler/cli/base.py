@@ -45,6 +45,9 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="Folder of the data; by default the recipe's folder."),
 ]
+Keep = Annotated[
+    Path | None, typer.Option("--keep", metavar="DIR", help="Keep the files of the runs in this folder.")
+]
 Tokenizer = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer.")
 ]

@@ -29,6 +29,7 @@ from recipec.compiler.cli.base import (
     AsJson,
     DataDir,
     Format,
+    Keep,
     Recipe,
     Sets,
     Tokenizer,
@@ -194,10 +195,7 @@ def schema() -> None:
 def rehearse(
     recipe: Recipe,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the files of the rehearsal in this folder."),
-    ] = None,
+    keep: Keep = None,
     sets: Sets = None,
 ) -> None:
     """Run the recipe's artifact in miniature on virtual CPU devices."""

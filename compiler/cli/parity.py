@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED, Format, Sets, fail, on_ctrl_c, read_program, show
+from recipec.compiler.cli.base import (
+    DONE,
+    FAILED,
+    AsJson,
+    Format,
+    Keep,
+    Sets,
+    fail,
+    on_ctrl_c,
+    read_program,
+    show,
+)
 from recipec.compiler.emitters.backends import Backend
 
 if TYPE_CHECKING:
@@ -33,10 +44,7 @@ def parity(
         typer.Option("--backend", help="A backend to compare; may be repeated. By default all."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to run.")] = 20,
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the files of the runs in this folder."),
-    ] = None,
+    keep: Keep = None,
     tolerances: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +53,7 @@ def parity(
             help="Another limit for initial, gradients, losses, trained or merged; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    as_json: AsJson = False,
     sets: Sets = None,
 ) -> None:
     """Train the recipe in miniature with each backend, and compare the results.

@@ -63,7 +63,7 @@ def plan(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one page with charts."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    as_json: AsJson = False,
     model: Tokenizer = None,
     data_dir: DataDir = None,
     sets: Sets = None,
