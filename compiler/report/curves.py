@@ -309,10 +309,11 @@ def _lines(kind: Subplot, series: Series, index: int, color: str, name: str, pla
     few = len(steps) <= SMOOTHED
 
     def drawn(called: str, every: Sequence[float], style: str) -> Curve:
-        kept = thin(every)
-        lost = [step for step, _ in series.lost]
-        x, y = _with_gaps(place([steps[i] for i in kept]), [every[i] for i in kept], lost)
-        return Curve(x, scatter(called, [], y, color, **STYLES[style]))
+        points: dict[int, float | None] = {steps[i]: every[i] for i in thin(every)}
+        points |= dict.fromkeys(series.gaps)  # a missing value breaks the line
+        order = sorted(points)
+        y = [points[step] for step in order]
+        return Curve(place(order), scatter(called, [], y, color, **STYLES[style]))
 
     if index:
         return [drawn(name, values, "dashed-points" if few else "dashed")]
@@ -323,26 +324,6 @@ def _lines(kind: Subplot, series: Series, index: int, color: str, name: str, pla
         drawn(name, values, "faint"),
         drawn(f"{name}, mean of {window}", trailing_mean(values, window), "line"),
     ]
-
-
-def _with_gaps(
-    x: dict[str, list[Any]], y: list[float], lost: Sequence[int]
-) -> tuple[dict[str, list[Any]], list[float | None]]:
-    """Break a line at values that are not finite."""
-    if not lost:
-        return x, list(y)
-    out: list[float | None] = []
-    places: dict[str, list[Any]] = {name: [] for name in x}
-    for index, value in enumerate(y):
-        step = x["step"][index]
-        if index and bisect_right(lost, step) != bisect_right(lost, x["step"][index - 1]):
-            out.append(None)
-            for name, every in x.items():
-                places[name].append(every[index])
-        out.append(value)
-        for name, every in x.items():
-            places[name].append(every[index])
-    return places, out
 
 
 def _marks(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from recipec.compiler.json_value import json_value
@@ -36,6 +37,12 @@ class Series:
     def lost(self) -> list[tuple[int, float]]:
         """(step, value) pairs whose value is not finite."""
         return [pair for pair in zip(self.steps, self.values, strict=True) if not math.isfinite(pair[1])]
+
+    @property
+    def gaps(self) -> list[int]:
+        """The first step of each stretch of values that are not finite."""
+        lost = {step for step, _ in self.lost}
+        return [step for before, step in pairwise([-1, *self.steps]) if step in lost and before not in lost]
 
 
 @dataclass

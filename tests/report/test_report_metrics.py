@@ -27,11 +27,6 @@ def test_nan_and_infinity_are_parsed() -> None:
     assert [step for step, _ in loss.lost] == [2, 3] and found.last_step == 3
 
 
-def test_truncated_last_line_is_skipped() -> None:
-    found = parse(line(step=1, loss=2.5) + '{"step": 2, "lo')
-    assert found.rest and found.unreadable == 0 and found.last_step == 1
-
-
 def test_invalid_metrics_lines_are_counted() -> None:
     bad = [
         "nonsense",
@@ -60,12 +55,6 @@ def test_step_logged_twice_uses_the_later_line() -> None:
     found = parse(text)
     assert found.get("loss").finite == [(1, 3.0), (2, 2.0)] and found.twice == {2}
     assert found.get("eval_loss").finite == [(2, 4.0)]
-
-
-def test_empty_metrics_are_no_error() -> None:
-    for text in ("", "\n\n"):
-        found = parse(text)
-        assert found.series == {} and found.last_step == 0 and not found.rest and not found.unreadable
 
 
 def test_thinning_keeps_every_peak() -> None:
