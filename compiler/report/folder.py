@@ -123,17 +123,18 @@ class Folder:
         with self._reading(name):
             if self.system:
                 return bytes(self.system.cat_file(path, start=start, end=end))
-            if not Path(path).is_file():  # a pipe may never end
+            file = Path(path)
+            if not file.is_file():  # a pipe may never end
                 return None
-            with Path(path).open("rb") as stream:
-                stream.seek(start or 0)
-                found = stream.read(LARGEST + 1 if end is None else end - (start or 0))
-            if end is None and len(found) > LARGEST:
+            first, last = start or 0, file.stat().st_size if end is None else end
+            if last - first > LARGEST:
                 raise ArtifactError(
                     f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB",
                     "check that it is the folder of a run",
                 )
-            return found
+            with file.open("rb") as stream:
+                stream.seek(first)
+                return stream.read(last - first)
         return None
 
     def text(self, name: str) -> str | None:
