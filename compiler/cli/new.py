@@ -85,6 +85,7 @@ def new(
     """
     from recipec.compiler.lowering.catalog import is_directory
     from recipec.compiler.new import ask, hooks, recipe
+    from recipec.compiler.new.machines import named
     from recipec.compiler.new.models import NewModels
     from recipec.compiler.new.source import as_turns, placed
 
@@ -107,7 +108,7 @@ def new(
 
         if model is None:
             model = ask.model(look)
-        machine = ask.accelerator(look(model), method) if accelerator is None else recipe.machine(accelerator)
+        machine = ask.accelerator(look(model), method) if accelerator is None else named(accelerator)
         source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
         target = _target(name, output, source)
         spelled = recipe.spelled(model, target.parent)

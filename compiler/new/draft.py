@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,10 +50,11 @@ RANK = 16
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Draft:
     """The settings that `drafts` chooses for a new recipe.
 
     Attributes:
+        probe: the model.
         method: lora, qlora, dpo, kto or full.
         quantize: whether the base's weights are held in 4 bits.
         fsdp, tp: devices along each mesh axis.
@@ -62,6 +63,7 @@ class Configuration:
         length: tokens of a row.
     """
 
+    probe: Probe = field(repr=False)
     accelerator: Accelerator
     method: str
     quantize: bool
@@ -76,18 +78,34 @@ class Configuration:
     def accumulation(self) -> int:
         return self.rows // (self.fsdp * self.micro)
 
+    @property
+    def attention(self) -> str:
+        flash = self.probe.program.family.flash_attention
+        return "splash" if self.accelerator.platform == "tpu" and flash else "dot"
 
-@dataclass(frozen=True)
-class Draft(Configuration):
-    """A configuration with its attention and estimated memory.
-
-    Attributes:
-        attention: dot or splash.
-        need: estimate of the memory that a step takes on one device.
-    """
-
-    attention: str
-    need: Need
+    @cached_property
+    def need(self) -> Need:
+        """The memory that a step takes on one device, as an estimate."""
+        given = self.probe.program
+        recipe = given.recipe
+        model = {"attention": self.attention, "dtype": dtype(self.accelerator)}
+        train = {"micro_batch_size": self.micro, "global_batch_size": self.rows}
+        updates = {
+            "model": recipe.model.model_copy(update=model),
+            "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": self.fsdp, "tp": self.tp}}),
+            "remat": recipe.remat.model_copy(update={"policy": self.policy}),
+            "data": recipe.data.model_copy(update={"max_length": self.length}),
+            "train": recipe.train.model_copy(update=train),
+        }
+        program = replace(
+            given,
+            recipe=recipe.model_copy(update=updates),
+            accelerator=self.accelerator,
+            data_parallel=self.fsdp,
+            accumulation_steps=self.accumulation,
+            lora=replace(given.lora, quantize="nf4") if given.lora and self.quantize else given.lora,
+        )
+        return estimated(self.probe, program)
 
 
 def drafts(
@@ -112,7 +130,9 @@ def drafts(
     # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
-        found = _first(probe, accelerator, name, quantize, (way.fsdp, way.tp), some)
+        batch = _rows(name, accelerator.devices)
+        start = Draft(probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[0], 1, batch, SHORTEST)
+        found = _first(start, some)
         if found is not None:
             yield found
 
@@ -122,16 +142,16 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
-    least = Configuration(accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
-    return _draft(probe, least).need.total
+    least = Draft(probe, accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
+    return least.need.total
 
 
-def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
+def resized(draft: Draft, rows: int, length: int) -> Draft:
     """Return the draft with another number of rows per step, or another row length."""
     fewest = FEWEST.get(draft.method, 1)
     rows = max(rows, fewest * draft.fsdp)
     micro = max(size for size in divisors(rows // draft.fsdp) if size <= max(fewest, draft.micro))
-    return _draft(probe, replace(draft, micro=micro, rows=rows, length=length))
+    return replace(draft, micro=micro, rows=rows, length=length)
 
 
 def shortest(draft: Draft, longest: int | None) -> int:
@@ -153,25 +173,19 @@ def _rows(method: str, devices: int) -> int:
     return least if least % devices == 0 else devices * math.ceil(least / devices)
 
 
-def _first(
-    probe: Probe,
-    accelerator: Accelerator,
-    method: str,
-    quantize: bool,
-    axes: tuple[int, int],
-    lengths: Sequence[int],
-) -> Draft | None:
+def _first(start: Draft, lengths: Sequence[int]) -> Draft | None:
     """Return the fitting draft with the longest rows, then least recomputation, then largest micro-batch."""
-    cpu, rows = accelerator.platform == "cpu", _rows(method, accelerator.devices)
     for length in lengths:
-        for policy in POLICIES[:1] if cpu else POLICIES:
-            if policy == "save_attention" and _attention(probe, accelerator) != "splash":
+        for policy in POLICIES[:1] if start.accelerator.platform == "cpu" else POLICIES:
+            if policy == "save_attention" and start.attention != "splash":
                 continue
             best = None
-            for micro in (size for size in divisors(rows // axes[0]) if size >= FEWEST.get(method, 1)):
-                one = Configuration(accelerator, method, quantize, *axes, policy, micro, rows, length)
-                found = _draft(probe, one)
-                if (best is not None and micro * length > MOST_TOKENS) or not fits(accelerator, found.need):
+            for micro in divisors(start.rows // start.fsdp):
+                if micro < FEWEST.get(start.method, 1):
+                    continue
+                found = replace(start, policy=policy, micro=micro, length=length)
+                enough = best is not None and micro * length > MOST_TOKENS
+                if enough or not fits(start.accelerator, found.need):
                     break
                 best = found
             if best is not None:
@@ -191,37 +205,6 @@ def _lengths(accelerator: Accelerator, longest: int | None) -> list[int]:
 def _round(tokens: int) -> int:
     """Round up to a multiple of 512, with a margin for the chat template and for the estimate's error."""
     return max(512, math.ceil(tokens * 1.25 / 512) * 512)
-
-
-def _attention(probe: Probe, accelerator: Accelerator) -> str:
-    return "splash" if accelerator.platform == "tpu" and probe.program.family.flash_attention else "dot"
-
-
-def _draft(probe: Probe, one: Configuration) -> Draft:
-    """Add the attention and the memory estimate to a configuration."""
-    attention = _attention(probe, one.accelerator)
-    given = probe.program
-    recipe = given.recipe
-    updates = {
-        "model": recipe.model.model_copy(update={"attention": attention, "dtype": dtype(one.accelerator)}),
-        "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": one.fsdp, "tp": one.tp}}),
-        "remat": recipe.remat.model_copy(update={"policy": one.policy}),
-        "data": recipe.data.model_copy(update={"max_length": one.length}),
-        "train": recipe.train.model_copy(
-            update={"micro_batch_size": one.micro, "global_batch_size": one.rows}
-        ),
-    }
-    lora = replace(given.lora, quantize="nf4") if given.lora and one.quantize else given.lora
-    program = replace(
-        given,
-        recipe=recipe.model_copy(update=updates),
-        accelerator=one.accelerator,
-        data_parallel=one.fsdp,
-        accumulation_steps=one.accumulation,
-        lora=lora,
-    )
-    settled = {field.name: getattr(one, field.name) for field in fields(Configuration)}
-    return Draft(**settled, attention=attention, need=need(probe, program))
 
 
 def dtype(accelerator: Accelerator) -> str:
@@ -277,7 +260,7 @@ class Probe:
         return max(layers.values(), default=0)
 
 
-def need(probe: Probe, program: Program) -> Need:
+def estimated(probe: Probe, program: Program) -> Need:
     """Estimate the memory of a program's step; on a CPU, only of its state.
 
     Args:
@@ -354,9 +337,7 @@ class Pace:
     said: str = ""
 
 
-def paced(
-    probe: Probe, draft: Draft, longest: int | None, length: Callable[[RunShape], Length]
-) -> tuple[Draft, Pace]:
+def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length]) -> tuple[Draft, Pace]:
     """Return the draft with the largest batch, and its fewest epochs, that give enough steps.
 
     Args:
@@ -375,7 +356,7 @@ def paced(
     if (found.steps or 0) < ENOUGH_STEPS:
         said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
     if (chosen.rows, chosen.length) != (draft.rows, draft.length):
-        draft = resized(probe, draft, chosen.rows, chosen.length)
+        draft = resized(draft, chosen.rows, chosen.length)
     return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
 
 
