@@ -164,18 +164,11 @@ def diff(
         result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
 
 
-app.command()(cli_new.new)
-app.command()(cli_parity.parity)
-app.command()(cli_plan.plan)
-app.command()(cli_plan.calibrate)
-app.command()(cli_plan.cost)
-app.command()(cli_port.port)
-app.command()(cli_report.report)
-app.command()(cli_sweep.sweep)
-app.command()(cli_watch.watch)
-app.command()(cli_lsp.lsp)
-app.command()(cli_trained.chat)
-app.command()(cli_trained.push)
+for command in (
+    *(cli_new.new, cli_parity.parity, cli_plan.plan, cli_plan.calibrate, cli_plan.cost, cli_port.port),
+    *(cli_report.report, cli_sweep.sweep, cli_watch.watch, cli_lsp.lsp, cli_trained.chat, cli_trained.push),
+):
+    app.command()(command)
 app.add_typer(cli_trained.app, name="adapters")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
