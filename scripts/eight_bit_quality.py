@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 from scripts.gemma3_answers import answers, in_format, load, questions
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from recipec.compiler.parity.compare import ComparedRun, compare, tolerances_of
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import ComparedRun, compare, read_trace, tolerances_of
 from recipec.runtime.training.trace import Trace
 from scripts.eight_bit_quality import STEPS as AT
 from scripts.eight_bit_quality import TEN, VARIANTS, by_layer, words

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from recipec.compiler.lowering import catalog
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.port.keys import words
 from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from scripts.same_run_tools import TOOLS, Tool

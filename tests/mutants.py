@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant("watch-pace", "test_watch_command -k compiling_first",
            "> 1:\n            times.pop()", "> 1:\n            times.pop(0)"),
     Mutant("watch-cut-line", "test_watch_command -k incomplete",
-           "(self._rest + fresh).split", "fresh.split"),
+           "(self.rest + content).split", "content.split"),
     Mutant("report-best-loss", "test_report_run -k golden_file",
            "best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)",
            "best = max(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)"),

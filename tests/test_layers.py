@@ -47,7 +47,7 @@ DOORS = {
         *("compiler.emitters.notebook", "compiler.emitters.python_text", "compiler.emitters.recipe_text"),
     },
     "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
-    "compiler.watch": {"compiler.watch.screen"},
+    "compiler.watch": {"compiler.watch.watch"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
     "runtime.merging": {"runtime.merging.journal", "runtime.merging.own_files"},

@@ -54,13 +54,9 @@ def _in_mxfp4(program: Program) -> bool:
     return "mxfp4" in program.family.quantized
 
 
-def _stored_quantized(program: Program) -> bool:
-    return _in_fp8(program) or _in_mxfp4(program)
-
-
-def _sources(program: Program) -> Iterator[str]:
-    """Yield the paths of all files that are read as data."""
-    yield from (path for place, path in inputs(program.recipe).items() if place != "lora.start_from")
+def _sources(program: Program) -> list[str]:
+    """Return the paths of all files that are read as data."""
+    return [path for place, path in inputs(program.recipe).items() if place != "lora.start_from"]
 
 
 def _of_ending(endings: Sequence[str], program: Program) -> list[bool]:
@@ -91,10 +87,6 @@ def _draws_by_weight(program: Program) -> bool:
     return weights or data.temperature is not None or _evaluates(program)
 
 
-def _streams(program: Program) -> bool:
-    return program.recipe.data.stream_window is not None
-
-
 def _has_pairs(program: Program) -> bool:
     return OBJECTIVES[program.recipe.train.objective].pairs
 
@@ -114,58 +106,34 @@ def _is_row_bound(program: Program) -> bool:
     return bool(by_rows) or train.objective != "sft"
 
 
-def _has_answers(program: Program) -> bool:
-    return _has_losses(program) and not _has_pairs(program)
-
-
-def _has_experts(program: Program) -> bool:
-    return program.architecture.routing[0] > 0
-
-
 def _has_parts(program: Program) -> bool:
     """Return whether a Gemma 4 has experts, or embeddings for each layer."""
-    architecture = program.architecture
-    return isinstance(architecture, Gemma4Architecture) and bool(
-        architecture.experts or architecture.per_layer_input
-    )
-
-
-def _names_layers(program: Program) -> bool:
-    lora = program.recipe.lora
-    return lora is not None and lora.layers != "all"
-
-
-def _by_kernel(program: Program) -> bool:
-    return program.recipe.model.attention == "splash"
-
-
-def _on_hosts(program: Program) -> bool:
-    return program.accelerator.hosts > 1
-
-
-def _starts_from_weights(program: Program) -> bool:
-    return program.lora is not None and program.lora.principal
-
-
-def _trains_whole(program: Program) -> bool:
-    return program.lora is None or program.lora.trains_whole
+    a = program.architecture
+    return isinstance(a, Gemma4Architecture) and bool(a.experts or a.per_layer_input)
 
 
 def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
 
+def _of(asks: Asked, room: str, *names: str) -> dict[str, Asked]:
+    """Return a function for several modules of a room of runtime/."""
+    return dict.fromkeys((f"runtime.{room}.{name}" for name in names), asks)
+
+
 OPTIONAL: Mapping[str, Asked] = {
     **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
-    "runtime.model.attention": _by_kernel,
-    "runtime.model.attention_blocks": _by_kernel,
-    "runtime.model.layer_ranges": _names_layers,
-    "runtime.model.context": _by_kernel,
+    **_of(
+        lambda program: program.recipe.model.attention == "splash",
+        "model",
+        *("attention", "attention_blocks", "context"),
+    ),
+    "runtime.model.layer_ranges": lambda program: program.recipe.lora and program.recipe.lora.layers != "all",
     "runtime.model.remat": lambda program: program.recipe.remat.policy not in OF_TUNIX,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
-    "runtime.data.column_files": _other_files,
-    "runtime.data.csv_files": functools.partial(_reads, ".csv"),
-    "runtime.data.json_files": functools.partial(_reads, ".json"),
+    **_of(_other_files, "data", "column_files", "huggingface"),
+    "runtime.data.csv_files": lambda program: _reads(".csv", program),
+    "runtime.data.json_files": lambda program: _reads(".json", program),
     "runtime.data.instructions": lambda program: "instruction" in program.recipe.data.formats,
     "runtime.data.prompted": lambda program: bool(program.recipe.data.formats & PROMPTED),
     "runtime.data.texts": lambda program: bool(program.recipe.data.formats & {"text", *PROMPTED}),
@@ -173,68 +141,67 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.training.evaluating": _evaluates,
     "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
-    "runtime.data.huggingface": _other_files,
     "runtime.data.weighted": _draws_by_weight,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
-    "runtime.data.stream": _streams,
-    "runtime.data.shards": _streams,
+    **_of(lambda program: program.recipe.data.stream_window is not None, "data", "stream", "shards"),
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
     "runtime.model.mamba": lambda program: getattr(program.architecture, "mamba", None),
     "runtime.model.mamba1": lambda program: getattr(getattr(program.architecture, "mamba", None), "rank", 0),
     "runtime.model.short_conv": lambda program: getattr(program.architecture, "conv", None),
     "runtime.model.states": lambda program: program.architecture.stateful,
-    "runtime.metrics.expert_shares": _has_experts,
-    "runtime.model.balance": _has_experts,
-    "runtime.model.experts": _has_experts,
-    "runtime.model.expert_layout": _has_experts,
-    "runtime.merging.expert_sampling": _has_experts,
-    "runtime.training.balanced": _has_experts,
+    **dict.fromkeys(
+        (
+            *("runtime.metrics.expert_shares", "runtime.model.balance", "runtime.model.experts"),
+            *("runtime.model.expert_layout", "runtime.merging.expert_sampling", "runtime.training.balanced"),
+        ),
+        lambda program: program.architecture.routing[0] > 0,
+    ),
     "runtime.peft.parameters": lambda program: program.lora is not None and has_parameters(program),
     "runtime.model.gemma4_parts": _has_parts,
     "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
-    "runtime.weights.formats": _stored_quantized,
-    "runtime.weights.packed": _stored_quantized,
+    **_of(lambda program: _in_fp8(program) or _in_mxfp4(program), "weights", "formats", "packed"),
     "runtime.weights.fp8": _in_fp8,
     "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.own_files": lambda program: (
         program.recipe.model.tokenizer is not None or program.recipe.data.chat_template is not None
     ),
-    "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
-    "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
-    "runtime.hosts.group": _on_hosts,
-    "runtime.hosts.watched": _on_hosts,
-    "runtime.metrics.nowhere": _on_hosts,
-    "runtime.hosts.local": _on_hosts,
-    "runtime.checkpoints.full": _trains_whole,
-    "runtime.merging.whole_sampling": _trains_whole,
-    "runtime.model.whole": _trains_whole,
-    "runtime.model.whole_arrays": _trains_whole,
+    **_of(lambda program: program.recipe.merge.quantization, "merging", "quantized", "quantized_sampling"),
     **dict.fromkeys(
-        (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
-        lambda program: program.lora,
+        (f"runtime.{name}" for name in ("hosts.group", "hosts.watched", "hosts.local", "metrics.nowhere")),
+        lambda program: program.accelerator.hosts > 1,
     ),
+    **dict.fromkeys(
+        (
+            *("runtime.checkpoints.full", "runtime.merging.whole_sampling"),
+            *("runtime.model.whole", "runtime.model.whole_arrays"),
+        ),
+        lambda program: program.lora is None or program.lora.trains_whole,
+    ),
+    **_of(lambda program: program.lora, "peft", "adapter", "exporting", "fitting", "importing"),
     "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
     "runtime.training.pair_losses": _has_pairs,
     "runtime.training.token_losses": _weighs_tokens,
-    "runtime.training.preference": _has_losses,
+    **_of(_has_losses, "training", "preference", "logps"),
     "runtime.training.objective_losses": lambda program: _has_losses(program) or _weighs_tokens(program),
     "runtime.checkpoints.row_bound": _is_row_bound,
-    "runtime.training.logps": _has_losses,
-    "runtime.data.unpaired": _has_answers,
-    "runtime.training.kto": _has_answers,
-    "runtime.training.unpaired": _has_answers,
+    **dict.fromkeys(
+        ("runtime.data.unpaired", "runtime.training.kto", "runtime.training.unpaired"),
+        lambda program: _has_losses(program) and not _has_pairs(program),
+    ),
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.weights.grown": lambda program: program.recipe.model.vocab_size,
     "runtime.data.new_tokens": lambda program: program.recipe.model.add_tokens or _trains_rows(program),
     "runtime.model.token_rows": _trains_rows,
     "runtime.model.dora": lambda program: program.lora and program.lora.kind == "dora",
-    "runtime.model.principal": _starts_from_weights,
-    "runtime.training.first_values": _starts_from_weights,
+    **dict.fromkeys(
+        ("runtime.model.principal", "runtime.training.first_values"),
+        lambda program: program.lora and program.lora.principal,
+    ),
     "runtime.training.loftq": lambda program: program.lora and program.lora.init == "loftq",
     "runtime.model.noise": lambda program: program.recipe.train.neftune_noise_alpha,
     "runtime.model.fake_quantize": lambda program: program.recipe.train.qat,
@@ -244,10 +211,10 @@ OPTIONAL: Mapping[str, Asked] = {
         program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
     ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
-    "runtime.data.prompts": lambda program: program.recipe.train.samples,
-    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
-    "runtime.training.answers": lambda program: program.recipe.train.samples,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
+    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
+    "runtime.data.prompts": lambda program: program.recipe.train.samples,
+    "runtime.training.answers": lambda program: program.recipe.train.samples,
 }
 """Modules that only some artifacts have, by name, with the function that says whether a recipe uses them."""
 

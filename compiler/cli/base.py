@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -14,6 +13,7 @@ from recipec.compiler.terminal import color, console, doing, manner, note, on_ct
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
+    from recipec.compiler.lowering.program import Program
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded
 
@@ -23,13 +23,8 @@ DONE, FAILED, MISUSED = 0, 1, 2
 """Exit statuses."""
 
 
-class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """How diagnostics are shown."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
+Format = Literal["text", "json"]
+"""How diagnostics are shown."""
 Recipe = Annotated[
     Path,
     typer.Argument(metavar="RECIPE", help="YAML file of a recipe."),
@@ -45,11 +40,24 @@ Sets = Annotated[
 Shown = Annotated[
     Format, typer.Option("--format", help="Print diagnostics as text on stderr, or as JSON on stdout.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="DIR", help="Folder of the data; by default the recipe's folder."),
 ]
+Keep = Annotated[
+    Path | None, typer.Option("--keep", metavar="DIR", help="Keep the files of the runs in this folder.")
+]
+Tokenizer = Annotated[
+    Path | None, typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer.")
+]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
+
+
+def group(help: str, **settings: Any) -> typer.Typer:
+    """A command that has commands of its own."""
+    context = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(help=help, rich_markup_mode=None, context_settings=context, **settings)
 
 
 CHECK_SECONDS = 60.0
@@ -101,9 +109,25 @@ def end_build(folder: Path) -> None:
         note(f"note: an interrupted build in {folder} was completed")
 
 
-def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
+def read_program(
+    path: Path, sets: Sequence[str] | None, format: Format = "text", planning: bool = False
+) -> tuple[Loaded, Lowered, Program]:
+    """A recipe with its program; ends the command with its diagnostics where it has none."""
+    loaded, lowered = read(path, sets, planning)
+    if lowered.program is None:
+        fail(lowered.diagnostics, format)
+    return loaded, lowered, lowered.program
+
+
+def fail(diagnostics: Sequence[Diagnostic], format: Format = "text") -> NoReturn:
+    """Shows what is wrong, and ends the command."""
+    show(diagnostics, format)
+    raise typer.Exit(FAILED)
+
+
+def show(diagnostics: Sequence[Diagnostic], format: Format = "text") -> None:
     """Prints diagnostics: as text on stderr, or as JSON on stdout."""
-    if format is Format.JSON:
+    if format == "json":
         from recipec.spec.diagnostics import json_text, render_json
 
         print(json_text(render_json(diagnostics)))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from recipec.compiler.cli.base import (
     FAILED,
-    Format,
     Output,
     Recipes,
     Sets,
     Shown,
     doing,
     end_build,
+    fail,
     has_errors,
     note,
     on_ctrl_c,
@@ -30,6 +29,7 @@ from recipec.compiler.cli.base import (
     tell,
 )
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.wording import plural
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -38,11 +38,8 @@ if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
 
-class Runtime(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
-    """How an artifact gets what it runs on."""
-
-    COPY = "copy"
-    WHEEL = "wheel"
+Runtime = Literal["copy", "wheel"]
+"""How an artifact gets what it runs on."""
 
 
 def build(
@@ -82,44 +79,42 @@ def build(
         ),
     ] = None,
     sets: Sets = None,
-    format: Shown = Format.TEXT,
+    format: Shown = "text",
 ) -> None:
     """Write the artifacts of recipes, or check that they are up to date."""
-    from recipec.compiler.artifacts.artifact import has_notebook
+    from recipec.compiler.artifacts import artifact
+    from recipec.compiler.emitters import notebook as notebooks
     from recipec.spec.diagnostics import in_order
+    from recipec.spec.load import locate
 
     if not check:
         end_build(output)
     pairs = _read_all(recipes, sets)
-    programs = {
-        item.program.name: replace(
-            item.program,
-            installs_runtime=_installs(runtime, output, item.program.name),
-            notebook=has_notebook(output / item.program.name) if notebook is None else notebook,
-        )
-        for _, item in pairs
-        if item.program is not None
-    }
-    backends = {name: _backends(backend, output / name) for name in programs}
-    diagnostics = in_order(
-        [
-            *(d for _, item in pairs for d in item.diagnostics),
-            *(d for loaded, item in pairs for d in _of_backends(loaded, item, backends)),
-            *(d for loaded, item in pairs for d in _of_notebook(loaded, item, programs)),
-            *_same_names(pairs),
-        ]
-    )
-    show(diagnostics, format)
+    found = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    programs: dict[str, tuple[Program, tuple[Backend, ...]]] = {}
+    for loaded, item in pairs:
+        if item.program is None:
+            continue
+        # Without an option, what the artifact on disk was built for.
+        folder = output / item.program.name
+        names = artifact.backends_of(folder) if backend is None else [one.value for one in backend]
+        installs = artifact.installs_runtime(folder) if runtime is None else runtime == "wheel"
+        noted = artifact.has_notebook(folder) if notebook is None else notebook
+        program = replace(item.program, installs_runtime=installs, notebook=noted)
+        said = [*diagnosed(program, others(names)), *(notebooks.check(program) if noted else ())]
+        found += locate(said, loaded.sources)
+        programs[program.name] = program, others(names)
+    diagnostics = in_order(found)
     if has_errors(diagnostics):
-        raise typer.Exit(FAILED)
-    from recipec.compiler.artifacts import artifact
+        fail(diagnostics, format)
+    show(diagnostics, format)
     from recipec.compiler.emitters.emit import emit
     from recipec.compiler.terminal import each
 
     artifacts = {}
-    for name, program in each("making the artifacts", list(programs.items())):
+    for name, (program, backends) in each("making the artifacts", list(programs.items())):
         with doing(f"making {name}"):
-            artifacts[name] = emit(program, backends[name])
+            artifacts[name] = emit(program, backends)
     again = " ".join(
         [
             "recipe build",
@@ -133,8 +128,8 @@ def build(
             result(difference, end="")
             say(f"error: {output} does not match the recipes; build it again: {again}")
             raise typer.Exit(FAILED)
-        if format is Format.TEXT:
-            tell(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
+        if format == "text":
+            tell(f"{output}: {plural(len(artifacts), 'artifact')} up to date")
         return
     on_ctrl_c(
         lambda: (
@@ -145,20 +140,20 @@ def build(
         notes = artifact.write(output, artifacts, force, f"{again} --force")
     for line in notes:
         (note if line.startswith("note: ") else say)(line)
-    if format is Format.TEXT:
+    if format == "text":
         for name, files in artifacts.items():
-            tell(f"{output / name}: {_count(len(files), 'file')}")
+            tell(f"{output / name}: {plural(len(files), 'file')}")
 
 
-def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
+def check(recipes: Recipes, sets: Sets = None, format: Shown = "text") -> None:
     """Check recipes against the language, the model and the hardware."""
     pairs = _read_all(recipes, sets)
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
     diagnostics += [] if has_errors(diagnostics) else _planned_before(pairs)
-    show(diagnostics, format)
     if has_errors(diagnostics):
-        raise typer.Exit(FAILED)
-    if format is Format.TEXT:
+        fail(diagnostics, format)
+    show(diagnostics, format)
+    if format == "text":
         for path in recipes:
             tell(f"{path}: ok")
 
@@ -209,45 +204,6 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
     return out
 
 
-def _backends(given: Sequence[Backend] | None, folder: Path) -> tuple[Backend, ...]:
-    """The backends beside Tunix that an artifact is built for.
-
-    Args:
-        given: with --backend; None for those that the artifact on disk was built for.
-        folder: of the artifact.
-    """
-    from recipec.compiler.artifacts.artifact import backends_of
-
-    return others(backends_of(folder) if given is None else [backend.value for backend in given])
-
-
-def _installs(given: Runtime | None, output: Path, name: str) -> bool:
-    """Whether an artifact's runtime is installed from its wheel: as it is said, or as it is on disk."""
-    from recipec.compiler.artifacts.artifact import installs_runtime
-
-    return installs_runtime(output / name) if given is None else given is Runtime.WHEEL
-
-
-def _of_backends(
-    loaded: Loaded, lowered: Lowered, backends: Mapping[str, Sequence[Backend]]
-) -> list[Diagnostic]:
-    """What the backends of a recipe's artifact say about it."""
-    from recipec.spec.load import locate
-
-    program = lowered.program
-    return locate(diagnosed(program, backends[program.name]), loaded.sources) if program is not None else []
-
-
-def _of_notebook(loaded: Loaded, lowered: Lowered, programs: Mapping[str, Program]) -> list[Diagnostic]:
-    """What keeps a recipe from the notebook that is asked for."""
-    from recipec.compiler.emitters.notebook import check
-    from recipec.spec.load import locate
-
-    if lowered.program is None or not programs[lowered.program.name].notebook:
-        return []
-    return locate([*check(lowered.program)], loaded.sources)
-
-
 def _as_options(
     output: Path,
     sets: Sequence[str] | None,
@@ -257,10 +213,6 @@ def _as_options(
 ) -> list[str]:
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
     chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
-    chosen += ["--runtime", runtime.value] if runtime is not None else []
+    chosen += ["--runtime", runtime] if runtime is not None else []
     chosen += [] if notebook is None else ["--notebook" if notebook else "--no-notebook"]
     return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
-from recipec.compiler.cli import adapters as cli_adapters
 from recipec.compiler.cli import build as cli_build
-from recipec.compiler.cli import calibrate as cli_calibrate
 from recipec.compiler.cli import lsp as cli_lsp
 from recipec.compiler.cli import models as cli_models
 from recipec.compiler.cli import new as cli_new
@@ -29,14 +26,19 @@ from recipec.compiler.cli import watch as cli_watch
 from recipec.compiler.cli.base import (
     DONE,
     FAILED,
+    AsJson,
     DataDir,
     Format,
+    Keep,
     Recipe,
     Sets,
+    Tokenizer,
     color,
     end_build,
+    fail,
     on_ctrl_c,
     read,
+    read_program,
     result,
     show,
 )
@@ -52,13 +54,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class PreviewSplit(str, Enum):  # noqa: UP042 (as Format)
-    """The data of a recipe."""
-
-    TRAIN = "train"
-    EVAL = "eval"
 
 
 @app.callback(invoke_without_command=True)
@@ -90,21 +85,16 @@ def explain(
     from recipec.compiler.explain.explain import unknown_path
 
     loaded, lowered = read(recipe, sets)
-    if path is not None:
-        problem = unknown_path(path, loaded)
-        if problem is not None:
-            show([problem], Format.TEXT)
-            raise typer.Exit(FAILED)
-    if lowered.program is None:
-        show(lowered.diagnostics, Format.TEXT)
-        raise typer.Exit(FAILED)
+    problem = None if path is None else unknown_path(path, loaded)
+    if problem is not None or lowered.program is None:
+        fail(lowered.diagnostics if problem is None else [problem])
     result(explained(lowered.program, loaded, path), end="")
 
 
 @app.command()
 def card(
     recipe: Recipe,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     sets: Sets = None,
 ) -> None:
     """Show what was verified for a recipe: how, when, and with which versions."""
@@ -112,14 +102,11 @@ def card(
 
     from recipec.compiler.explain import card as cards
 
-    _, lowered = read(recipe, sets)
-    if lowered.program is None:
-        show(lowered.diagnostics, Format.TEXT)
-        raise typer.Exit(FAILED)
+    program = read_program(recipe, sets)[2]
     if as_json:
-        print(json.dumps(cards.as_json(lowered.program), indent=2))
+        print(json.dumps(cards.as_json(program), indent=2))
     else:
-        result(cards.text(lowered.program), end="")
+        result(cards.text(program), end="")
 
 
 @app.command()
@@ -171,26 +158,18 @@ def diff(
     own = () if a.resolve() == b.resolve() else asked  # else there would be nothing to compare
     (_, before), (_, after) = read(a, list(own), plan), read(b, list(asked), plan)
     if before.program is None or after.program is None:
-        show([*before.diagnostics, *after.diagnostics], Format.TEXT)
-        raise typer.Exit(FAILED)
+        fail([*before.diagnostics, *after.diagnostics])
     result(differences(before.program, after.program), end="")
     if plan:
         result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
 
 
-app.command()(cli_new.new)
-app.command()(cli_parity.parity)
-app.command()(cli_plan.plan)
-app.command()(cli_calibrate.calibrate)
-app.command()(cli_plan.cost)
-app.command()(cli_port.port)
-app.command()(cli_report.report)
-app.command()(cli_sweep.sweep)
-app.command()(cli_watch.watch)
-app.command()(cli_lsp.lsp)
-app.command()(cli_trained.chat)
-app.command()(cli_trained.push)
-app.add_typer(cli_adapters.app, name="adapters")
+for command in (
+    *(cli_new.new, cli_parity.parity, cli_plan.plan, cli_plan.calibrate, cli_plan.cost, cli_port.port),
+    *(cli_report.report, cli_sweep.sweep, cli_watch.watch, cli_lsp.lsp, cli_trained.chat, cli_trained.push),
+):
+    app.command()(command)
+app.add_typer(cli_trained.app, name="adapters")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_serve.app, name="serve")
 
@@ -209,21 +188,16 @@ def schema() -> None:
 def rehearse(
     recipe: Recipe,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the files of the rehearsal in this folder."),
-    ] = None,
+    keep: Keep = None,
     sets: Sets = None,
 ) -> None:
     """Run the recipe's artifact in miniature on virtual CPU devices."""
     from recipec.compiler.rehearse.rehearse import rehearse as rehearsed
 
-    _, lowered = read(recipe, sets)
-    show(lowered.diagnostics, Format.TEXT)
-    if lowered.program is None:
-        raise typer.Exit(FAILED)
+    _, lowered, program = read_program(recipe, sets)
+    show(lowered.diagnostics)
     on_ctrl_c(None)  # it says by itself what is there
-    raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
+    raise typer.Exit(DONE if rehearsed(program, steps, keep).ok else FAILED)
 
 
 @app.command()
@@ -231,15 +205,12 @@ def preview(
     recipe: Recipe,
     count: Annotated[int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")] = 3,
     split: Annotated[
-        PreviewSplit, typer.Option("--split", help="The part of the data to show.")
-    ] = PreviewSplit.TRAIN,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer."),
-    ] = None,
+        Literal["train", "eval"], typer.Option("--split", help="The part of the data to show.")
+    ] = "train",
+    model: Tokenizer = None,
     data_dir: DataDir = None,
     sets: Sets = None,
-    format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = "text",
 ) -> None:
     """Show samples, the tokens that carry loss, and statistics of the data."""
     import json
@@ -248,17 +219,14 @@ def preview(
     from recipec.compiler.explain.preview import text
     from recipec.runtime.errors import UserError, report
 
-    _, lowered = read(recipe, sets)
-    if lowered.program is None:
-        show(lowered.diagnostics, format)
-        raise typer.Exit(FAILED)
-    show([item for item in lowered.diagnostics if item.severity != "note"], Format.TEXT)
+    _, lowered, program = read_program(recipe, sets, format)
+    show([item for item in lowered.diagnostics if item.severity != "note"])
     try:
-        made = previewed(lowered.program, count, split.value, model, data_dir)
+        made = previewed(program, count, split, model, data_dir)
     except UserError as error:
         report(error)
         raise typer.Exit(FAILED) from error
-    if format is Format.JSON:
+    if format == "json":
         print(json.dumps(made.to_dict(), indent=2))
     else:
         if hasattr(sys.stdout, "reconfigure"):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from recipec.compiler.cli.base import FAILED, Format, note, result, show, tell
+from recipec.compiler.cli.base import AsJson, fail, group, note, result, tell
 
 LIST = "list"
 
@@ -23,12 +23,10 @@ class ListOrCommand(TyperGroup):
         return super().parse_args(ctx, args if first in self.commands or asks else [LIST, *args])
 
 
-app = typer.Typer(
-    help="List the models of the catalog, or add one from the Hugging Face hub.",
+app = group(
+    "List the models of the catalog, or add one from the Hugging Face hub.",
     cls=ListOrCommand,
     subcommand_metavar="[WORD] | COMMAND [ARGS]...",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -40,7 +38,7 @@ def list_models(
             metavar="WORD", help="Part of an id or of a family name; without it, all models are listed."
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with their sizes and what works with each.
 
@@ -54,8 +52,7 @@ def list_models(
 
     found = known(word)
     if not found:
-        show([unknown(word)], Format.JSON if as_json else Format.TEXT)
-        raise typer.Exit(FAILED)
+        fail([unknown(word)], "json" if as_json else "text")
     result(json.dumps([asdict(one) for one in found], indent=2) if as_json else text(found))
 
 
@@ -82,8 +79,7 @@ def add(
     It fetches config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
     `recipe check` compares with the model's family. It uses HF_ENDPOINT, HF_TOKEN and the hub's cache.
     """
-    from recipec.compiler.hub.fetch import fetch
-    from recipec.compiler.hub.folder import write
+    from recipec.compiler.hub.fetch import fetch, write
     from recipec.compiler.lowering.added import models_folder
 
     models = output or models_folder()

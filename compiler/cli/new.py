@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args
 
 import typer
 
-from recipec.compiler.cli.base import MISUSED, Format, note, say, show, tell
+from recipec.compiler.cli.base import MISUSED, note, say, show, tell
 from recipec.compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
-    from recipec.compiler.new.memory import Probe
+    from recipec.compiler.new.draft import Probe
     from recipec.compiler.new.recipe import Made
     from recipec.compiler.new.source import NewData
 
@@ -23,25 +22,8 @@ FOLDER = Path("recipes")
 """Where recipes lie, unless their data lies elsewhere."""
 
 
-class Method(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """How it is trained."""
-
-    LORA = "lora"
-    QLORA = "qlora"
-    DPO = "dpo"
-    KTO = "kto"
-    FULL = "full"
-
-
-class DataFormat(str, Enum):  # noqa: UP042
-    """What a sample holds, as data.format."""
-
-    CHAT = "chat"
-    INSTRUCTION = "instruction"
-    PROMPT_COMPLETION = "prompt_completion"
-    TEXT = "text"
-    PREFERENCE = "preference"
-    UNPAIRED_PREFERENCE = "unpaired_preference"
+DataFormat = Literal["chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference"]
+"""What a sample holds, as data.format."""
 
 
 def new(
@@ -71,7 +53,7 @@ def new(
         typer.Option("--format", help="What a sample contains; by default read from a local file."),
     ] = None,
     method: Annotated[
-        Method | None,
+        Literal["lora", "qlora", "dpo", "kto", "full"] | None,
         typer.Option(
             "--method",
             help="By default lora, qlora if lora does not fit, and dpo or kto for preference data.",
@@ -103,6 +85,7 @@ def new(
     """
     from recipec.compiler.lowering.catalog import is_directory
     from recipec.compiler.new import ask, hooks, recipe
+    from recipec.compiler.new.machines import named
     from recipec.compiler.new.models import NewModels
     from recipec.compiler.new.source import as_turns, placed
 
@@ -110,7 +93,6 @@ def new(
     _demand(asking, model, accelerator)
     if refused := recipe.refusal_of_name(name):
         raise typer.BadParameter(refused, param_hint="NAME")
-    kind = None if method is None else method.value
     source = _source(data, format) if data is not None or not asking else None
     if source is not None:
         _target(name, output, source)  # before anything is asked
@@ -122,24 +104,24 @@ def new(
         def look(text: str) -> Probe:
             spelled = recipe.spelled(text, Path())
             folder = Path() if is_directory(spelled) else models.folder(spelled)
-            return recipe.look(name, spelled, kind, folder / f"{name}.yaml")
+            return recipe.look(name, spelled, method, folder / f"{name}.yaml")
 
         if model is None:
             model = ask.model(look)
-        machine = ask.accelerator(look(model), kind) if accelerator is None else recipe.machine(accelerator)
+        machine = ask.accelerator(look(model), method) if accelerator is None else named(accelerator)
         source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
         target = _target(name, output, source)
         spelled = recipe.spelled(model, target.parent)
         if brought := models.settle(spelled, target.parent):
             tell(brought)
-    usual = recipe.usual_format(spelled, kind, target)
+    usual = recipe.usual_format(spelled, method, target)
     source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
     if asking and not (github or pre_commit) and (hooks.root(target.parent) / ".git").exists():
         github = ask.confirm("Should GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Should pre-commit check them before each commit?")
     asked = recipe.NewRecipeOptions(
-        name, spelled, machine, kind, placed(source, target.parent), server, target
+        name, spelled, machine, method, placed(source, target.parent), server, target
     )
     _write(recipe.make(asked), target, github, pre_commit)
 
@@ -165,16 +147,15 @@ def _source(data: str | None, format: DataFormat | None) -> NewData:
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.new.source import PLACEHOLDER, NewData, look
 
-    said = None if format is None else format.value
     if data is None or (data == PLACEHOLDER and not Path(data).exists()):
-        return NewData(PLACEHOLDER, said)
+        return NewData(PLACEHOLDER, format)
     if "://" in data:
-        return NewData(data, said)
+        return NewData(data, format)
     if not Path(data).exists():
         raise ArtifactError(
             f"there is no {data}", f"name an existing file, or {PLACEHOLDER}, which you can add later"
         )
-    return look(Path(data), said)
+    return look(Path(data), format)
 
 
 def _target(name: str, output: Path | None, source: NewData) -> Path:
@@ -238,8 +219,8 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
         raise source.refused()
     if not asking:
         _misused(f"give --format: the samples of {source.path} cannot be read from here")
-    words = [word.value for word in DataFormat]
-    held = ask.choice(f"What does a sample of {source.path} contain?", words, "Format", usual)
+    question = f"What does a sample of {source.path} contain?"
+    held = ask.choice(question, get_args(DataFormat), "Format", usual)
     columns = source.columns
     return source.told(
         held,
@@ -276,7 +257,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         if extended is not None:
             (new if present is None else replaced)[config] = extended
     files.write(new, replaced)
-    show([item for item in made.diagnostics if item.severity != "note"], Format.TEXT)
+    show([item for item in made.diagnostics if item.severity != "note"])
     d = made.draft
     tell(f"{target}: {TITLES[d.method]} on {d.accelerator.name}, rows of {d.length:,} tokens")
     for path in [path for path in new if path != target]:

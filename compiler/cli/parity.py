@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED, Format, Sets, on_ctrl_c, read, show
+from recipec.compiler.cli.base import (
+    DONE,
+    FAILED,
+    AsJson,
+    Format,
+    Keep,
+    Sets,
+    fail,
+    on_ctrl_c,
+    read_program,
+    show,
+)
 from recipec.compiler.emitters.backends import Backend
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.parity.backends import Backends
+    from recipec.compiler.parity.run import Backends
 
 
 def parity(
@@ -33,10 +44,7 @@ def parity(
         typer.Option("--backend", help="A backend to compare; may be repeated. By default all."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to run.")] = 20,
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Keep the files of the runs in this folder."),
-    ] = None,
+    keep: Keep = None,
     tolerances: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +53,7 @@ def parity(
             help="Another limit for initial, gradients, losses, trained or merged; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    as_json: AsJson = False,
     sets: Sets = None,
 ) -> None:
     """Train the recipe in miniature with each backend, and compare the results.
@@ -71,7 +79,7 @@ def parity(
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
     from recipec.compiler.parity.run import parity as compared
 
-    format = Format.JSON if as_json else Format.TEXT
+    format: Format = "json" if as_json else "text"
     program, chosen = _chosen(paths[0], sets, backends or tuple(Backend), format)
     on_ctrl_c(None)
     found = compared(program, chosen, steps, keep, limits, console)
@@ -84,24 +92,19 @@ def _chosen(
     path: Path, sets: Sequence[str] | None, backends: Sequence[Backend], format: Format
 ) -> tuple[Program, Backends]:
     """A recipe's program, and which of these backends train it; ends the command where there is none."""
-    from recipec.compiler.parity.backends import choose
+    from recipec.compiler.parity.run import choose
 
-    loaded, lowered = read(path, sets)
-    if lowered.program is None:
-        show(lowered.diagnostics, format)
-        raise typer.Exit(FAILED)
-    show(lowered.diagnostics, Format.TEXT)
-    chosen, diagnostics = choose(loaded, lowered.program, backends)
+    loaded, lowered, program = read_program(path, sets, format)
+    show(lowered.diagnostics)
+    chosen, diagnostics = choose(loaded, program, backends)
     if chosen is None:
-        show(diagnostics, format)
-        raise typer.Exit(FAILED)
-    show(diagnostics, Format.TEXT)
-    return lowered.program, chosen
+        fail(diagnostics, format)
+    show(diagnostics)
+    return program, chosen
 
 
 def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:
-    from recipec.compiler.parity.read_trace import compare_files
-    from recipec.compiler.parity.table import print_rows, to_dict
+    from recipec.compiler.parity.compare import compare_files, print_rows, to_dict
     from recipec.runtime.errors import UserError, report
 
     try:

@@ -1,4 +1,4 @@
-"""The commands that plan: `recipe plan` and `recipe cost`."""
+"""The commands that plan: `recipe plan`, `recipe cost`, and `recipe calibrate`, which takes probes in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import typer
 from recipec.compiler.cli.base import (
     DONE,
     FAILED,
+    AsJson,
     DataDir,
     Format,
     Recipe,
     Sets,
+    Tokenizer,
+    fail,
     has_errors,
     note,
     on_ctrl_c,
-    read,
+    read_program,
     result,
     say,
     show,
@@ -34,10 +37,6 @@ if TYPE_CHECKING:
     from recipec.compiler.plan.session import Planned
     from recipec.spec.load import Loaded
 
-Model = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="DIR", help="Folder of the model or of its tokenizer."),
-]
 Step = Annotated[
     Backend, typer.Option("--backend", help="The step to compile: train.py's, or train_torchax.py's.")
 ]
@@ -64,8 +63,8 @@ def plan(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one page with charts."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
-    model: Model = None,
+    as_json: AsJson = False,
+    model: Tokenizer = None,
     data_dir: DataDir = None,
     sets: Sets = None,
 ) -> None:
@@ -76,35 +75,32 @@ def plan(
     from recipec.compiler.plan import session
     from recipec.compiler.plan.search import SearchInterrupted
 
-    format = Format.JSON if as_json else Format.TEXT
-    loaded, lowered = read(recipe, sets, planning=True)
-    if lowered.program is None:
-        show(lowered.diagnostics, format)
-        raise typer.Exit(FAILED)
-    _refuse_backend(loaded, lowered.program, backend, format)
-    _refuse_early(lowered.program, serve, html)
+    format: Format = "json" if as_json else "text"
+    loaded, lowered, program = read_program(recipe, sets, format, planning=True)
+    _refuse_backend(loaded, program, backend, format)
+    _refuse_early(program, serve, html)
     asked = session.PlanOptions(tuple(sets or ()), exact, search, most, free_batch, model, data_dir, backend)
     try:
-        with _refused_flags(loaded, format), progress_line(f"planning {lowered.program.name}") as progress:
+        with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             planned = session.run(loaded, lowered, asked, progress)
     except SearchInterrupted as interrupted:
         from recipec.compiler.plan.search_text import text as search_text
 
-        result(search_text(lowered.program, interrupted.found), end="")
+        result(search_text(program, interrupted.found), end="")
         say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
     served = None
     if serve:
         from recipec.compiler.plan.serve.plan import plan_serve
 
-        served = plan_serve(lowered.program, exact, search, note)
+        served = plan_serve(program, exact, search, note)
     sections = served.sections if served else []
     if html is not None:
         _page(html, planned, sections)
     if as_json:
         print(json.dumps(planned.to_dict() | {"compiled_serving": served and served.data}, indent=2))
     else:
-        _print(planned, lowered.program, sections)
+        _print(planned, program, sections)
         if html is not None:
             result(f"\n{html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
@@ -119,8 +115,7 @@ def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: 
     check_target(program, backend)
     found = locate(diagnosed(program, (backend,)), loaded.sources)
     if has_errors(found):
-        show(found, format)
-        raise typer.Exit(FAILED)
+        fail(found, format)
 
 
 @contextmanager
@@ -136,8 +131,7 @@ def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
         path = f"xla.flags.{error.failed.flag}"
         if not error.failed.flag or loaded.sources.origin(path).kind == "default":
             raise
-        show(locate([Diagnostic("E1008", str(error), path, error.help or "")], loaded.sources), format)
-        raise typer.Exit(FAILED) from None
+        fail(locate([Diagnostic("E1008", str(error), path, error.help or "")], loaded.sources), format)
 
 
 def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
@@ -224,7 +218,7 @@ def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) ->
         parts.append(serving_text(planned.serving))
     parts += [f"{title}\n{said}" for title, said in served]
     result("\n".join(parts), end="")
-    show(planned.diagnostics, Format.TEXT)
+    show(planned.diagnostics)
 
 
 def cost(
@@ -246,9 +240,9 @@ def cost(
         Path | None,
         typer.Option("--run", metavar="DIR", help="Folder of a run; use its measured hours."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     backend: Step = Backend.TUNIX,
-    model: Model = None,
+    model: Tokenizer = None,
     data_dir: DataDir = None,
     sets: Sets = None,
 ) -> None:
@@ -265,12 +259,8 @@ def cost(
         raise typer.BadParameter(
             "--train-hours also gives the hours: keep one of the two", param_hint="--run"
         )
-    format = Format.JSON if as_json else Format.TEXT
-    loaded, lowered = read(recipe, sets, planning=True)
-    program = lowered.program
-    if program is None:
-        show(lowered.diagnostics, format)
-        raise typer.Exit(FAILED)
+    format: Format = "json" if as_json else "text"
+    loaded, _, program = read_program(recipe, sets, format, planning=True)
     planned = None
     if train_hours is None and run is None:
         _refuse_backend(loaded, program, backend, format)
@@ -282,3 +272,49 @@ def cost(
         print(COST.dump_json(made, indent=2).decode())
     else:
         result(text(made).rstrip("\n"))
+
+
+def calibrate(
+    probes: Annotated[
+        list[Path],
+        typer.Argument(metavar="PROBE...", help="probe.json files of machines."),
+    ],
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="The recipe that was probed; by default recipe.yaml next to each file.",
+        ),
+    ] = None,
+) -> None:
+    """Compare the step times of probes with their plans, and use them in later plans."""
+    from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.plan import calibration
+    from recipec.compiler.plan.planner import plan
+
+    rows = []
+    for file in probes:
+        found = calibration.read(file)
+        source = recipe or file.with_name("recipe.yaml")
+        if not source.is_file():
+            raise ArtifactError(
+                f"{source}: there is no recipe next to the probe",
+                "name the recipe that was probed with --recipe",
+            )
+        program = read_program(source, None, planning=True)[2]
+        if calibration.digest(program) != found["recipe"]:
+            raise ArtifactError(
+                f"{file} is the probe of another recipe than {source}",
+                "name the recipe that was built with --recipe",
+            )
+        with progress_line(f"planning {program.name}") as progress:
+            made = plan(program, progress=progress)
+        row = calibration.measured(program, found, made)
+        result(f"{file}: {program.name} on {program.accelerator.name}, {row.date}")
+        for line in calibration.compared(program, found, made, row):
+            result(f"  {line}")
+        rows.append(row)
+    calibration.keep(rows)
+    result(f"{calibration.path()}: written; later plans use it and name it. Delete it to plan without it")
+    result("The measured time of the whole micro-batch over the planned one is the factor of later plans")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from recipec.compiler.cli.base import DONE, FAILED, Format, color, note, show
+from recipec.compiler.cli.base import DONE, FAILED, color, note, show
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
@@ -26,47 +25,23 @@ PLAIN_WIDTH = 110
 """Columns of the table where the output is no terminal."""
 
 
-class Dialect(str, Enum):  # noqa: UP042 (as Format)
-    """The tools whose files can be ported."""
-
-    AXOLOTL = "axolotl"
-    LLAMAFACTORY = "llamafactory"
-    TRL = "trl"
-    TRAINER = "trainer"
-    TORCHTUNE = "torchtune"
-    LITGPT = "litgpt"
-    MAXTEXT = "maxtext"
-    TUNIX = "tunix"
-    LLAMAFACTORY_V1 = "llamafactory_v1"
-    AUTOMODEL = "automodel"
-    SWIFT = "swift"
-    OUMI = "oumi"
-
-
-class Script(str, Enum):  # noqa: UP042 (as Format)
-    """TRL's scripts whose files can be ported."""
-
-    SFT = "sft"
-    DPO = "dpo"
-    ORPO = "orpo"
-    CPO = "cpo"
-    KTO = "kto"
-
-
-class Tool(str, Enum):  # noqa: UP042 (as Format)
-    """The tools that a recipe can be ported to."""
-
-    AXOLOTL = "axolotl"
-    LLAMA_FACTORY = "llama-factory"
-    TRL = "trl"
-
-
-class ReportFormat(str, Enum):  # noqa: UP042 (as Format)
-    """How the report is shown."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
+Dialect = Literal[
+    "axolotl",
+    "llamafactory",
+    "trl",
+    "trainer",
+    "torchtune",
+    "litgpt",
+    "maxtext",
+    "tunix",
+    "llamafactory_v1",
+    "automodel",
+    "swift",
+    "oumi",
+]
+Script = Literal["sft", "dpo", "orpo", "cpo", "kto"]
+Tool = Literal["axolotl", "llama-factory", "trl"]
+ReportFormat = Literal["text", "markdown", "json"]
 
 
 def port(
@@ -145,9 +120,7 @@ def port(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page with both files side by side."),
     ] = None,
-    format: Annotated[
-        ReportFormat, typer.Option("--format", help="Format of the report.")
-    ] = ReportFormat.TEXT,
+    format: Annotated[ReportFormat, typer.Option("--format", help="Format of the report.")] = "text",
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the config; may be repeated."),
@@ -184,14 +157,14 @@ def port(
     place = target or Path("config.yaml" if tool else "recipe.yaml")
     asked = Asked(
         machine,
-        dialect.value if dialect else None,
+        dialect,
         devices,
         partial,
         place,
         tuple(sets or ()),
         writes=target is not None,
         force=force,
-        script=script.value if script else None,
+        script=script,
         command=command,
     )
     if several:
@@ -204,9 +177,7 @@ def port(
     written = bool(made.text) and refusal is None and (made.whole or partial)
     _show(made, format, stdout=target is not None or not written)
     if report is not None and made.rows:
-        write_text(
-            report, _rendered(made, ReportFormat.JSON if report.suffix == ".json" else ReportFormat.MARKDOWN)
-        )
+        write_text(report, _rendered(made, "json" if report.suffix == ".json" else "markdown"))
     if html is not None and made.rows:
         from recipec.compiler.port.page import page
 
@@ -233,7 +204,7 @@ def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
     from recipec.spec.diagnostics import has_errors, in_order
 
     loaded, lowered = read(recipe, asked.sets)
-    made = back.back(loaded, lowered, back.Asked(tool.value, asked.devices, asked.place))
+    made = back.back(loaded, lowered, back.Asked(tool, asked.devices, asked.place))
     files = made.ledger.files if made.ledger else {}
     obstacles = [*in_the_way(files, asked.place.parent, asked.writes, asked.force, "config")]
     if has_errors(obstacles):
@@ -297,11 +268,11 @@ def _port_folder(
         help = "name the config itself; it may be in a hidden folder, whose name starts with a dot"
         _fail([Diagnostic("E1188", message, help=help)], format)
     whole = sum(one.whole for one in ones)
-    if format is ReportFormat.JSON:
+    if format == "json":
         print(to_json([one.to_dict() for one in ones]), end="")
     else:
         rows = [(one.name, one.made.title or "-", one.result) for one in ones]
-        print(table(("file", "tool", "result"), rows, markdown=format is ReportFormat.MARKDOWN), end="")
+        print(table(("file", "tool", "result"), rows, markdown=format == "markdown"), end="")
         note(f"{whole} of {plural(len(ones), 'run')} ported")
     raise typer.Exit(DONE if whole == len(ones) else FAILED)
 
@@ -345,10 +316,10 @@ def _fail(diagnostics: Sequence[Diagnostic], format: ReportFormat) -> NoReturn:
     from recipec.compiler.port.port import Ported
     from recipec.compiler.port.report import to_json
 
-    if format is ReportFormat.JSON:
+    if format == "json":
         print(to_json(Ported(diagnostics=list(diagnostics)).to_dict()), end="")
     else:
-        show(diagnostics, Format.TEXT)
+        show(diagnostics)
     raise typer.Exit(FAILED)
 
 
@@ -377,19 +348,19 @@ def _strict(made: Ported) -> Diagnostic | None:
 def _show(made: Ported, format: ReportFormat, stdout: bool) -> None:
     """The report and the findings; in JSON the findings are part of it."""
     stream = sys.stdout if stdout else sys.stderr
-    if format is ReportFormat.JSON or made.rows:
+    if format == "json" or made.rows:
         print(_rendered(made, format, stream), end="", file=stream)
-    if format is not ReportFormat.JSON:
+    if format != "json":
         stream.flush()
-        show(made.diagnostics, Format.TEXT)
+        show(made.diagnostics)
 
 
 def _rendered(made: Ported, format: ReportFormat, stream: object = None) -> str:
     from recipec.compiler.port.report import markdown, terminal, to_json
 
-    if format is ReportFormat.JSON:
+    if format == "json":
         return to_json(made.to_dict())
-    if format is ReportFormat.MARKDOWN:
+    if format == "markdown":
         return markdown(made.title, made.files, made.rows, made.to)
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH

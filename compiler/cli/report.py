@@ -12,9 +12,7 @@ import typer
 from recipec.compiler.cli.base import result, say
 
 if TYPE_CHECKING:
-    from recipec.compiler.report.place import Place
-    from recipec.compiler.report.reality import Reality
-    from recipec.compiler.report.run import Run
+    from recipec.compiler.report.folder import Folder
 
 HEAD = 4096
 """Bytes of a file in which it is told whether it is a report."""
@@ -66,18 +64,19 @@ def report(
     The page needs no network. Folders may be addresses, such as gs://bucket/run.
     """
     from recipec.compiler.pages.html import require_plotly
-    from recipec.compiler.report import run
-    from recipec.compiler.report.place import existing_place
+    from recipec.compiler.report.folder import METRICS, existing_folder
+    from recipec.compiler.report.run import FACTS
+    from recipec.runtime.checkpoints.record import LOCK
 
     require_plotly("recipe report", "report")
     names = [folders[0], *(compare or []), *folders[1:]]
-    places = [found for name in names for found in run.inside(existing_place(name))]
-    if {run.METRICS, run.LOCK, run.FACTS} & set(places[0].names()):
-        page, name = _run_page([place.name for place in places], plan, recipe, results or [])
+    found = [inner for name in names for inner in existing_folder(name).runs()]
+    if {METRICS, LOCK, FACTS} & found[0].entries().keys():
+        page, name = _run_page([folder.name for folder in found], plan, recipe, results or [])
     else:
         if plan or recipe or results:
             raise typer.BadParameter("--plan, --recipe and --results apply to a run, not to a sweep")
-        page, name = _sweep_page(places)
+        page, name = _sweep_page(found)
     file = output or Path(re.sub(r"[^\w.-]+", "-", name).strip("-.")[:100] + "-report.html")
     write(file, page)
     result(f"{file}: written")
@@ -88,45 +87,27 @@ def report(
 def _run_page(
     names: list[str], plan: Path | None, recipe: Path | None, results: list[str]
 ) -> tuple[str, str]:
-    from recipec.compiler.report.document import run_page
-    from recipec.compiler.report.outcome import outcome
+    from recipec.compiler.report.outcome import outcome_section
+    from recipec.compiler.report.page import run_page
+    from recipec.compiler.report.reality import reality_section
     from recipec.compiler.report.run import read_runs
 
     runs = read_runs(names, recipe)
-    found, why = _plan(runs[0], plan)
-    page = run_page(runs, found, outcome(runs[0], results), why)
+    page = run_page(runs, reality_section(runs[0], plan), outcome_section(runs[0], results))
     return page, runs[0].name
 
 
-def _plan(run: Run, file: Path | None) -> tuple[Reality | None, str]:
-    """The plan beside the run, or why there is none."""
-    from recipec.compiler.report.reality import kept_plan, read_plan, reality
-
-    if file is not None:
-        return reality(run, read_plan(file), str(file)), ""
-    found = kept_plan(run)
-    if found is not None:
-        return reality(run, found, "recipec's cache"), ""
-    if run.program is not None and run.program.accelerator.platform != "tpu":
-        return None, f"The recipe runs on {run.program.accelerator.name}, which recipec does not plan for."
-    return None, (
-        "There is no plan of this recipe in recipec's cache. `recipe plan RECIPE` makes one, and "
-        "`recipe plan RECIPE --json > plan.json` writes a file for --plan."
-    )
-
-
-def _sweep_page(places: Sequence[Place]) -> tuple[str, str]:
+def _sweep_page(folders: Sequence[Folder]) -> tuple[str, str]:
     from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.report.document import sweep_page
     from recipec.compiler.report.run import labels
-    from recipec.compiler.report.sweep import read_sweep
+    from recipec.compiler.report.sweep import read_sweep, sweep_page
 
     sweeps = []
-    for place, label in zip(places, labels([place.path for place in places]), strict=True):
-        sweep = read_sweep(place, label)
+    for folder, label in zip(folders, labels([folder.path for folder in folders]), strict=True):
+        sweep = read_sweep(folder, label)
         if sweep is None:
             raise ArtifactError(
-                f"{place.name} contains neither a run nor a sweep",
+                f"{folder.name} contains neither a run nor a sweep",
                 "give the folder of a run's checkpoints (with metrics.jsonl), or of a sweep's results (with "
                 "summary.json)",
             )
@@ -144,7 +125,7 @@ def write(file: Path, page: str) -> None:
     """
     from recipec.compiler.artifacts.writing import demand_writable, write_text
     from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.report.document import GENERATOR
+    from recipec.compiler.report.page import GENERATOR
 
     demand_writable(file)
     if file.exists():

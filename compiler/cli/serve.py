@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from recipec.compiler.cli.base import FAILED, note
+from recipec.compiler.cli.base import FAILED, group, note
 
-app = typer.Typer(
-    help="Run an artifact's server, measure it and compare its answers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-class ReferenceDtype(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """In which type transformers computes."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class ServerDtype(str, Enum):  # noqa: UP042
-    """In which type the server computes."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+app = group("Run an artifact's server, measure it and compare its answers.", no_args_is_help=True)
 
 
 Artifact = Annotated[
@@ -184,10 +163,11 @@ def verify(
         ),
     ] = None,
     dtype: Annotated[
-        ReferenceDtype, typer.Option("--dtype", help="The type in which transformers computes.")
-    ] = ReferenceDtype.FLOAT32,
+        Literal["float32", "bfloat16"],
+        typer.Option("--dtype", help="The type in which transformers computes."),
+    ] = "float32",
     server_dtype: Annotated[
-        ServerDtype | None,
+        Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(
             "--server-dtype", help="The type in which the server computes, instead of the artifact's."
         ),
@@ -213,8 +193,8 @@ def verify(
             prompts=prompts,
             tokens=tokens,
             tolerance=tolerance,
-            dtype=dtype.value,
-            server_dtype=server_dtype.value if server_dtype else None,
+            dtype=dtype,
+            server_dtype=server_dtype,
         )
     )
     if as_json:

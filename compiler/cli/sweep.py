@@ -16,25 +16,23 @@ import typer
 
 from recipec.compiler.cli.base import (
     FAILED,
-    Format,
     Recipe,
     Sets,
     doing,
     end_build,
+    fail,
     has_errors,
     note,
     read,
     result,
     say,
-    show,
     tell,
 )
 from recipec.compiler.wording import table
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.report.place import Place
-    from recipec.compiler.report.run import Run
+    from recipec.compiler.report.run import ReportedRun
 
 SUMMARY = "sweep.json"
 
@@ -58,19 +56,12 @@ class Point:
         directory = self.program.recipe.checkpoint.directory
         return directory if "://" in directory else str(self.folder / directory)
 
-    @property
-    def place(self) -> Place:
-        """Of the checkpoints, whether they are there or not."""
-        from recipec.compiler.report.place import open_place
-
-        return open_place(self.checkpoints)
-
     def ended(self) -> bool:
         """Whether the run has done all of its steps."""
+        from recipec.compiler.report.folder import open_folder
         from recipec.runtime.metrics.run_state import FILE
 
-        state = self.place.value(FILE)
-        return isinstance(state, dict) and state.get("state") == "done"
+        return open_folder(self.checkpoints).object(FILE).get("state") == "done"
 
 
 def sweep(
@@ -190,8 +181,7 @@ def _points(
         _, lowered = read(recipe, [*sets, *own])
         if lowered.program is None or has_errors(lowered.diagnostics):
             say(f"with {', '.join(own)}:")
-            show(lowered.diagnostics, Format.TEXT)
-            raise typer.Exit(FAILED)
+            fail(lowered.diagnostics)
         points.append(Point(lowered.program, values, output / lowered.program.name))
     return points
 
@@ -210,9 +200,10 @@ def _build(points: Sequence[Point], output: Path) -> None:
 
 def _compare(points: Sequence[Point], output: Path) -> None:
     """Prints a table of the runs, the best first, and writes it."""
-    from recipec.compiler.report.run import METRICS, read_runs
+    from recipec.compiler.report.folder import METRICS, open_folder
+    from recipec.compiler.report.run import read_runs
 
-    there = [point for point in points if point.place.text(METRICS) is not None]
+    there = [point for point in points if open_folder(point.checkpoints).status(METRICS) is not None]
     found = read_runs([point.checkpoints for point in there])
     runs = {point.program.name: run for point, run in zip(there, found, strict=True)}
     rows = [{"name": p.program.name, **p.values, **_figures(runs[p.program.name])} for p in there]
@@ -224,7 +215,7 @@ def _compare(points: Sequence[Point], output: Path) -> None:
     tell(f"{output / SUMMARY}: written")
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def _figures(run: ReportedRun) -> dict[str, Any]:
     evaluated, losses = run.metrics.get("eval_loss").finite, run.metrics.get("loss").finite
     best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=(None, None))
     return {

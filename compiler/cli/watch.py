@@ -40,17 +40,17 @@ def watch(
 
     from rich.console import Console
 
-    from recipec.compiler.watch import screen
+    from recipec.compiler.watch import watch as watching
 
     on_ctrl_c(None)  # the run is not touched, and nothing is written
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what its encoding has not
     console = Console(no_color=not color(sys.stdout), highlight=False, soft_wrap=False)
-    runs = screen.Watch(folders)
+    runs = watching.Watch(folders, once)
     if once:
-        well = screen.watch_once(runs, json, console)
+        watching.watch_once(runs, json, console)
     elif json or not console.is_terminal or console.is_dumb_terminal:
-        well = screen.watch_lines(runs, interval or runs.seconds, json)
+        watching.watch_lines(runs, interval or runs.seconds, json)
     else:
-        well = screen.watch_screen(runs, interval or runs.seconds, console)
-    raise typer.Exit(DONE if well else FAILED)
+        watching.watch_screen(runs, interval or runs.seconds, console)
+    raise typer.Exit(DONE if all(run.well for run in runs.runs) else FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import (
     about,
     chat_template,
-    check_rounding,
-    check_whole,
     classes,
     constructor,
     kind,
@@ -23,19 +20,10 @@ from recipec.compiler.lowering.families import decoder_layer
 from recipec.compiler.lowering.optimization import hyperparameters, may_end_in_warmup
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
-from recipec.compiler.wording import listing
-from recipec.runtime.model.adapters import principal
-from recipec.runtime.training.objectives import OBJECTIVES
-from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
-    from recipec.spec.language.train import Train
-
-
-UNTOLD = ("granitemoe", "granitemoehybrid")
-"""Families whose model in transformers 5.12 does not return the logits of its routers."""
 
 
 def emit_baseline(program: Program) -> dict[str, str]:
@@ -45,100 +33,6 @@ def emit_baseline(program: Program) -> dict[str, str]:
         "baseline/accelerate.yaml": _accelerate(program),
         "baseline/requirements-trl.txt": _requirements(program),
     }
-
-
-def check(program: Program) -> Iterator[Diagnostic]:
-    """Yield what TRL and PEFT cannot do of a recipe, or do differently from train.py."""
-    recipe = program.recipe
-    optimizer, lora = recipe.train.optimizer.name, recipe.lora
-    if optimizer in ("lion", "muon"):
-        which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
-        yield Diagnostic(
-            "E0920",
-            f"--backend trl: torch and transformers have no {which}",
-            "train.optimizer.name",
-            "name: adamw, or build without --backend trl",
-        )
-    if optimizer == "adafactor":
-        yield Diagnostic(
-            "W0924",
-            "with --backend trl, transformers' Adafactor factors the second moments of every matrix. "
-            "train.py factors those of matrices with 128 rows and columns or more, and clips k_proj and "
-            "v_proj together if they are one array",
-            "train.optimizer.name",
-            "name: adamw is the same in both",
-        )
-    if recipe.train.router_aux_loss_coef and program.family.name in UNTOLD:
-        yield Diagnostic(
-            "E0514",
-            f"--backend trl: transformers' {program.family.title} does not return router logits, which the "
-            "load-balancing loss needs",
-            "train.router_aux_loss_coef",
-            "remove the line, or build without --backend trl",
-            at_key=True,
-        )
-    yield from check_whole(program, "trl")
-    yield from check_rounding(program, "trl")
-    for key, other in _of_all_logits(recipe.train):
-        what = f"the loss {recipe.train.loss_type}" if key == "loss_type" else key
-        yield Diagnostic(
-            "E0940",
-            f"--backend trl: TRL's fused head returns only log-probabilities of targets, and {what} "
-            "needs all logits",
-            f"train.{key}",
-            f"{key}: {other}, or build without --backend trl",
-        )
-    if any(adapter.shared for adapter in program.adapters):
-        yield Diagnostic(
-            "E0922",
-            "--backend trl: PEFT gives k_proj and v_proj an A each, and kv: shared has one for both",
-            "lora.kv",
-            "kv: independent, or build without --backend trl",
-        )
-    if parameters := [one.target.words[0] for one in program.adapters if one.target.parameter]:
-        yield Diagnostic(
-            "E0925",
-            f"--backend trl adapts only linear layers, not parameters: {listing(dict.fromkeys(parameters))}",
-            "lora.targets",
-            "targets without experts and router, or build without --backend trl",
-        )
-    if lora is not None and lora.quantize in ("int8", "fp8"):
-        yield Diagnostic(
-            "E0923",
-            "--backend trl: bitsandbytes' int8 also quantizes activations, and train.py quantizes only "
-            "weights"
-            if lora.quantize == "int8" and lora.products is None
-            else f"--backend trl: PEFT cannot train on weights in {lora.quantize} as train.py does",
-            "lora.quantize",
-            "quantize: nf4, which is the same in both, or build without --backend trl",
-        )
-    if lora is not None and lora.quantize == "nf4" and principal(lora.init):
-        yield Diagnostic(
-            "E0950",
-            f"--backend trl: bitsandbytes quantizes the base as it loads it, and init: {lora.init} is "
-            "computed from the base before",
-            "lora.init",
-            "init: peft, or build without --backend trl",
-        )
-    if lora is not None and lora.quantize == "nf4" and program.architecture.routing[0]:
-        yield Diagnostic(
-            "W0926",
-            "--backend trl: bitsandbytes quantizes only linear layers. Experts, which transformers stores in "
-            f"other parameters, stay in {recipe.model.dtype} there. train.py stores them in nf4",
-            "lora.quantize",
-            "remove quantize to use the same base in both",
-        )
-
-
-def _of_all_logits(train: Train) -> Iterator[tuple[str, str]]:
-    """Yield the keys of `train` whose loss needs more than the targets' probabilities, and other values."""
-    if train.objective != "sft":
-        return
-    if train.loss_type in ("eaft", "asft"):
-        yield "loss_type", "nll or dft"
-    for key in ("label_smoothing", "z_loss"):
-        if getattr(train, key) and key in OBJECTIVES[train.objective].reads(train.loss_type):
-            yield key, "0"
 
 
 def processes(program: Program) -> int:

@@ -11,13 +11,11 @@ from recipec.compiler.emitters.data_files import data_files
 from recipec.compiler.emitters.ignored import emit_ignored
 from recipec.compiler.emitters.launch import emit_launch
 from recipec.compiler.emitters.lock import emit_lock
-from recipec.compiler.emitters.merge import emit_merge
 from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.serve import emit_serve
-from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
-from recipec.compiler.emitters.train import emit_train, requirements_text
+from recipec.compiler.emitters.serve import emit_bench, emit_evaluate, emit_serve, emit_smoke
+from recipec.compiler.emitters.train import emit_merge, emit_train, requirements_text
 from recipec.compiler.lowering import pins
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ CELL = re.compile(r"^%% ([a-z-]+)( markdown)?\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Place:
+class NotebookHost:
     """A service that runs notebooks.
 
     Attributes:
@@ -44,18 +44,18 @@ class Place:
 
 
 DRIVE = "/content/drive/MyDrive/recipec"
-HERE = Place("this machine", ".", "kept")
+HERE = NotebookHost("this machine", ".", "kept")
 
 
-def _colab(machine: str) -> Place:
+def _colab(machine: str) -> NotebookHost:
     metadata = {"accelerator": "TPU", "colab": {"gpuType": machine}}
-    return Place("Colab", "/content", DRIVE, 11, metadata)
+    return NotebookHost("Colab", "/content", DRIVE, 11, metadata)
 
 
 PLACES = {
     "v5e-1": _colab("V5E1"),
     "v6e-1": _colab("V6E1"),
-    "v5e-8": Place(
+    "v5e-8": NotebookHost(
         "Kaggle",
         "/tmp",
         "/kaggle/working",
@@ -66,7 +66,7 @@ PLACES = {
 """Places by accelerator. A session ends after 12 hours on Colab, and after 9 with a TPU on Kaggle."""
 
 
-def place(program: Program) -> Place | None:
+def place(program: Program) -> NotebookHost | None:
     """Return where the notebook of a recipe runs; None if no notebook service provides its machine."""
     accelerator = program.accelerator
     if accelerator.platform == "cpu":

@@ -8,12 +8,12 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts import wheel
-from recipec.compiler.emitters.kubernetes import serving_name
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
 from recipec.compiler.emitters.probe import has_probe
 from recipec.compiler.emitters.render import code_span, render, shell_word
+from recipec.compiler.emitters.serve import serving_name
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins

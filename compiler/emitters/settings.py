@@ -14,7 +14,6 @@ from recipec.compiler.lowering.settings import SETTINGS
 from recipec.runtime import options
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
-from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -61,36 +60,6 @@ def base_settings(model: ModelSettings) -> Call:
         id=model.id, revision=model.revision, vocab_size=model.vocab_size, family=model.family
     )
     return constructor(identity, quiet=("dtype", "attention", "remat"))
-
-
-def check_whole(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """Refuse a recipe that trains whole modules besides adapters, and with TorchAX rows of the embedding."""
-    if program.lora is not None and program.lora.train_also:
-        yield Diagnostic(
-            "E0943",
-            f"--backend {backend} trains only adapters, and no other modules",
-            "lora.train_also",
-            f"train_also: [], or build without --backend {backend}",
-        )
-    if program.lora is not None and program.lora.train_tokens and backend == "torchax":
-        yield Diagnostic(
-            "E0943",
-            "--backend torchax trains only adapters, and no rows of the embedding",
-            "lora.train_tokens",
-            "train_tokens: [], or build without --backend torchax",
-        )
-
-
-def check_rounding(program: Program, backend: str) -> Iterator[Diagnostic]:
-    """Refuse quantization-aware training for a backend other than Tunix."""
-    if program.recipe.train.qat is not None:
-        yield Diagnostic(
-            "E0958",
-            f"--backend {backend} does not round weights and activations during training",
-            "train.qat",
-            f"qat: null, or build without --backend {backend}",
-            at_key=True,
-        )
 
 
 def constants(settings: RunSettings, program: Program) -> dict[str, Value]:

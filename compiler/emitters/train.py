@@ -1,14 +1,22 @@
-"""Emit train.py: the recipe's values as constants, its schedule and its optimizer."""
+"""Emit train.py and merge.py: the recipe's values as constants, with the schedule and the optimizer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.python_text import assignment, docstring, statement
+from recipec.compiler.emitters.python_text import Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import about, chat_template, classes, constants, devices, kind
+from recipec.compiler.emitters.settings import (
+    about,
+    base_settings,
+    chat_template,
+    classes,
+    constants,
+    devices,
+    kind,
+)
 from recipec.compiler.lowering import optimization
-from recipec.compiler.lowering.settings import run_settings
+from recipec.compiler.lowering.settings import model_settings, run_settings
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.pins import Pins
@@ -68,3 +76,37 @@ def requirements_text(program: Program, packages: Pins, name: str = "train.py") 
         direct=packages.direct,
         transitive=packages.transitive,
     )
+
+
+def emit_merge(program: Program) -> str:
+    """Return the text of merge.py."""
+    recipe = program.recipe
+    constants: dict[str, Value] = {
+        "MODEL": base_settings(model_settings(recipe, program.family)),
+        "CHECKPOINT": recipe.checkpoint.directory,
+        "OUTPUT": recipe.merge.output,
+        "DTYPE": recipe.merge.dtype,
+        "MAX_SHARD_SIZE": recipe.merge.max_shard_size,
+    }
+    adapter = recipe.merge.adapter and program.lora is not None
+    if adapter:
+        constants["ADAPTER"] = True
+    if recipe.merge.quantization is not None:
+        constants["QUANTIZATION"] = recipe.merge.quantization
+    return render(
+        "merge.py",
+        title=docstring(f"{_purpose(program)} {recipe.model.id}."),
+        about=about(program),
+        wheel=program.installs_runtime,
+        adapters=program.lora is not None,
+        chat_template=chat_template(program),
+        adapter=adapter,
+        quantization=recipe.merge.quantization,
+        constants=[assignment(name, value) for name, value in constants.items()],
+    )
+
+
+def _purpose(program: Program) -> str:
+    if program.lora is None:
+        return "Write the weights that train.py makes in the format of"
+    return "Merge the adapters that train.py makes into"

@@ -24,7 +24,7 @@ NOT_YET = "not yet"
 
 
 @dataclass(frozen=True)
-class Kind:
+class Verification:
     """A way to verify a recipe.
 
     Attributes:
@@ -40,15 +40,15 @@ class Kind:
 
 
 KINDS = {
-    "compiled": Kind("compiled ahead of time", "recipe plan", tpu=True),
-    "rehearsed": Kind("rehearsed in miniature on CPU devices", "recipe rehearse"),
-    "numerics": Kind(
+    "compiled": Verification("compiled ahead of time", "recipe plan", tpu=True),
+    "rehearsed": Verification("rehearsed in miniature on CPU devices", "recipe rehearse"),
+    "numerics": Verification(
         "numerics of its family, compared with transformers and PEFT",
         "python -m scripts.families prove",
         of_family=True,
     ),
-    "served": Kind("served on a CPU", "tests/e2e/test_vllm.py"),
-    "probed": Kind("probed on hardware", "probe.py", tpu=True),
+    "served": Verification("served on a CPU", "tests/e2e/test_vllm.py"),
+    "probed": Verification("probed on hardware", "probe.py", tpu=True),
 }
 """The kinds by their names in data/verified.json."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,9 @@ def preview(
     how = coding(tokenizer, templates, data, program.architecture.vocab_size, part.sources)
 
     encoder = Encoder(how)
-    readers = map(_Rows, _readers(part, data, folder))
-    shown = list(islice(_in_turn([_shown(encoder, *source) for source in enumerate(readers)]), count))
+    sources = [_shown(encoder, *source) for source in enumerate(_readers(part, data, folder))]
+    in_turn = (sample for each in zip_longest(*sources) for sample in each if sample is not None)
+    shown = list(islice(in_turn, count))
 
     samples, report = tokenize(_readers(part, data, folder), how, data, None, f"tokenizing {part.name}")
     draws = steps = 0
@@ -165,22 +166,11 @@ def preview(
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
 
 
-def _shown(encoder: Encoder, source: int, rows: _Rows) -> Iterator[Shown]:
+def _shown(encoder: Encoder, source: int, reader: Reader) -> Iterator[Shown]:
     """Yield the samples of a source that are trained on."""
     from recipec.runtime.data.showing import show
 
-    return (sample for row in rows if (sample := show(encoder, row, source)))
-
-
-def _in_turn(sources: list[Iterator[Shown]]) -> Iterator[Shown]:
-    """Yield one sample from each source in turn, until all sources are exhausted."""
-    while sources:
-        left = []
-        for source in sources:
-            if (one := next(source, None)) is not None:
-                left.append(source)
-                yield one
-        sources = left
+    return (sample for row in _rows(reader) if (sample := show(encoder, row, source)))
 
 
 def histogram(lengths: Sequence[int]) -> list[Bar]:
@@ -258,23 +248,18 @@ def _visible(piece: str) -> str:
     return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in piece)
 
 
-class _Rows:
-    """The rows of a source; for a preference, both answers, each as a prompt and its completion."""
+def _rows(reader: Any) -> Iterator[ParsedSample]:
+    """Yield the rows of a source; for a preference, both answers, each as a prompt and its completion."""
+    from recipec.runtime.data.preferences import PreferenceRow
 
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-
-    def __iter__(self) -> Iterator[ParsedSample]:
-        from recipec.runtime.data.preferences import PreferenceRow
-
-        for row in self._reader:
-            if isinstance(row, PreferenceRow):
-                for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
-                    yield replace(answer, origin=f"{row.origin} {name}")
-            elif row.liked is not None:
-                yield replace(row, origin=f"{row.origin} {'desirable' if row.liked else 'undesirable'}")
-            else:
-                yield row
+    for row in reader:
+        if isinstance(row, PreferenceRow):
+            for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
+                yield replace(answer, origin=f"{row.origin} {name}")
+        elif row.liked is not None:
+            yield replace(row, origin=f"{row.origin} {'desirable' if row.liked else 'undesirable'}")
+        else:
+            yield row
 
 
 def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader]:

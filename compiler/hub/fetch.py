@@ -8,10 +8,12 @@ cache.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recipec.compiler import __version__
+from recipec.compiler.artifacts.whole import changing, digest
+from recipec.compiler.artifacts.writing import cannot_be_written
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.refusals import HubNotReached, refused
 from recipec.compiler.json_value import json_value
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering import added, catalog
 from recipec.compiler.lowering.added import MAX_FILE, TENSORS
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.terminal import log
@@ -275,3 +279,50 @@ def _listed(tensors: Mapping[str, Tensor]) -> bytes:
         files.setdefault(tensor.file, []).append(f"  {line}")
     parts = [f" {json.dumps(file)}: {{\n" + ",\n".join(lines) + "\n }" for file, lines in files.items()]
     return ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def write(fetched: Fetched, models: Path) -> Path:
+    """Write a model's folder into `models`, replacing the files of an earlier commit, and return it.
+
+    Raises:
+        ArtifactError: when a folder of this name was not written by recipec, or writing fails.
+    """
+    name = added.folder_name(fetched.id)
+    target = models / name
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with changing(models) as change:
+            before = _files_of(target, fetched.id)
+            for file, content in fetched.files.items():
+                change.write(f"{name}/{file}", content)
+            for file in before - fetched.files.keys():
+                if (target / file).is_file():
+                    change.remove(f"{name}/{file}")
+            change.write(f"{name}/{added.LOCK}", _lock(fetched))  # last: it marks the folder complete
+    except OSError as error:
+        raise cannot_be_written(target, error) from error
+    return target
+
+
+def _files_of(target: Path, model_id: str) -> set[str]:
+    """Return the files that an earlier command wrote."""
+    found = None
+    with suppress(added.NotWhole):
+        found = added.read(target, model_id, str(target))
+    if found is None and not (target / added.LOCK).exists() and target.exists() and any(os.scandir(target)):
+        raise ArtifactError(
+            f"{target} exists, and `recipe models add` did not write it",
+            "move it, or choose another with -o",
+        )
+    return set(found.files) if found else set()
+
+
+def _lock(fetched: Fetched) -> bytes:
+    lock = {
+        "lock": added.LOCK_VERSION,
+        "id": fetched.id,
+        "revision": fetched.revision,
+        "commit": fetched.commit,
+        "files": {file: digest(content) for file, content in sorted(fetched.files.items())},
+    }
+    return (json.dumps(lock, indent=2) + "\n").encode()

@@ -13,9 +13,9 @@ import typer
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
-from recipec.compiler.new.machines import TITLES, Fit, fit, machines
-from recipec.compiler.new.memory import Probe
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.new.draft import Probe
+from recipec.compiler.new.machines import TITLES, Fit, fit, machines, named
 from recipec.compiler.new.source import PLACEHOLDER
 from recipec.compiler.terminal import console
 
@@ -56,10 +56,7 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
     _table(list(fitting.values()), [one.accelerator.name for one in found if not one.method])
 
     def checked(text: str) -> Accelerator:
-        try:
-            machine = from_name(text.strip())
-        except UnknownAccelerator as error:
-            raise typer.BadParameter(f"{error}; {error.help}") from None
+        machine: Accelerator = _or_again(named, text)
         if fit(probe, machine, method).method is None:
             raise typer.BadParameter(f"{machine.name} is too small: choose one of the table")
         return machine
@@ -109,10 +106,7 @@ def server(text: str) -> Accelerator | None:
     """
     if text.strip() == NO_SERVER:
         return None
-    try:
-        machine = from_name(text.strip())
-    except UnknownAccelerator as error:
-        raise ArtifactError(str(error), error.help) from None
+    machine = named(text)
     if machine.platform != "tpu":
         raise ArtifactError(f"vllm-tpu does not serve on {machine.name}", f"name a TPU, or {NO_SERVER}")
     return machine

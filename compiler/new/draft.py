@@ -1,15 +1,25 @@
-"""Choose a new recipe's devices, batch, recomputation and length, by estimates of memory."""
+"""Choose a new recipe's devices, batch, recomputation and length, by estimates of memory.
+
+`recipe plan` reports the compiler's figure for the memory, but takes minutes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.new.memory import Need, Probe, fits, need
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, Length
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.plan.bound import kept_bytes, rows, state_bytes
+from recipec.compiler.plan.shapes import Layer, Shapes, shapes
 from recipec.compiler.port.mesh import arrangements
-from recipec.compiler.wording import divisors
+from recipec.compiler.wording import divisors, split_layer
 
 POLICIES = ("none", "save_attention", "decoder")
 """Values of `remat.policy`, the fastest first."""
@@ -40,10 +50,11 @@ RANK = 16
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Draft:
     """The settings that `drafts` chooses for a new recipe.
 
     Attributes:
+        probe: the model.
         method: lora, qlora, dpo, kto or full.
         quantize: whether the base's weights are held in 4 bits.
         fsdp, tp: devices along each mesh axis.
@@ -52,6 +63,7 @@ class Configuration:
         length: tokens of a row.
     """
 
+    probe: Probe = field(repr=False)
     accelerator: Accelerator
     method: str
     quantize: bool
@@ -66,18 +78,34 @@ class Configuration:
     def accumulation(self) -> int:
         return self.rows // (self.fsdp * self.micro)
 
+    @property
+    def attention(self) -> str:
+        flash = self.probe.program.family.flash_attention
+        return "splash" if self.accelerator.platform == "tpu" and flash else "dot"
 
-@dataclass(frozen=True)
-class Draft(Configuration):
-    """A configuration with its attention and estimated memory.
-
-    Attributes:
-        attention: dot or splash.
-        need: estimate of the memory that a step takes on one device.
-    """
-
-    attention: str
-    need: Need
+    @cached_property
+    def need(self) -> Need:
+        """The memory that a step takes on one device, as an estimate."""
+        given = self.probe.program
+        recipe = given.recipe
+        model = {"attention": self.attention, "dtype": dtype(self.accelerator)}
+        train = {"micro_batch_size": self.micro, "global_batch_size": self.rows}
+        updates = {
+            "model": recipe.model.model_copy(update=model),
+            "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": self.fsdp, "tp": self.tp}}),
+            "remat": recipe.remat.model_copy(update={"policy": self.policy}),
+            "data": recipe.data.model_copy(update={"max_length": self.length}),
+            "train": recipe.train.model_copy(update=train),
+        }
+        program = replace(
+            given,
+            recipe=recipe.model_copy(update=updates),
+            accelerator=self.accelerator,
+            data_parallel=self.fsdp,
+            accumulation_steps=self.accumulation,
+            lora=replace(given.lora, quantize="nf4") if given.lora and self.quantize else given.lora,
+        )
+        return estimated(self.probe, program)
 
 
 def drafts(
@@ -102,7 +130,9 @@ def drafts(
     # Rows shorter than ROOMY come last.
     tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
     for way, (name, quantize), some in tried:
-        found = _first(probe, accelerator, name, quantize, (way.fsdp, way.tp), some)
+        batch = _rows(name, accelerator.devices)
+        start = Draft(probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[0], 1, batch, SHORTEST)
+        found = _first(start, some)
         if found is not None:
             yield found
 
@@ -112,16 +142,16 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
-    least = Configuration(accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
-    return _draft(probe, least).need.total
+    least = Draft(probe, accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, SHORTEST)
+    return least.need.total
 
 
-def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
+def resized(draft: Draft, rows: int, length: int) -> Draft:
     """Return the draft with another number of rows per step, or another row length."""
     fewest = FEWEST.get(draft.method, 1)
     rows = max(rows, fewest * draft.fsdp)
     micro = max(size for size in divisors(rows // draft.fsdp) if size <= max(fewest, draft.micro))
-    return _draft(probe, replace(draft, micro=micro, rows=rows, length=length))
+    return replace(draft, micro=micro, rows=rows, length=length)
 
 
 def shortest(draft: Draft, longest: int | None) -> int:
@@ -143,25 +173,19 @@ def _rows(method: str, devices: int) -> int:
     return least if least % devices == 0 else devices * math.ceil(least / devices)
 
 
-def _first(
-    probe: Probe,
-    accelerator: Accelerator,
-    method: str,
-    quantize: bool,
-    axes: tuple[int, int],
-    lengths: Sequence[int],
-) -> Draft | None:
+def _first(start: Draft, lengths: Sequence[int]) -> Draft | None:
     """Return the fitting draft with the longest rows, then least recomputation, then largest micro-batch."""
-    cpu, rows = accelerator.platform == "cpu", _rows(method, accelerator.devices)
     for length in lengths:
-        for policy in POLICIES[:1] if cpu else POLICIES:
-            if policy == "save_attention" and _attention(probe, accelerator) != "splash":
+        for policy in POLICIES[:1] if start.accelerator.platform == "cpu" else POLICIES:
+            if policy == "save_attention" and start.attention != "splash":
                 continue
             best = None
-            for micro in (size for size in divisors(rows // axes[0]) if size >= FEWEST.get(method, 1)):
-                one = Configuration(accelerator, method, quantize, *axes, policy, micro, rows, length)
-                found = _draft(probe, one)
-                if (best is not None and micro * length > MOST_TOKENS) or not fits(accelerator, found.need):
+            for micro in divisors(start.rows // start.fsdp):
+                if micro < FEWEST.get(start.method, 1):
+                    continue
+                found = replace(start, policy=policy, micro=micro, length=length)
+                enough = best is not None and micro * length > MOST_TOKENS
+                if enough or not fits(start.accelerator, found.need):
                     break
                 best = found
             if best is not None:
@@ -183,37 +207,164 @@ def _round(tokens: int) -> int:
     return max(512, math.ceil(tokens * 1.25 / 512) * 512)
 
 
-def _attention(probe: Probe, accelerator: Accelerator) -> str:
-    return "splash" if accelerator.platform == "tpu" and probe.program.family.flash_attention else "dot"
-
-
-def _draft(probe: Probe, one: Configuration) -> Draft:
-    """Add the attention and the memory estimate to a configuration."""
-    attention = _attention(probe, one.accelerator)
-    given = probe.program
-    recipe = given.recipe
-    updates = {
-        "model": recipe.model.model_copy(update={"attention": attention, "dtype": dtype(one.accelerator)}),
-        "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": one.fsdp, "tp": one.tp}}),
-        "remat": recipe.remat.model_copy(update={"policy": one.policy}),
-        "data": recipe.data.model_copy(update={"max_length": one.length}),
-        "train": recipe.train.model_copy(
-            update={"micro_batch_size": one.micro, "global_batch_size": one.rows}
-        ),
-    }
-    lora = replace(given.lora, quantize="nf4") if given.lora and one.quantize else given.lora
-    program = replace(
-        given,
-        recipe=recipe.model_copy(update=updates),
-        accelerator=one.accelerator,
-        data_parallel=one.fsdp,
-        accumulation_steps=one.accumulation,
-        lora=lora,
-    )
-    settled = {field.name: getattr(one, field.name) for field in fields(Configuration)}
-    return Draft(**settled, attention=attention, need=need(probe, program))
-
-
 def dtype(accelerator: Accelerator) -> str:
     """Return the type of the weights: CPUs are slow at bfloat16."""
     return "bfloat16" if accelerator.platform == "tpu" else "float32"
+
+
+KEPT: dict[str, float] = {"none": 2.3}
+"""Size of what a policy keeps, relative to what every step needs. Without recomputation, results of norms,
+rotations, activation functions and adapters are kept as well: 2.2 times as much in the compiled flagship."""
+
+LOSS_BYTES = 2**30
+"""Bytes of one chunk's float32 logits with their gradient, and of smaller buffers."""
+
+HEADROOM = 0.15
+"""Share of the memory that an estimate has to leave free."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that one device needs.
+
+    Attributes:
+        state: weights, adapters and the optimizer's state.
+        total: of the whole step.
+    """
+
+    state: float
+    total: float
+
+
+@dataclass
+class Probe:
+    """A model as a program on one device, with what is the same in every configuration."""
+
+    program: Program
+    _shapes: dict[int, Shapes] = field(default_factory=dict)
+
+    def shapes(self, length: int) -> Shapes:
+        """Return the model's shapes for rows of `length` tokens."""
+        if length not in self._shapes:
+            self._shapes[length] = shapes(self.program, length)
+        return self._shapes[length]
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Numbers in the weights of the largest layer, including all experts."""
+        layers: Counter[int] = Counter()
+        for parameter in self.program.parameters:
+            layer = split_layer(parameter.path)[1]
+            if layer is not None:
+                layers[layer] += math.prod(parameter.shape)
+        return max(layers.values(), default=0)
+
+
+def estimated(probe: Probe, program: Program) -> Need:
+    """Estimate the memory of a program's step; on a CPU, only of its state.
+
+    Args:
+        program: the probe's program in another configuration.
+    """
+    policy, length = program.recipe.remat.policy, program.recipe.data.max_length
+    state = state_bytes(program)
+    if program.accelerator.platform == "cpu":
+        return Need(state, state)
+    kept = kept_bytes(program, probe.shapes(length), length) * KEPT.get(policy, 1.0)
+    return Need(state, state + kept + _working(probe, program, policy == "none"))
+
+
+def fits(accelerator: Accelerator, needed: Need) -> bool:
+    """Return whether a step fits a device with room to spare. CPU devices share the host's memory."""
+    available = accelerator.hbm_bytes_per_device
+    return not available or needed.total <= available * (1 - HEADROOM)
+
+
+def _working(probe: Probe, program: Program, kept_whole: bool) -> float:
+    """Return the bytes that one layer needs while it is computed, and the loss.
+
+    Args:
+        kept_whole: whether the layer's intermediate results are already counted as kept.
+    """
+    length, size = program.recipe.data.max_length, BYTES[program.recipe.model.dtype]
+    model, axes = probe.shapes(length), program.recipe.mesh.axes
+    largest = max(model.layers, key=lambda layer: layer.weights)
+    # Weights of a layer and of the next one, which is fetched meanwhile.
+    gathered = 2 * probe.largest_layer + model.head if axes["fsdp"] > 1 else 0.0
+    tokens = rows(program) * length
+    one = 0.0 if kept_whole else KEPT["none"] * _numbers(program, largest) * tokens * size
+    scores = 0.0
+    if program.recipe.model.attention == "dot":
+        # Attention scores in float32, with their gradient.
+        scores = 8.0 * program.architecture.num_heads * tokens * length
+    return gathered * size / axes["tp"] + (one + scores) / math.prod(axes.values()) + LOSS_BYTES
+
+
+def _numbers(program: Program, layer: Layer) -> float:
+    """Return how many intermediate numbers a layer computes per token."""
+    return 2.0 * program.architecture.hidden_size + layer.attended + sum(layer.products.values())
+
+
+USUAL_EPOCHS, MOST_EPOCHS = 3, 5
+"""Passes over the data: the most with the usual batch, and the most for little data."""
+
+EVERY = 100
+"""Steps between evaluations, and between checkpoints, of a run that is long enough."""
+
+PARTS = 5
+"""Number of parts of a shorter run; an evaluation and a checkpoint end each part."""
+
+
+class RunShape(NamedTuple):
+    """The values that set the number of steps: passes over the data, rows per step, tokens per row."""
+
+    epochs: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The length of a run.
+
+    Attributes:
+        every: steps between evaluations, and between checkpoints.
+        said: the length in words; "" if the data does not determine it.
+    """
+
+    epochs: int = 1
+    every: int = EVERY
+    said: str = ""
+
+
+def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length]) -> tuple[Draft, Pace]:
+    """Return the draft with the largest batch, and its fewest epochs, that give enough steps.
+
+    Args:
+        longest: estimated length of the data's longest sample, in tokens; None if not known.
+        length: computes the length of a run.
+    """
+    usual = RunShape(1, draft.rows, draft.length)
+    chosen, found = usual, length(usual)
+    if found.least is None or found.steps is None:
+        return draft, Pace()
+    for chosen in _choices(draft, shortest(draft, longest)):
+        found = length(chosen)
+        if (found.least or 0) >= ENOUGH_STEPS:
+            break
+    said = found.words()
+    if (found.steps or 0) < ENOUGH_STEPS:
+        said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
+    if (chosen.rows, chosen.length) != (draft.rows, draft.length):
+        draft = resized(draft, chosen.rows, chosen.length)
+    return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
+
+
+def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
+    """Yield shapes from the shortest run to the longest."""
+    batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
+    for batch in batches:
+        for epochs in range(1, USUAL_EPOCHS + 1):
+            yield RunShape(epochs, batch, draft.length)
+    for epochs in range(USUAL_EPOCHS, MOST_EPOCHS + 1):
+        yield RunShape(epochs, batches[-1], short)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names
-from recipec.compiler.new.draft import drafts, smallest_need
-from recipec.compiler.new.memory import HEADROOM, Probe
+from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name, known_names
+from recipec.compiler.new.draft import HEADROOM, Probe, drafts, smallest_need
 from recipec.compiler.new.new_recipe_text import gib
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic
@@ -25,6 +24,18 @@ class Fit:
 
     accelerator: Accelerator
     method: str | None
+
+
+def named(name: str) -> Accelerator:
+    """Return the machine of this name.
+
+    Raises:
+        ArtifactError: when it is unknown.
+    """
+    try:
+        return from_name(name.strip())
+    except UnknownAccelerator as error:
+        raise ArtifactError(str(error), error.help) from None
 
 
 def machines() -> Iterator[Accelerator]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.hub.fetch import Fetched, fetch
-from recipec.compiler.hub.folder import write
+from recipec.compiler.hub.fetch import Fetched, fetch, write
 from recipec.compiler.hub.refusals import HubNotReached
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import MODELS

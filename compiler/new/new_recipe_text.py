@@ -12,9 +12,7 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.new.draft import JUDGED, RANK, Draft, dtype
-from recipec.compiler.new.memory import Probe
-from recipec.compiler.new.pace import EVERY, Pace
+from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, dtype
 from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.port.ledger import Line
 from recipec.compiler.port.write import recipe_text
@@ -73,7 +71,6 @@ class Contents:
 
     name: str
     model: str
-    probe: Probe
     draft: Draft
     source: NewData
     file: str
@@ -106,8 +103,8 @@ def _header(c: Contents) -> Iterator[str]:
 
 
 def _model(c: Contents) -> Lines:
-    architecture = c.probe.program.architecture
-    numbers = sum(math.prod(parameter.shape) for parameter in c.probe.program.parameters)
+    architecture = c.draft.probe.program.architecture
+    numbers = sum(math.prod(parameter.shape) for parameter in c.draft.probe.program.parameters)
     shape = f"{quantity(numbers)} parameters in {plural(architecture.num_layers, 'layer')}"
     lines = {"model.id": Line(c.model, f"{shape}, {_heads(architecture)}")}
     if dtype(c.draft.accelerator) == "float32":
@@ -147,7 +144,7 @@ def _mesh(c: Contents) -> Lines:
 
 
 def _lora(c: Contents) -> Lines:
-    program, d, lora = c.probe.program, c.draft, c.probe.program.recipe.lora
+    program, d, lora = c.draft.probe.program, c.draft, c.draft.probe.program.recipe.lora
     if d.method == "full" or lora is None:
         return {}
     numbers = sum(math.prod(parameter.shape) for parameter in program.parameters)
@@ -167,7 +164,7 @@ def _lora(c: Contents) -> Lines:
 
 
 def _why_quantized(c: Contents) -> str:
-    numbers = sum(math.prod(parameter.shape) for parameter in c.probe.program.parameters)
+    numbers = sum(math.prod(parameter.shape) for parameter in c.draft.probe.program.parameters)
     whole = gib(numbers * BYTES["bfloat16"] / (c.draft.fsdp * c.draft.tp))
     asked = f"the base in 4 bits; in bfloat16 it takes about {whole} GiB of each device's {_available(c)}"
     return f"{asked}. Merging adds the adapters to the unquantized weights"

@@ -11,15 +11,13 @@ from typing import Any
 from recipec.compiler.emitters.recipe_text import to_yaml
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
+from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
-from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, drafts
+from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Probe, RunShape, drafts, paced
 from recipec.compiler.new.machines import refusal
-from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.new_recipe_text import Contents, write
-from recipec.compiler.new.pace import RunShape, paced
 from recipec.compiler.new.source import NewData
 from recipec.compiler.port.mesh import concerns
 from recipec.compiler.wording import divisors
@@ -66,18 +64,6 @@ def refusal_of_name(name: str) -> str | None:
     return next((problem.message for problem in found if problem.path == "name"), None)
 
 
-def machine(name: str) -> Accelerator:
-    """Return the machine named by --accelerator.
-
-    Raises:
-        ArtifactError: when it is unknown.
-    """
-    try:
-        return from_name(name)
-    except UnknownAccelerator as error:
-        raise ArtifactError(str(error), error.help) from None
-
-
 def spelled(model: str, folder: Path) -> str:
     """Return a model as a recipe in `folder` names it: for a directory, its path relative to that folder.
 
@@ -115,7 +101,7 @@ def make(asked: NewRecipeOptions) -> Made:
     probe = look(asked.name, asked.model, asked.method, asked.file)
     first: Diagnostic | None = None
     for draft in drafts(probe, asked.accelerator, asked.method, asked.source.longest):
-        made, problem = _served(asked, probe, draft)
+        made, problem = _served(asked, draft)
         if made is not None:
             return made
         first = first or problem
@@ -170,7 +156,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     return Probe(program)
 
 
-def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
+def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
     """Return a configuration's recipe with the server that has the fewest findings, or the first error."""
     servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve))
     best: Made | None = None
@@ -179,7 +165,7 @@ def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made |
     for server in servers:
         if server.get("tensor_parallel_size") == idle:
             continue
-        made, error = _checked(asked, probe, draft, server)
+        made, error = _checked(asked, draft, server)
         if error is not None:
             problem = problem or error
             if not _of_server(error):
@@ -193,13 +179,13 @@ def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made |
 
 
 def _checked(
-    asked: NewRecipeOptions, probe: Probe, draft: Draft, server: dict[str, Any]
+    asked: NewRecipeOptions, draft: Draft, server: dict[str, Any]
 ) -> tuple[Made | None, Diagnostic | None]:
-    contents = Contents(asked.name, asked.model, probe, draft, asked.source, str(asked.file), server)
+    contents = Contents(asked.name, asked.model, draft, asked.source, str(asked.file), server)
     text = write(contents)
     lowered = lower(load(asked.file, text=text))
     if lowered.program is not None:
-        draft, pace = paced(probe, draft, asked.source.longest, _length(lowered.program))
+        draft, pace = paced(draft, asked.source.longest, _length(lowered.program))
         text = write(replace(contents, draft=draft, pace=pace))
         lowered = lower(load(asked.file, text=text))
     error = next((d for d in lowered.diagnostics if d.severity == "error"), None)

@@ -1,19 +1,29 @@
-"""Compare runs: rows, adapters, first gradients, losses, merged weights.
+"""Compare runs: rows, adapters, first gradients, losses, merged weights; of traces that scripts wrote, too.
 
 Imports numpy, so the command line imports it when it runs.
 """
 
 from __future__ import annotations
 
+import json
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipec.runtime.training.trace import Trace
+from recipec.compiler.rehearse.pipeline import say
+from recipec.runtime.errors import UserError
+from recipec.runtime.training.trace import VERSION, Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
@@ -264,3 +274,177 @@ def _arrays(
         limit is None or difference <= limit,
         where,
     )
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        UserError: when the file is not a trace.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise ValueError("not a regular file")
+        # np.load returns an array, not an archive, for a file of a single array.
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("not an .npz file")
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(bytes(arrays["head"]).decode())
+            if head.get("version") != VERSION:
+                raise UserError(
+                    f"{path}: a trace of version {head.get('version')}; this one reads {VERSION}",
+                    "write it again with scripts of the same recipec",
+                )
+            trace = Trace(
+                head["backend"],
+                head["recipe"],
+                head["about"],
+                arrays["losses"].tolist(),
+                arrays["targets"].tolist(),
+            )
+            for prefix, values in trace.weights().items():
+                values |= _without(prefix, arrays)
+            steps = range(trace.first_step, trace.first_step + len(trace.losses))
+            trace.rows = [rows for rows in (_without(f"rows/{step}/", arrays) for step in steps) if rows]
+            return trace
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file", _WRITTEN) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise UserError(f"{path}: is not a trace ({_reason(error)})", _WRITTEN) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise UserError(f"{path}: is damaged ({_reason(error)})", _WRITTEN) from None
+
+
+_WRITTEN = "--trace FILE of a script writes one"
+
+
+def _reason(error: Exception) -> str:
+    """Return an error as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+
+
+def _without(prefix: str, arrays: Any) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
+
+
+def compare_files(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Deviation]]:
+    """Return a title, and the deviation of every quantity between every two of the files.
+
+    Args:
+        paths: two or more trace files.
+        limits: tolerances by quantity that replace those of the traces' dtype.
+
+    Raises:
+        UserError: when a file is not a trace, or the traces are not of one recipe.
+    """
+    traces = [read_trace(path) for path in paths]
+    for path, trace in zip(paths, traces, strict=True):
+        if trace.recipe != traces[0].recipe:
+            raise UserError(
+                f"{path}: is a trace of the recipe {trace.recipe}, {paths[0]} of {traces[0].recipe}",
+                "compare runs of the same recipe",
+            )
+        if not trace.losses:
+            raise UserError(f"{path}: has no steps", "write it again with a run that trains")
+    runs = [ComparedRun(name, trace) for name, trace in zip(_names(paths, traces), traces, strict=True)]
+    steps = min(len(trace.losses) for trace in traces)
+    dtypes = sorted({str(trace.about.get("dtype", "of no known dtype")) for trace in traces})
+    title = f"{traces[0].recipe}, {steps} steps, {' and '.join(dtypes)}"
+    return title, compare(runs, {**tolerances_of(traces), **limits})
+
+
+def _names(paths: Sequence[Path], traces: Sequence[Trace]) -> list[str]:
+    """Return the backends' names, or the files' names if two traces are of one backend."""
+    backends = [trace.backend for trace in traces]
+    if len(set(backends)) == len(backends):
+        return backends
+    short = [path.stem for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+WORDS = {
+    "targets": "target tokens",
+    "rows": "rows",
+    "initial": "first adapters",
+    "gradients": "first gradients",
+    "losses": "losses",
+    "trained": "what was trained",
+    "merged": "merged weights",
+}
+
+
+def print_rows(
+    console: Console,
+    title: str,
+    rows: Sequence[Deviation],
+    control: Sequence[Deviation] = (),
+    left_out: Mapping[str, str] = {},
+) -> None:
+    """Print the table, then what it leaves out.
+
+    Args:
+        control: deviations of a run from its repetition with perturbed initial adapters.
+        left_out: why a backend did not take part, by its name.
+    """
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in ("quantity", "runs"):
+        table.add_column(column)
+    for column in ("difference", "of", "relative", "limit"):
+        table.add_column(column, justify="right")
+    table.add_column("result")
+    table.add_column("where", overflow="fold")
+    for row in [*rows, *control]:
+        shown = (
+            "control" if row in control else "failed" if not row.ok else "ok" if row.limit is not None else ""
+        )
+        table.add_row(
+            WORDS[row.quantity],
+            f"{row.left} - {row.right}",
+            number(row.difference),
+            number(row.largest),
+            number(row.relative),
+            number(row.limit) if row not in control else "",
+            shown,
+            row.note,
+            style="red" if shown == "failed" else "",
+        )
+    console.print(table)
+    if control:
+        say(
+            console,
+            f"control: {control[0].left} against itself, its first adapters moved by 1e-7. A small random "
+            f"model may be chaotic: a limit is {CONTROL:g} times the control, or the tolerance if that "
+            "is larger",
+        )
+    for name, reason in left_out.items():
+        say(console, f"left out: {name}: {reason}")
+
+
+def to_dict(
+    rows: Iterable[Deviation], control: Iterable[Deviation] = (), left_out: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Return the comparison as plain JSON values."""
+    rows = list(rows)
+    return {
+        "ok": all(row.ok for row in rows),
+        "rows": [row.to_dict() for row in rows],
+        "control": [row.to_dict() for row in control],
+        "left_out": dict(left_out),
+    }
+
+
+def number(value: float | None) -> str:
+    """Write a number: "3.1e-7", "0", "1,024"; "-" for None."""
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    if 1e-2 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"

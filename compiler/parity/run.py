@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,34 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
-from recipec.compiler.emitters.emit import emit
-from recipec.compiler.errors import ArtifactError
+from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering.families import facts_of
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.packages import require_packages
-from recipec.compiler.parity.backends import SCRIPTS, Backends
+from recipec.compiler.packages import missing_packages, require_packages
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
 from recipec.compiler.rehearse.miniature_recipe import NO_PART, MiniatureChange, derive, replacements
-from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console
 from recipec.compiler.rehearse.rehearse import (
     RECIPE,
     TRAIN_FILE,
+    compile_miniature,
     copy_template,
     write_miniature,
     write_yaml,
 )
-from recipec.compiler.wording import mesh_axes
+from recipec.compiler.wording import listing, mesh_axes
 from recipec.runtime.model.partition_rules import data_parallel
-from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
+from recipec.spec.diagnostics import Diagnostic, in_order
+from recipec.spec.load import locate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from recipec.compiler.lowering.program import Program
     from recipec.compiler.parity.compare import ComparedRun, Deviation
+    from recipec.spec.load import Loaded
+
 
 STEPS = 20
 
@@ -78,7 +76,7 @@ class Parity:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        from recipec.compiler.parity.table import to_dict
+        from recipec.compiler.parity.compare import to_dict
 
         return to_dict(self.rows, self.control, self.left_out) | {
             "ok": self.ok,
@@ -113,26 +111,20 @@ def parity(
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
     pipeline = Pipeline(console, work / "logs", expected=_expected(program, backends.chosen))
     found = Parity(False, work, left_out=backends.left_out)
-    try:
-        _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
-    except StepFailed as error:
+    carry_out(
+        pipeline, work, lambda: _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
+    )
+    if not pipeline.ok:
         pipeline.print_table(f"parity of {program.name}")
-        report_failure(console, error)
-    except KeyboardInterrupt:
-        say(console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
-        raise
     found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
     found.seconds = {result.step: result.seconds for result in pipeline.results}
     if found.rows:
-        from recipec.compiler.parity.table import print_rows
+        from recipec.compiler.parity.compare import print_rows
 
         print_rows(
             console, f"parity of {program.name}, {steps} steps", found.rows, found.control, found.left_out
         )
-    if found.ok and folder is None:
-        shutil.rmtree(work, ignore_errors=True)
-    else:
-        (tell if found.ok else say)(console, f"kept: {work}")
+    clear_up(console, work, found.ok, keep=folder is not None)
     return found
 
 
@@ -186,23 +178,8 @@ def _compile(
     made: list[Program],
 ) -> str:
     replaced = write_recipe(program, steps, work)
-    lowered = lower(load(work / RECIPE))
-    refused = [] if lowered.program is None else diagnosed(lowered.program, backends)
-    errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
-    if lowered.program is None or errors:
-        raise StepFailed("the recipe does not compile in miniature", render_text(errors))
-    try:
-        write(
-            work / "generated",
-            {program.name: emit(lowered.program, others([backend.value for backend in backends]))},
-        )
-    except ArtifactError as error:
-        raise StepFailed(str(error)) from error
-    for change in replaced:
-        tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
-    made.append(lowered.program)
-    axes = lowered.program.recipe.mesh.axes
-    return f"{mesh_axes(axes)}, {len(replaced)} values replaced"
+    made.append(compile_miniature(program.name, work, backends, replaced, console))
+    return f"{mesh_axes(made[0].recipe.mesh.axes)}, {len(replaced)} values replaced"
 
 
 @dataclass(frozen=True)
@@ -264,8 +241,7 @@ class Trained:
 
     def subject(self) -> ComparedRun:
         """Return the run for the comparison."""
-        from recipec.compiler.parity.compare import ComparedRun
-        from recipec.compiler.parity.read_trace import read_trace
+        from recipec.compiler.parity.compare import ComparedRun, read_trace
         from recipec.runtime.weights.checkpoint import HFCheckpoint
 
         base = HFCheckpoint.open(self.merged)
@@ -358,3 +334,66 @@ def _one_group(recipe: dict[str, Any]) -> None:
     for axis in ("dcn", "ep"):
         axes.pop(axis, None)
     recipe["mesh"]["accelerator"] = f"cpu-{math.prod(axes.values())}"
+
+
+SCRIPTS = {
+    Backend.TUNIX: "train.py",
+    Backend.TRL: "baseline/train_trl.py",
+    Backend.TORCHAX: "train_torchax.py",
+}
+"""The script of each backend in an artifact."""
+PACKAGES = {
+    Backend.TUNIX: (),
+    Backend.TRL: ("torch", "peft", "accelerate", "trl"),
+    Backend.TORCHAX: ("torch", "peft", "torchax"),
+}
+"""Packages that a backend's script imports besides those of train.py."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The backends that take part, and why others do not.
+
+    Attributes:
+        chosen: in the order of Backend.
+        left_out: reasons by backend name.
+    """
+
+    chosen: tuple[Backend, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(
+    loaded: Loaded, program: Program, wanted: Sequence[Backend]
+) -> tuple[Backends | None, list[Diagnostic]]:
+    """Choose the wanted backends that can run a recipe here, or report why there are too few.
+
+    Returns:
+        None for the backends when fewer than two are left, with the refusals and E1050.
+    """
+    chosen: list[Backend] = []
+    left_out: dict[str, str] = {}
+    refusals: list[Diagnostic] = []
+    for backend in (backend for backend in Backend if backend in wanted):
+        found = locate(diagnosed(program, [backend]), loaded.sources)
+        refused = [one for one in found if one.severity == "error"]
+        missing = missing_packages(PACKAGES[backend])
+        if refused:
+            left_out[backend.value] = "; ".join(f"{one.code}, {one.message}" for one in refused)
+            refusals += refused
+        elif missing:
+            left_out[backend.value] = f"{listing(missing)} cannot be imported"
+        else:
+            chosen.append(backend)
+    if len(chosen) > 1:
+        return Backends(tuple(chosen), left_out), []
+    reasons = "".join(f"; {name} cannot: {reason}" for name, reason in left_out.items())
+    able = listing(backend.value for backend in chosen) or "none"
+    message = f"a comparison needs two backends, and of those given {able} can run this recipe here{reasons}"
+    help = "--backend NAME of another one, or no --backend for all of them"
+    if left_out and not refusals:
+        name = next(iter(left_out))
+        help = (
+            f"recipe build --backend {name} writes the list of what its script needs: requirements-{name}.txt"
+        )
+    return None, in_order([*refusals, Diagnostic("E1050", message, help=help)])

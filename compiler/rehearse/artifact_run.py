@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recipec import ROOT
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, last_lines
+from recipec.compiler.report.folder import METRICS
+from recipec.compiler.report.metrics import Metrics
 from recipec.compiler.wording import plural
 from recipec.runtime.cache import FOLDER as COMPILED
 
@@ -86,7 +86,7 @@ class ArtifactRun:
             shutil.copytree(compiled, again)
         self._train(self.resumed, "kill", until=lambda: bool(self.saved_steps(self.resumed)))
         saved = self.saved_steps(self.resumed)
-        reached = self.last_step(self.resumed)
+        reached = self.metrics(self.resumed).last_step
         return f"SIGKILL at step {max(reached, saved[-1])}, checkpoint of step {saved[-1]} exists"
 
     def resume(self) -> str:
@@ -116,17 +116,16 @@ class ArtifactRun:
         command = [str(self.artifact / "merge.py"), *self._merge_paths(), "--verify"]
         return _last(self._script(command, "verify"))
 
-    def losses(self, output: Path) -> list[float]:
-        """Return the training losses of a run, in order of steps."""
-        return [float(row["loss"]) for row in self._metrics(output) if "loss" in row]
+    def metrics(self, output: Path) -> Metrics:
+        """Return what a run has logged so far."""
+        metrics, path = Metrics(), output / self.checkpoints / METRICS
+        for _ in metrics.take(path.read_bytes() if path.is_file() else b""):
+            pass
+        return metrics
 
-    def evaluation_losses(self, output: Path) -> list[float]:
-        """Return the evaluation losses of a run, in order of steps; empty without evaluation data."""
-        return [float(row["eval_loss"]) for row in self._metrics(output) if "eval_loss" in row]
-
-    def last_step(self, output: Path) -> int:
-        """Return the last step that a run has logged, 0 if there is none."""
-        return max((int(row["step"]) for row in self._metrics(output) if "step" in row), default=0)
+    def losses(self, output: Path, name: str = "loss") -> list[float]:
+        """Return the training losses of a run, or those of evaluations ("eval_loss"), in order of steps."""
+        return list(self.metrics(output).values.get(name, {}).values())
 
     def saved_steps(self, output: Path) -> list[int]:
         """Return the steps whose checkpoint is complete."""
@@ -158,19 +157,6 @@ class ArtifactRun:
 
     def _script(self, command: list[str], log: str, until: Callable[[], bool] | None = None) -> str:
         return self.pipeline.script([sys.executable, *command], log, self.environment(), until)
-
-    def _metrics(self, output: Path) -> list[dict[str, Any]]:
-        path = output / self.checkpoints / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        rows = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                # The process was killed while it wrote its last line.
-                continue
-        return rows
 
 
 def script_environment(work: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -220,11 +221,25 @@ def readable(command: list[str]) -> str:
     return shlex.join(word.removeprefix(here) for word in command)
 
 
-def report_failure(console: Console, error: StepFailed) -> None:
-    """Print the last lines of a failed step's script."""
-    if error.tail:
-        say(console, "its last lines:")
-        say(console, error.tail)
+def carry_out(pipeline: Pipeline, work: Path, run: Callable[[], None]) -> None:
+    """Run steps. Print the last lines of a failed step's script, or on Ctrl-C the folder that is kept."""
+    try:
+        run()
+    except StepFailed as error:
+        if error.tail:
+            say(pipeline.console, "its last lines:")
+            say(pipeline.console, error.tail)
+    except KeyboardInterrupt:
+        say(pipeline.console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
+        raise
+
+
+def clear_up(console: Console, work: Path, ok: bool, keep: bool) -> None:
+    """Remove the folder of a run that was all right, unless the user keeps it; else print its path."""
+    if ok and not keep:
+        shutil.rmtree(work, ignore_errors=True)
+    else:
+        (tell if ok else say)(console, f"kept: {work}")
 
 
 def say(console: Console, text: str, style: str = "") -> None:

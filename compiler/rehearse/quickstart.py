@@ -25,9 +25,9 @@ from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.compiler.rehearse.pipeline import (
     Pipeline,
     StepFailed,
+    carry_out,
     new_console,
     readable,
-    report_failure,
     say,
 )
 from recipec.compiler.rehearse.rehearse import EXPECTED
@@ -63,11 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = new_console()
     pipeline = Pipeline(console, output / "logs", show_commands=True, expected=EXPECTED)
     try:
-        _run(output, pipeline)
-    except StepFailed as error:
-        report_failure(console, error)
+        carry_out(pipeline, output, lambda: _run(output, pipeline))
     except KeyboardInterrupt:
-        say(console, f"\ninterrupted; its scripts have been ended. Kept: {output}")
         return 130
     pipeline.print_table("quickstart")
     if not pipeline.ok:
@@ -92,7 +89,7 @@ def _run(output: Path, pipeline: Pipeline) -> None:
         cache=program.recipe.cache.directory,
     )
     pipeline.step("train", run.train)
-    pipeline.step("learn", lambda: check_losses(run.losses(run.whole), run.evaluation_losses(run.whole)))
+    pipeline.step("learn", lambda: check_losses(run.losses(run.whole), run.losses(run.whole, "eval_loss")))
     pipeline.step("kill", run.kill)
     pipeline.step("resume", run.resume)
     pipeline.step("compare", run.compare)

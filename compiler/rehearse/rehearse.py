@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.emitters.emit import emit
+from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
@@ -33,7 +34,7 @@ from recipec.compiler.rehearse.miniature_recipe import (
     row_of,
     scale_axes,
 )
-from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console, tell
 from recipec.compiler.wording import mesh_axes
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
@@ -92,18 +93,9 @@ def rehearse(
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"rehearse-{program.name}-"))
     pipeline = Pipeline(console, work / "logs", expected=EXPECTED)
-    try:
-        _run(program, max(4, steps), work, pipeline)
-    except StepFailed as error:
-        report_failure(console, error)
-    except KeyboardInterrupt:
-        say(console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
-        raise
+    carry_out(pipeline, work, lambda: _run(program, max(4, steps), work, pipeline))
     pipeline.print_table(f"rehearsal of {program.name}")
-    if pipeline.ok and folder is None:
-        shutil.rmtree(work, ignore_errors=True)
-    else:
-        (tell if pipeline.ok else say)(console, f"kept: {work}")
+    clear_up(console, work, pipeline.ok, keep=folder is not None)
     return Rehearsal(pipeline.ok, work, {result.step: result.seconds for result in pipeline.results})
 
 
@@ -174,16 +166,36 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChan
 
 def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
     replaced = write_recipe(program, steps, work)
+    small = compile_miniature(program.name, work, backends(program), replaced, console)
+    several = f"on {small.accelerator.hosts} processes, " if processes(program) > 1 else ""
+    return f"{mesh_axes(small.recipe.mesh.axes)}, {several}{len(replaced)} values replaced"
+
+
+def compile_miniature(
+    name: str, work: Path, backends: Sequence[Backend], replaced: Sequence[MiniatureChange], console: Console
+) -> Program:
+    """Build the artifact of the miniature's recipe, and return its program.
+
+    Args:
+        backends: that the artifact is for; Tunix need not be among them.
+        replaced: the values that the recipe replaces, to print.
+
+    Raises:
+        StepFailed: when the recipe has errors, or cannot be built.
+    """
     lowered = lower(load(work / RECIPE))
-    if lowered.program is None:
-        errors = [diagnostic for diagnostic in lowered.diagnostics if diagnostic.severity == "error"]
+    refused = [] if lowered.program is None else diagnosed(lowered.program, backends)
+    errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
+    if lowered.program is None or errors:
         raise StepFailed("the recipe does not compile in miniature", render_text(errors))
-    write(work / "generated", {program.name: emit(lowered.program, backends(program))})
+    files = emit(lowered.program, others([backend.value for backend in backends]))
+    try:
+        write(work / "generated", {name: files})
+    except ArtifactError as error:
+        raise StepFailed(str(error)) from error
     for change in replaced:
         tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
-    axes = lowered.program.recipe.mesh.axes
-    several = f"on {lowered.program.accelerator.hosts} processes, " if processes(program) > 1 else ""
-    return f"{mesh_axes(axes)}, {several}{len(replaced)} values replaced"
+    return lowered.program
 
 
 def backends(program: Program) -> tuple[Backend, ...]:

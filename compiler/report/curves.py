@@ -12,7 +12,7 @@ from typing import Any
 from recipec.compiler.pages.html import COLORS, INK, Plot, Table, Text, axis, scatter
 from recipec.compiler.pages.numbers import significant
 from recipec.compiler.report.metrics import MOST, Series, spread, thin, trailing_mean
-from recipec.compiler.report.run import Run
+from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural
 from recipec.runtime.metrics.loggers import EVAL
 
@@ -32,7 +32,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class Subplot:
     """A plot: its metrics as (name, label) pairs, and how they are drawn.
 
     Attributes:
@@ -51,8 +51,8 @@ class Kind:
     floor: bool = False
 
 
-KINDS = (
-    Kind(
+SUBPLOTS = (
+    Subplot(
         "loss",
         "Loss",
         "Mean over the targets of a step, in nats a token; of the evaluation data at the steps where it was "
@@ -62,7 +62,7 @@ KINDS = (
         mean=True,
         logarithmic=True,
     ),
-    Kind(
+    Subplot(
         "rewards",
         "Rewards",
         "Implicit rewards of the preferred and of the other answers: beta times the log probability, or with "
@@ -70,14 +70,14 @@ KINDS = (
         "reward",
         (("rewards_chosen", "chosen"), ("rewards_rejected", "rejected")),
     ),
-    Kind(
+    Subplot(
         "margin",
         "Reward margin",
         "The chosen answers' reward less that of the rejected ones.",
         "reward",
         (("rewards_margin", "margin"),),
     ),
-    Kind(
+    Subplot(
         "accuracy",
         "Reward accuracy",
         "Share of the pairs in which the chosen answer has the higher reward.",
@@ -85,7 +85,7 @@ KINDS = (
         (("rewards_accuracy", "accuracy"),),
         floor=True,
     ),
-    Kind(
+    Subplot(
         "kl",
         "Distance from the reference",
         "What the model gains on prompts with other rows' answers over the reference, on average, as KTO "
@@ -94,7 +94,7 @@ KINDS = (
         (("kl", "estimate"),),
         floor=True,
     ),
-    Kind(
+    Subplot(
         "expert-shares",
         "Experts' shares",
         "The largest and the smallest share of a layer's tokens that one of its experts gets, of all layers.",
@@ -102,7 +102,7 @@ KINDS = (
         (("expert_share_max", "largest"), ("expert_share_min", "smallest")),
         floor=True,
     ),
-    Kind(
+    Subplot(
         "balance",
         "Load-balancing loss",
         "Before its weight. Where every expert gets the same, it is the number of experts that a token goes "
@@ -110,7 +110,7 @@ KINDS = (
         "loss",
         (("aux_loss", "load-balancing loss"),),
     ),
-    Kind(
+    Subplot(
         "learning-rate",
         "Learning rate",
         "As the schedule gave it.",
@@ -118,7 +118,7 @@ KINDS = (
         (("learning_rate", "learning rate"),),
         floor=True,
     ),
-    Kind(
+    Subplot(
         "grad-norm",
         "Gradient norm",
         "Of the step's accumulated gradient, before clipping.",
@@ -127,7 +127,7 @@ KINDS = (
         mean=True,
         logarithmic=True,
     ),
-    Kind(
+    Subplot(
         "speed",
         "Tokens a second",
         "Real tokens, over all devices. The first step after each start compiles.",
@@ -135,7 +135,7 @@ KINDS = (
         (("tokens_per_second", "tokens/s"),),
         floor=True,
     ),
-    Kind(
+    Subplot(
         "step-time",
         "Step time",
         "Of an optimizer step, averaged over the steps between two readings of the devices.",
@@ -144,7 +144,7 @@ KINDS = (
         logarithmic=True,
         floor=True,
     ),
-    Kind(
+    Subplot(
         "memory",
         "Peak memory",
         "Highest so far: of the fullest device, or of the process where devices do not count (CPU).",
@@ -156,19 +156,19 @@ KINDS = (
 )
 
 
-def kinds_of(runs: Sequence[Run]) -> list[Kind]:
-    """Return KINDS, with the evaluation by source for runs that have several sources."""
+def plots_of(runs: Sequence[ReportedRun]) -> list[Subplot]:
+    """Return SUBPLOTS, with the evaluation by source for runs that have several sources."""
     named = dict.fromkeys(name for run in runs for name in run.metrics.values if name.startswith(EVAL))
     metrics = tuple((name, name.removeprefix(EVAL)) for name in named)
     what = "Mean over the targets of each source of the evaluation data, in nats a token."
-    sources = Kind("eval-sources", "Evaluation by source", what, "loss", metrics, logarithmic=True)
-    return [KINDS[0], *([sources] if metrics else []), *KINDS[1:]]
+    sources = Subplot("eval-sources", "Evaluation by source", what, "loss", metrics, logarithmic=True)
+    return [SUBPLOTS[0], *([sources] if metrics else []), *SUBPLOTS[1:]]
 
 
 class Across:
     """Positions of a run's steps on each horizontal axis."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ReportedRun) -> None:
         self._sums = {}
         for name, metric, scale in (("tokens", "tokens", 1.0), ("hours", "step_seconds", 3600.0)):
             known = run.metrics.get(metric).finite
@@ -194,12 +194,12 @@ class Curve:
     trace: dict[str, Any]
 
 
-def curves(runs: Sequence[Run]) -> Plot | None:
+def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     """Draw the figure of the logged metrics; None if no run logged any."""
     across = [Across(run) for run in runs]
     kinds = [
         kind
-        for kind in kinds_of(runs)
+        for kind in plots_of(runs)
         if any(len(run.metrics.get(m)) for run in runs for m, _ in kind.metrics)
     ]
     if not kinds:
@@ -275,7 +275,9 @@ def curves(runs: Sequence[Run]) -> Plot | None:
     return Plot("curves", "", traces, layout, layout["height"], what, after)
 
 
-def _curves(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> tuple[list[Curve], list[str]]:
+def _curves(
+    kind: Subplot, runs: Sequence[ReportedRun], across: Sequence[Across]
+) -> tuple[list[Curve], list[str]]:
     """Return the lines of a plot, and sentences on what they leave out."""
     out: list[Curve] = []
     notes: list[str] = []
@@ -292,14 +294,14 @@ def _curves(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> tuple[
     return out, list(dict.fromkeys(notes))
 
 
-def _top(runs: Sequence[Run]) -> float | None:
+def _top(runs: Sequence[ReportedRun]) -> float | None:
     """Return the upper end of the step time's axis, low enough to tell steps without compilation apart."""
     steady = [seconds for run in runs for _, seconds in run.steady]
     every = [seconds for run in runs for _, seconds in run.metrics.get("step_seconds").finite]
     return 1.25 * max(steady) if steady and max(every) > 2 * max(steady) else None
 
 
-def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place: Across) -> list[Curve]:
+def _lines(kind: Subplot, series: Series, index: int, color: str, name: str, place: Across) -> list[Curve]:
     """Return a metric's line, and its mean if the line is long."""
     steps, values = [step for step, _ in series.finite], [value / kind.scale for _, value in series.finite]
     if not steps:
@@ -307,10 +309,11 @@ def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place:
     few = len(steps) <= SMOOTHED
 
     def drawn(called: str, every: Sequence[float], style: str) -> Curve:
-        kept = thin(every)
-        lost = [step for step, _ in series.lost]
-        x, y = _with_gaps(place([steps[i] for i in kept]), [every[i] for i in kept], lost)
-        return Curve(x, scatter(called, [], y, color, **STYLES[style]))
+        points: dict[int, float | None] = {steps[i]: every[i] for i in thin(every)}
+        points |= dict.fromkeys(series.gaps)  # a missing value breaks the line
+        order = sorted(points)
+        y = [points[step] for step in order]
+        return Curve(place(order), scatter(called, [], y, color, **STYLES[style]))
 
     if index:
         return [drawn(name, values, "dashed-points" if few else "dashed")]
@@ -323,28 +326,8 @@ def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place:
     ]
 
 
-def _with_gaps(
-    x: dict[str, list[Any]], y: list[float], lost: Sequence[int]
-) -> tuple[dict[str, list[Any]], list[float | None]]:
-    """Break a line at values that are not finite."""
-    if not lost:
-        return x, list(y)
-    out: list[float | None] = []
-    places: dict[str, list[Any]] = {name: [] for name in x}
-    for index, value in enumerate(y):
-        step = x["step"][index]
-        if index and bisect_right(lost, step) != bisect_right(lost, x["step"][index - 1]):
-            out.append(None)
-            for name, every in x.items():
-                places[name].append(every[index])
-        out.append(value)
-        for name, every in x.items():
-            places[name].append(every[index])
-    return places, out
-
-
 def _marks(
-    kind: Kind, runs: Sequence[Run], across: Sequence[Across]
+    kind: Subplot, runs: Sequence[ReportedRun], across: Sequence[Across]
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return vertical lines, positioned by axis, where a run was resumed or a value was not finite."""
     out = []
@@ -382,7 +365,7 @@ def _thinned(series: Series, name: str, named: bool) -> list[str]:
     ]
 
 
-def _table(kind: Kind, runs: Sequence[Run]) -> Table:
+def _table(kind: Subplot, runs: Sequence[ReportedRun]) -> Table:
     """Tabulate evenly spaced steps, and steps of all but the first metric, with the values of every run."""
     columns = [
         (run, metric, called)

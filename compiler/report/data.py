@@ -2,67 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recipec.compiler.pages.html import COLORS, Plot, Table, axis, bar
+from recipec.compiler.pages.html import COLORS, Items, Plot, Section, Table, Text, axis, bar
 from recipec.compiler.pages.numbers import NOT_KNOWN, number, percent
-from recipec.compiler.report.run import Run
+from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural
 
 SPLITS = {"train": "trained on", "eval": "evaluated on"}
 PERCENTILES = ("10", "50", "90", "99")
+NONE = "The run left no statistics of its data: it has no run.json, as of a run by an earlier version."
 
 
-@dataclass(frozen=True)
-class Data:
-    """The page's section on data.
-
-    Attributes:
-        table: a column for each split of each run.
-        lengths: the histogram; None if no run recorded lengths.
-        problems: sentences on rows that were left out.
-    """
-
-    table: Table
-    lengths: Plot | None
-    problems: tuple[str, ...]
-
-
-def data(runs: Sequence[Run]) -> Data | None:
-    """Build the section; None if no run recorded its data."""
-    columns = [
-        (run, name, split) for run in runs for name in SPLITS if (split := _split(run, name)) is not None
-    ]
+def data_section(runs: Sequence[ReportedRun]) -> Section:
+    """Return the section on the runs' data, with a column for each split of each run."""
+    columns = [(run, name) for run in runs for name in SPLITS if _split(run, name)]
     if not columns:
-        return None
-    several = len(runs) > 1
-    head = tuple(f"{run.label}, {SPLITS[name]}" if several else SPLITS[name] for run, name, _ in columns)
-    rows = [
-        (said, *cells)
-        for said, read in _LINES.items()
-        if any(cells := [read(split) for _, _, split in columns])
-    ]
-    rows += _lengths(columns)
-    rows += _steps(columns)
-    problems = [
-        f"{f'{run.label}: ' if several else ''}{sentence}"
-        for run, _, split in columns
-        for sentence in _problems(split)
-    ]
-    return Data(
-        Table(("", *head), rows, label="What happened to the data"),
-        _histogram(runs),
-        tuple(dict.fromkeys(problems)),
+        return Section("data", "Data", (), (Text(NONE, ""),))
+    several, splits = len(runs) > 1, [_split(run, name) for run, name in columns]
+    head = [f"{run.label}, {SPLITS[name]}" if several else SPLITS[name] for run, name in columns]
+    lines = [(said, [read(split) for split in splits]) for said, read in LINES.items()]
+    train = [run if name == "train" else None for run, name in columns]
+    lines.append(
+        ("length: 10, 50, 90, 99 % are shorter than", [_percentiles(run) if run else "" for run in train])
     )
+    steps = [number(run.data.get("steps_per_epoch")) if run else "" for run in train]
+    lines.append(("optimizer steps of an epoch", steps))
+    rows = [(said, *cells) for said, cells in lines if any(cells)]
+    blocks: list[Any] = [Table(("", *head), rows, label="What happened to the data")]
+    problems = dict.fromkeys(
+        f"{run.label}: {sentence}" if several else sentence
+        for run, name in columns
+        for sentence in _problems(_split(run, name))
+    )
+    if problems:
+        blocks += [Text("Left out", "heading"), Items([*problems])]
+    blocks += _histogram(runs)
+    return Section("data", "Data", ("As it was counted when the run last began.",), blocks)
 
 
-def _split(run: Run, name: str) -> Mapping[str, Any] | None:
-    found = run.facts.get("data")
-    split = found.get(name) if isinstance(found, dict) else None
-    return split if isinstance(split, dict) and split else None
+def _split(run: ReportedRun, name: str) -> Mapping[str, Any]:
+    split = run.data.get(name)
+    return split if isinstance(split, dict) else {}
 
 
 def _count(split: Mapping[str, Any], key: str) -> int:
@@ -90,7 +73,7 @@ def _full(split: Mapping[str, Any]) -> str:
     return percent(_count(split, "row_tokens") / places) if places else NOT_KNOWN
 
 
-_LINES = {
+LINES = {
     "rows read": lambda split: number(_count(split, "read")),
     "kept": lambda split: number(_count(split, "kept")),
     "left out": _left_out,
@@ -105,59 +88,45 @@ _LINES = {
 """Label of each line of the table, and how to read its value from a split; "" if the split lacks it."""
 
 
-def _lengths(columns: Sequence[tuple[Run, str, Mapping[str, Any]]]) -> list[tuple[str, ...]]:
-    cells = [_percentiles(run) if name == "train" else "" for run, name, _ in columns]
-    return [("length: 10, 50, 90, 99 % are shorter than", *cells)] if any(cells) else []
-
-
-def _percentiles(run: Run) -> str:
+def _lengths(run: ReportedRun) -> Mapping[str, Any]:
     found = run.facts.get("lengths")
-    values = found.get("percentiles") if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _percentiles(run: ReportedRun) -> str:
+    values = _lengths(run).get("percentiles")
     if not isinstance(values, dict) or not all(isinstance(values.get(k), int | float) for k in PERCENTILES):
         return ""
     return ", ".join(f"{values[key]:,.0f}" for key in PERCENTILES)
 
 
-def _steps(columns: Sequence[tuple[Run, str, Mapping[str, Any]]]) -> list[tuple[str, ...]]:
-    cells = [
-        number(run.facts["data"].get("steps_per_epoch")) if name == "train" else ""
-        for run, name, _ in columns
-    ]
-    return [("optimizer steps of an epoch", *cells)] if any(cells) else []
-
-
-def _problems(split: Mapping[str, Any]) -> list[str]:
-    """Return the rows that are named as left out, and how many more there are."""
+def _problems(split: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rows that are named as left out, and how many more there are."""
     from recipec.runtime.data.report import KINDS
 
-    out = []
     for key, said in KINDS.items():
         value = split.get(key)
         named = value.get("first", []) if isinstance(value, dict) else []
         shown = [one for one in named if isinstance(one, dict)]
-        out += [f"{one.get('origin')}: {said}: {one.get('reason')}" for one in shown]
+        yield from (f"{one.get('origin')}: {said}: {one.get('reason')}" for one in shown)
         if _count(split, key) > len(shown) > 0:
-            out.append(f"and {plural(_count(split, key) - len(shown), 'row')} more, {said}")
-    return out
+            yield f"and {plural(_count(split, key) - len(shown), 'row')} more, {said}"
 
 
-def _histogram(runs: Sequence[Run]) -> Plot | None:
-    drawn, rows = [], []
+def _histogram(runs: Sequence[ReportedRun]) -> list[Plot]:
+    """Return the plot of the samples' lengths; none if no run recorded them."""
+    several, drawn, rows = len(runs) > 1, [], []
     for color, run in enumerate(runs):
-        found = run.facts.get("lengths")
-        if not isinstance(found, dict) or not found.get("counts"):
+        found = _lengths(run)
+        if not found.get("counts"):
             continue
         edges, counts = found["edges"], found["counts"]
         bars = [f"{low:,}" if high - low == 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
         drawn.append(bar(run.label, bars, counts, COLORS[color % len(COLORS)]))
-        rows += [
-            (*([run.label] if len(runs) > 1 else []), bar, number(n))
-            for bar, n in zip(bars, counts, strict=True)
-        ]
-    if not drawn:
-        return None
-    head = (*(["run"] if len(runs) > 1 else []), "tokens", "samples")
-    return Plot(
+        own = [run.label] if several else []
+        rows += [(*own, tokens, number(count)) for tokens, count in zip(bars, counts, strict=True)]
+    head = (*(["run"] if several else []), "tokens", "samples")
+    plot = Plot(
         "lengths",
         "Lengths of the training samples",
         drawn,
@@ -165,3 +134,4 @@ def _histogram(runs: Sequence[Run]) -> Plot | None:
         what="In tokens, after what is too long was left out or cut; of a preference, each of its answers.",
         after=[Table(head, rows, folded="The numbers of this plot: lengths of the training samples")],
     )
+    return [plot] if drawn else []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from recipec.compiler.json_value import json_value
@@ -37,10 +38,16 @@ class Series:
         """(step, value) pairs whose value is not finite."""
         return [pair for pair in zip(self.steps, self.values, strict=True) if not math.isfinite(pair[1])]
 
+    @property
+    def gaps(self) -> list[int]:
+        """The first step of each stretch of values that are not finite."""
+        lost = {step for step, _ in self.lost}
+        return [step for before, step in pairwise([-1, *self.steps]) if step in lost and before not in lost]
+
 
 @dataclass
 class Metrics:
-    """What a run logged, read line by line.
+    """What a run logged, read piece by piece.
 
     Training and evaluation of one step have separate lines. If several lines have the same step and metric,
     the last one counts.
@@ -48,33 +55,38 @@ class Metrics:
     Attributes:
         values: by name and step, in the order of the lines.
         lines: number of lines read.
-        unreadable: lines that are not a JSON object with a step, except a last line that was cut off.
-        cut: whether the last line was cut off, because the run was killed or is still writing.
+        unreadable: lines that are not a JSON object with a step.
+        rest: a last line without its line break, because the run was killed or is still writing.
         twice: steps that were logged more than once; the last counts.
+        last_step: the newest step that was logged, 0 if there is none.
     """
 
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     lines: int = 0
     unreadable: int = 0
-    cut: bool = False
+    rest: bytes = b""
     twice: set[int] = field(default_factory=set)
+    last_step: int = 0
 
-    def take(self, line: str | bytes) -> dict[str, float] | None:
-        """Add a line; return its numbers, or None if it is not a line of metrics.jsonl."""
-        entry = json_value(line)
-        step = entry.get("step") if isinstance(entry, dict) else None
-        if type(step) is not int or not 0 <= step < 1 << 53:
-            self.unreadable += bool(line.strip())
-            return None
-        self.lines += 1
-        numbers = {name: _number(value) for name, value in entry.items()}
-        found = {name: value for name, value in numbers.items() if value is not None and name != "step"}
-        for name, value in found.items():
-            values = self.values.setdefault(name, {})
-            if step in values:
-                self.twice.add(step)
-            values[step] = value
-        return {"step": step, **found}
+    def take(self, content: bytes) -> Iterator[dict[str, float]]:
+        """Add the next piece of the file; yield the numbers of each of its lines."""
+        *lines, self.rest = (self.rest + content).split(b"\n")
+        for line in lines:
+            entry = json_value(line)
+            step = entry.get("step") if isinstance(entry, dict) else None
+            if type(step) is not int or not 0 <= step < 1 << 53:
+                self.unreadable += bool(line.strip())
+                continue
+            self.lines += 1
+            numbers = {name: _number(value) for name, value in entry.items()}
+            found = {name: value for name, value in numbers.items() if value is not None and name != "step"}
+            for name, value in found.items():
+                values = self.values.setdefault(name, {})
+                if step in values:
+                    self.twice.add(step)
+                values[step] = value
+            self.last_step = max(self.last_step, step if found else 0)
+            yield {"step": step, **found}
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -86,22 +98,6 @@ class Metrics:
 
     def get(self, name: str) -> Series:
         return self.series.get(name, Series())
-
-    @property
-    def last_step(self) -> int:
-        """The newest step that was logged, 0 if there is none."""
-        return max((max(values) for values in self.values.values()), default=0)
-
-
-def parse(text: str) -> Metrics:
-    """Parse the metrics in a file's text."""
-    out = Metrics()
-    *lines, last = text.split("\n")
-    for line in lines:
-        out.take(line)
-    if last.strip() and out.take(last) is None:
-        out.unreadable, out.cut = out.unreadable - 1, True
-    return out
 
 
 def _number(value: Any) -> float | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
-from recipec.compiler.pages.html import Table
+from recipec.compiler.pages.html import Facts, Section, Table, Text
 from recipec.compiler.pages.numbers import gib, number, significant
-from recipec.compiler.report.place import Place, existing_place
-from recipec.compiler.report.run import Run
-from recipec.compiler.report.sweep import Sweep, read_sweep
+from recipec.compiler.report.folder import Folder, existing_folder
+from recipec.compiler.report.run import ReportedRun
+from recipec.compiler.report.sweep import Sweep, percentiles, plots, read_sweep
 from recipec.compiler.wording import plural
 
 RECORD, SUMMARY = "merge.json", "summary.json"
@@ -21,36 +20,17 @@ BESIDE = ((), ("results", "bench"), ("results", "eval"), ("results",))
 """Folders in which an artifact's scripts leave results, below its own folder or --output."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """One result that was found.
+NONE = (
+    "No results of a merge or a server were found next to the run. --results PATH names a merged folder, "
+    "results of bench.sh or eval.sh, or what `recipe serve verify --json` printed."
+)
 
-    Attributes:
-        kind: "merge", "evaluation" or "endpoint".
-        title: name of the result, with its source.
-        facts: names and values.
-        tables: the result's tables.
-        problems, notes: sentences.
-    """
-
-    kind: str
-    title: str
-    facts: Sequence[tuple[str, str]] = ()
-    tables: Sequence[Table] = ()
-    problems: Sequence[str] = ()
-    notes: Sequence[str] = ()
+Blocks = list[Any]
+"""Blocks of a page."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """All results that were found for a run."""
-
-    results: tuple[Result, ...]
-    sweeps: tuple[Sweep, ...]
-
-
-def outcome(run: Run, given: Sequence[str]) -> Outcome:
-    """Look for results next to a run and in the places the user names.
+def outcome_section(run: ReportedRun, given: Sequence[str]) -> Section:
+    """Return the section with the results next to a run, and in the places that the user names.
 
     Args:
         given: merged folders, results of a sweep or an evaluation, or the output of
@@ -59,60 +39,67 @@ def outcome(run: Run, given: Sequence[str]) -> Outcome:
     Raises:
         ArtifactError: when a given path is none of these.
     """
-    beside = run.place.below("..")
-    results = [merged(entry, beside) for entry in run.merges]
+    beside = run.folder.below("..")
+    blocks = [block for entry in run.merges for block in merged(entry, beside)]
     told = {str(entry.get("folder")) for entry in run.merges}
     sweeps: list[Sweep] = []
-    for place, asked in [*((one, False) for one in _beside(run)), *_given(given)]:
-        if isinstance(place, Result):
-            results.append(place)
-            continue
-        record, summary = place.value(RECORD), place.value(SUMMARY)
-        if isinstance(record, dict) and "merge" in record:
-            if place.path not in told:
-                results.append(recorded(place, record))
-                told.add(place.path)
-        elif isinstance(summary, dict) and "sides" in summary:
-            results.append(evaluation(place, summary))
-        elif (sweep := read_sweep(place)) is not None:
+    files = [name for name in given if "://" not in name and Path(name).is_file()]
+    folders = _beside(run)
+    for folder in [*folders, *(existing_folder(name) for name in given if name not in files)]:
+        record, summary = folder.object(RECORD), folder.object(SUMMARY)
+        if "merge" in record:
+            if folder.path not in told:
+                blocks += recorded(folder, record)
+                told.add(folder.path)
+        elif "sides" in summary:
+            blocks += evaluation(folder, summary)
+        elif (sweep := read_sweep(folder)) is not None:
             sweeps.append(sweep)
-        elif asked:
+        elif folder not in folders:
             raise ArtifactError(
-                f"{place.name} holds no results that a report can show",
+                f"{folder.name} holds no results that a report can show",
                 f"give a folder with {RECORD}, or with the {SUMMARY} of bench.sh or eval.sh, or a file that "
                 "`recipe serve verify --json` printed",
             )
-    return Outcome(tuple(results), tuple(sweeps))
+    blocks += [block for file in files for block in _endpoint(Path(file))]
+    for one in sweeps:
+        said = f"{one.sentence} TTFT is the time to the first token, TPOT the time per output token."
+        blocks += [Text(f"benchmark {one.name}", "heading"), Text(said), percentiles(one)]
+    blocks += plots(sweeps)
+    return Section("outcome", "Merging and serving", (), blocks or [Text(NONE, "")])
 
 
-def _beside(run: Run) -> list[Place]:
+def _result(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    table: Table | None = None,
+    problems: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Blocks:
+    tables = [table] if table is not None and table.rows else []
+    sentences = [*(Text(one, "alarm") for one in problems), *map(Text, notes)]
+    return [Facts(facts, title), *tables, *sentences]
+
+
+def _beside(run: ReportedRun) -> list[Folder]:
     """Return existing folders near the run that may hold results."""
-    if run.place.system:
+    if run.folder.system:
         return []
-    roots, outputs = [run.place, run.place.below("..")], []
+    roots, outputs = [run.folder, run.folder.below("..")], []
     if run.recipe is not None:
         outputs = [run.recipe.merge.output] if "://" not in run.recipe.merge.output else []
         directory = run.recipe.checkpoint.directory
         if "://" not in directory and not Path(directory).is_absolute():
             depth = len(Path(directory).parts)
-            roots.append(run.place.below(*[".."] * depth))
-    places = [root.below(*parts) for root in roots for parts in BESIDE]
-    places += [root.below(output) for root in roots for output in outputs if not Path(output).is_absolute()]
-    unique = {place.path: place for place in places if place.is_folder()}
+            roots.append(run.folder.below(*[".."] * depth))
+    folders = [root.below(*parts) for root in roots for parts in BESIDE]
+    folders += [root.below(output) for root in roots for output in outputs if not Path(output).is_absolute()]
+    unique = {folder.path: folder for folder in folders if folder.exists()}
     return list(unique.values())
 
 
-def _given(names: Sequence[str]) -> Iterator[tuple[Place | Result, bool]]:
-    for name in names:
-        file = Path(name)
-        if "://" not in name and file.is_file():
-            yield _endpoint(file), True
-        else:
-            yield existing_place(name), True
-
-
-def merged(entry: Mapping[str, Any], beside: Place) -> Result:
-    """Return the result for an entry of merges.json.
+def merged(entry: Mapping[str, Any], beside: Folder) -> Blocks:
+    """Return the blocks for an entry of merges.json.
 
     Args:
         beside: the folder next to the run, as the user named it; paths inside it are shown under this name.
@@ -130,21 +117,13 @@ def merged(entry: Mapping[str, Any], beside: Place) -> Result:
         ("in", str(entry.get("quantization") or entry.get("dtype"))),
         *([("PEFT adapter", named(entry["adapter"]))] if entry.get("adapter") else []),
     ]
-    verified = entry.get("verified")
+    title, verified = f"merge {named(entry.get('folder'))}", entry.get("verified")
     if not isinstance(verified, dict):
-        return Result("merge", named(entry.get("folder")), facts, notes=["It was not verified."])
-    problem = verified.get("problem")
-    notes = []
-    if "logits_left_out" in verified:
-        notes.append(f"Logits were not compared: {verified['logits_left_out']}.")
-    return Result(
-        "merge",
-        named(entry.get("folder")),
-        [*facts, ("verified", "no" if problem else "yes")],
-        [table] if (table := _verified(verified)).rows else [],
-        [f"{problem}."] if problem else [],
-        notes,
-    )
+        return _result(title, facts, notes=["It was not verified."])
+    problem, left_out = verified.get("problem"), verified.get("logits_left_out")
+    notes = [f"Logits were not compared: {left_out}."] if left_out is not None else []
+    facts.append(("verified", "no" if problem else "yes"))
+    return _result(title, facts, _verified(verified), [f"{problem}."] if problem else [], notes)
 
 
 def _tensors(merged: Any, kept: Any, quantized: Any) -> str:
@@ -186,8 +165,8 @@ def _verified(found: Mapping[str, Any]) -> Table:
     return Table(("compared", "how many", "allowed", "found"), rows)
 
 
-def recorded(place: Place, record: Mapping[str, Any]) -> Result:
-    """Return the result for a merged folder that the run does not list, from its merge.json."""
+def recorded(folder: Folder, record: Mapping[str, Any]) -> Blocks:
+    """Return the blocks for a merged folder that the run does not list, from its merge.json."""
     tensors = record.get("tensors") or {}
     files = record.get("files") or {}
     size = sum(one.get("size", 0) for one in files.values() if isinstance(one, dict))
@@ -197,11 +176,11 @@ def recorded(place: Place, record: Mapping[str, Any]) -> Result:
         ("tensors", _tensors(tensors.get("merged"), tensors.get("kept"), tensors.get("quantized"))),
         ("in", str(record.get("quantization") or record.get("dtype"))),
     ]
-    return Result("merge", place.name, facts, notes=["Whether it was verified is not recorded here."])
+    return _result(f"merge {folder.name}", facts, notes=["Whether it was verified is not recorded here."])
 
 
-def evaluation(place: Place, summary: Mapping[str, Any]) -> Result:
-    """Return the result of eval.sh: the base and the fine-tuned model side by side, with 95 % intervals."""
+def evaluation(folder: Folder, summary: Mapping[str, Any]) -> Blocks:
+    """Return the blocks for eval.sh: the base and the fine-tuned model side by side, with 95 % intervals."""
     rows = []
     prompts = summary.get("prompts")
     if isinstance(prompts, dict):
@@ -214,11 +193,10 @@ def evaluation(place: Place, summary: Mapping[str, Any]) -> Result:
     ]
     table = Table(("", "base", "fine-tuned", "difference"), rows)
     sides = {name: one.get("model", "") for name, one in summary["sides"].items() if isinstance(one, dict)}
-    return Result(
-        "evaluation",
-        place.name,
+    return _result(
+        f"evaluation {folder.name}",
         [(name, str(model)) for name, model in sides.items()],
-        [table] if rows else [],
+        table,
         [str(one) for one in summary.get("problems") or []],
         [str(one) for one in summary.get("notes") or []],
     )
@@ -237,8 +215,8 @@ def _interval(value: Any) -> str:
     return f"{text} ({low:.3f} to {high:.3f})" if low is not None and high is not None else text
 
 
-def _endpoint(file: Path) -> Result:
-    """Return the result in an output file of `recipe serve verify --json`."""
+def _endpoint(file: Path) -> Blocks:
+    """Return the blocks for an output file of `recipe serve verify --json`."""
     try:
         found = json_value(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -268,4 +246,4 @@ def _endpoint(file: Path) -> Result:
         ),
     ]
     head = ("prompt", "tokens", "same answer", "largest difference")
-    return Result("endpoint", str(file), facts, [Table(head, rows)], [str(p) for p in found["problems"]])
+    return _result(f"endpoint {file}", facts, Table(head, rows), [str(one) for one in found["problems"]])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.pages.numbers import gib, hours, number, ratio, seconds
-from recipec.compiler.report.run import Run
+from recipec.compiler.pages.html import Section, Table, Text
+from recipec.compiler.pages.numbers import NOT_KNOWN, gib, hours, number, ratio, seconds
+from recipec.compiler.report.run import ReportedRun
 
 if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
@@ -19,36 +19,28 @@ if TYPE_CHECKING:
     from recipec.compiler.plan.results import Plan
 
 
-@dataclass(frozen=True)
-class Line:
-    """A figure: its estimate, interval ("" if there is none), measurement, and measured over estimated."""
+def reality_section(run: ReportedRun, file: Path | None) -> Section:
+    """Return the section that compares the run with a plan, or that says why there is no plan.
 
-    name: str
-    estimate: str
-    interval: str
-    measured: str
-    ratio: str
+    Args:
+        file: the plan; None for one in recipec's cache.
 
-
-@dataclass(frozen=True)
-class Reality:
-    """The section that compares the two.
-
-    Attributes:
-        source: where the plan comes from.
-        place: a sentence on what was measured where.
-        lines: the table.
-        mismatches: sentences on where the plan and the run differ.
+    Raises:
+        ArtifactError: when the file is no plan.
     """
+    plan = _kept_plan(run) if file is None else _read_plan(file)
+    if plan is not None:
+        return _compared(run, plan, "recipec's cache" if file is None else str(file))
+    why_not = (
+        "There is no plan of this recipe in recipec's cache. `recipe plan RECIPE` makes one, and "
+        "`recipe plan RECIPE --json > plan.json` writes a file for --plan."
+    )
+    if run.program is not None and run.program.accelerator.platform != "tpu":
+        why_not = f"The recipe runs on {run.program.accelerator.name}, which recipec does not plan for."
+    return Section("reality", "Plan and reality", (), (Text(why_not, ""),))
 
-    plan: Plan
-    source: str
-    place: str
-    lines: tuple[Line, ...]
-    mismatches: tuple[str, ...]
 
-
-def read_plan(file: Path) -> Plan:
+def _read_plan(file: Path) -> Plan:
     """Read the output of `recipe plan --json`.
 
     Raises:
@@ -68,7 +60,7 @@ def read_plan(file: Path) -> Plan:
         raise ArtifactError(f"{file} is not a plan as `recipe plan --json` prints it", way_out) from None
 
 
-def kept_plan(run: Run) -> Plan | None:
+def _kept_plan(run: ReportedRun) -> Plan | None:
     """Return the plan of a run's recipe if recipec's cache holds all that it needs; nothing is compiled."""
     program = run.program
     backend = _backend(run)
@@ -86,62 +78,59 @@ def kept_plan(run: Run) -> Plan | None:
     return None
 
 
-def reality(run: Run, plan: Plan, source: str) -> Reality:
-    """Build the table of a run.
+def _compared(run: ReportedRun, plan: Plan, source: str) -> Section:
+    """Return the section of a run and its plan.
 
     Args:
         source: of the plan: a file, or the cache.
     """
     estimate, length = plan.estimate, plan.run
-    known, counted = estimate.seconds > 0, run.peak_memory is not None
-    step = estimate.seconds * length.micro_batches if known else None
-    speed = length.tokens_per_second or None
+    step = estimate.seconds * length.micro_batches if estimate.seconds > 0 else None
+    speed, memory = length.tokens_per_second or None, run.peak_memory
 
-    def interval(figure: float | None, write: Callable[[float], str], inverse: bool = False) -> str:
-        """Format the interval. Time is proportional to the estimate's error, speed inversely proportional."""
-        if not figure:
-            return ""
+    def line(
+        name: str,
+        write: Callable[[float | None], str],
+        planned: float | None,
+        measured: float | None,
+        inverse: bool = False,
+    ) -> tuple[str, ...]:
+        """Return a row. Time is proportional to the estimate's error, speed inversely proportional."""
         low, high = estimate.interval.of(1.0)
-        ends = (figure / high, figure / low) if inverse else (figure * low, figure * high)
-        return " to ".join(map(write, ends))
+        low, high = (1 / high, 1 / low) if inverse else (low, high)
+        interval = f"{write(planned * low)} to {write(planned * high)}" if planned else ""
+        over = ratio(measured / planned) if measured and planned else ""
+        return name, write(planned), interval, write(measured), over
 
-    of_rows = "" if length.source == "data" else ", rows counted as full"
-    lines = (
-        Line(
-            "Optimizer step",
-            seconds(step),
-            interval(step, seconds),
-            seconds(run.step_seconds),
-            _over(run.step_seconds, step),
+    used = estimate.memory.used
+    shown = gib(memory) if memory is not None else NOT_KNOWN
+    rows = [
+        line("Optimizer step", seconds, step, run.step_seconds),
+        line(
+            "Tokens a second" if length.source == "data" else "Tokens a second, rows counted as full",
+            number,
+            speed,
+            run.tokens_per_second,
+            inverse=True,
         ),
-        Line(
-            f"Tokens a second{of_rows}",
-            number(speed),
-            interval(speed, number, inverse=True),
-            number(run.tokens_per_second),
-            _over(run.tokens_per_second, speed),
+        (
+            "Peak memory of a device; measured: of the process" if run.on_cpu else "Peak memory of a device",
+            *(gib(used), "", shown, ratio(memory / used) if memory and used else ""),
         ),
-        Line(
-            "Peak memory of a device"
-            if not run.on_cpu
-            else "Peak memory of a device; measured: of the process",
-            gib(estimate.memory.used),
-            "",
-            gib(run.peak_memory or 0) if counted else "not known",
-            _over(run.peak_memory, estimate.memory.used),
-        ),
-        Line(
-            "Hours in steps",
-            hours(length.hours),
-            interval(length.hours, hours),
-            hours(run.hours),
-            _over(run.hours, length.hours),
-        ),
+        line("Hours in steps", hours, length.hours, run.hours),
+    ]
+    head = ("", "estimate", "its interval", "measured", "measured to estimate")
+    blocks = (
+        Text(_place(run, plan), "alarm" if run.on_cpu else "muted"),
+        Table(head, rows, label="Plan and reality"),
+        Text(f"Plan from {source}, for {plan.accelerator}. {length.note}"),
+        *(Text(sentence, "alarm") for sentence in _mismatches(run, plan)),
     )
-    return Reality(plan, source, _place(run, plan), lines, tuple(_mismatches(run, plan)))
+    aside = ("Estimates of libtpu's compiler next to the measurements.",)
+    return Section("reality", "Plan and reality", aside, blocks)
 
 
-def _place(run: Run, plan: Plan) -> str:
+def _place(run: ReportedRun, plan: Plan) -> str:
     kind = run.devices.get("kind")
     if run.on_cpu:
         count = run.devices.get("count")
@@ -157,7 +146,7 @@ def _place(run: Run, plan: Plan) -> str:
     return f"Planned for {plan.topology}. The devices of the run are not recorded."
 
 
-def _mismatches(run: Run, plan: Plan) -> list[str]:
+def _mismatches(run: ReportedRun, plan: Plan) -> list[str]:
     out = []
     if plan.recipe != run.name:
         out.append(f"The plan is of the recipe {plan.recipe}, the run of {run.name}.")
@@ -176,7 +165,7 @@ def _mismatches(run: Run, plan: Plan) -> list[str]:
     return out
 
 
-def _backend(run: Run) -> Backend | None:
+def _backend(run: ReportedRun) -> Backend | None:
     """Return the backend whose step a plan would estimate; None for TRL, which plans do not cover."""
     from recipec.compiler.emitters.backends import Backend
 
@@ -184,12 +173,11 @@ def _backend(run: Run) -> Backend | None:
     return scripts.get(str(run.facts.get("script")), Backend.TUNIX)
 
 
-def _statistics(run: Run, program: Program) -> Statistics | None:
+def _statistics(run: ReportedRun, program: Program) -> Statistics | None:
     """Return the run's own data statistics, in the form that a plan takes."""
     from recipec.compiler.lowering.run_length import Statistics
 
-    found = run.facts.get("data")
-    split = found.get("train") if isinstance(found, dict) else None
+    split = run.data.get("train")
     if not isinstance(split, dict):
         return None
     answers = 2 if program.recipe.data.format == "preference" else 1
@@ -198,7 +186,3 @@ def _statistics(run: Run, program: Program) -> Statistics | None:
         return Statistics(kept, split["read"] - kept, rows, answers, split["row_tokens"]) if rows else None
     except (KeyError, TypeError):
         return None
-
-
-def _over(measured: float | None, estimated: float | None) -> str:
-    return ratio(measured / estimated) if measured and estimated else ""

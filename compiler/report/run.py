@@ -3,61 +3,106 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.report import samples
-from recipec.compiler.report.metrics import Metrics, parse
-from recipec.compiler.report.place import Place, existing_place
+from recipec.compiler.json_value import json_value
+from recipec.compiler.report.folder import METRICS, Folder, existing_folder
+from recipec.compiler.report.live import DONE, FAILED, STOPPED, LiveRun, positive
+from recipec.compiler.terminal import each
 from recipec.compiler.wording import plural
-from recipec.runtime.progress import Progress
+from recipec.runtime.checkpoints.record import LOCK
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language import Recipe
     from recipec.spec.load import Loaded
 
-METRICS, FACTS, STATE, MERGES = "metrics.jsonl", "run.json", "state.json", "merges.json"
-RECIPE = "recipe.yaml"
+FACTS, MERGES, SAMPLES, RECIPE = "run.json", "merges.json", "samples.jsonl", "recipe.yaml"
 
 
-@dataclass
-class Run:
+class ReportedRun(LiveRun):
     """What is known about a run.
 
-    Attributes:
-        place: its folder.
+    Args:
+        folder: of its checkpoints.
         label: its name next to other runs.
-        metrics: as logged.
-        written: when the metrics were last written; None if not known.
+        recipe: file of its recipe, for the positions of its values; None for the one in the folder.
+
+    Attributes:
         facts: content of run.json; {} without one.
-        ended: content of state.json, which says how the run ended or that it has not; {} without one.
-        lock: content of recipe.lock.json; {} without one.
         recipe: resolved, from the lock; None without a lock that this version can read.
         program: of the recipe; None if this version cannot build one.
         loaded: the recipe with the positions of its values; None if its file is not known.
         merges: content of merges.json.
         samples: lines of samples.jsonl.
         notes: sentences on what is missing or was left out.
+
+    Raises:
+        ArtifactError: when the folder holds no run, or the recipe does not exist.
     """
 
-    place: Place
-    label: str
-    metrics: Metrics
-    written: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    ended: Mapping[str, Any] = field(default_factory=dict)
-    lock: Mapping[str, Any] = field(default_factory=dict)
     recipe: Recipe | None = None
     program: Program | None = None
     loaded: Loaded | None = None
-    merges: Sequence[Mapping[str, Any]] = ()
-    samples: Sequence[Mapping[str, Any]] = ()
-    notes: list[str] = field(default_factory=list)
+
+    def __init__(self, folder: Folder, label: str, recipe: Path | None = None) -> None:
+        super().__init__(folder)
+        self.label = label
+        self.update()
+        self.facts = folder.object(FACTS)
+        if self.logged is None and not self.lock and not self.facts:
+            raise ArtifactError(
+                f"{folder.name} holds no run: there is no {METRICS}, no {LOCK} and no {FACTS} in it",
+                "give the folder of the run's checkpoints: the recipe's checkpoint.directory, below --output",
+            )
+        merges = folder.value(MERGES)
+        self.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
+        samples = (folder.text(SAMPLES) or "").split("\n")  # splitlines() would cut within an answer
+        values = map(json_value, samples)
+        self.samples = [one for one in values if isinstance(one, dict) and type(one.get("step")) is int]
+        self.notes = list(self._missing())
+        if recipe is not None and not recipe.is_file():
+            raise ArtifactError(f"there is no {recipe}", "--recipe needs the recipe's YAML file")
+        if isinstance(self.lock.get("recipe"), dict):
+            self._find_recipe(recipe)
+
+    def _missing(self) -> Iterator[str]:
+        """Yield sentences on what is missing, or was left out of the metrics."""
+        if self.logged is None:
+            yield f"There is no {METRICS}: nothing was logged yet, or the file was removed."
+        if not self.lock:
+            yield f"There is no {LOCK} that can be read: the recipe is not known."
+        if not self.facts:
+            yield (
+                f"There is no {FACTS} that can be read, as of a run by an earlier version: the data, "
+                "the devices and the times at which the run was resumed are not known."
+            )
+        if self.metrics.unreadable:
+            lines = plural(self.metrics.unreadable, "line")
+            yield f"{lines} of {METRICS} cannot be read, and are left out."
+        if self.metrics.rest.strip():
+            yield f"The last line of {METRICS} is cut off, and left out."
+        if self.metrics.twice:
+            steps = plural(len(self.metrics.twice), "step")
+            yield f"{steps} were logged more than once; the last values are shown."
+
+    def _find_recipe(self, given: Path | None) -> None:
+        """Read the recipe from the lock, and from its file if one gives the same values."""
+        from recipec.compiler.report.recipe import matching, resolved
+
+        self.recipe, self.program, problem = resolved(self.lock["recipe"], self.folder.path)
+        self.notes += [problem] if problem else []
+        text = None if given else self.folder.text(RECIPE)
+        if self.recipe is None or (given is None and text is None):
+            return
+        self.loaded = matching(self.recipe, given or Path(RECIPE), text)
+        if self.loaded is None:
+            name = given or f"{self.folder.name}/{RECIPE}"
+            self.notes.append(f"{name} is not the recipe of this run: its values are not those of {LOCK}.")
 
     @property
     def name(self) -> str:
@@ -65,18 +110,28 @@ class Run:
         return str(self.facts.get("name") or self.lock.get("name") or self.label)
 
     @property
-    def steps_total(self) -> int | None:
+    def total(self) -> int | None:
         """Optimizer steps of the whole run; None if not known."""
-        data = self.facts.get("data")
-        for total in (self.ended.get("total"), data.get("total_steps") if isinstance(data, dict) else None):
-            if isinstance(total, int):
-                return total
-        return self.recipe.train.steps if self.recipe else None
+        found = self.state.get("total"), self.data.get("total_steps"), self.recorded("train", "steps")
+        return next(filter(None, map(positive, found)), None)
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What run.json says about the data; {} for nothing."""
+        found = self.facts.get("data")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def written(self) -> str | None:
+        """When the metrics were last written, in UTC; None at an address, or if it is not known."""
+        if self.folder.system or self.logged is None or self.logged.changed is None:
+            return None
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.logged.changed))
 
     @property
     def early(self) -> str | None:
         """Why the run finished before its last step; None if it did not."""
-        return str(self.ended.get("reason") or "") or None if self.ended.get("state") == "done" else None
+        return self.reason or None if self.state.get("state") == DONE else None
 
     @property
     def starts(self) -> list[Mapping[str, Any]]:
@@ -103,9 +158,9 @@ class Run:
         return True if accelerator is not None and accelerator.startswith("cpu") else None
 
     @property
-    def state(self) -> str:
-        """The run's state in a phrase, for the badge."""
-        last, total = self.metrics.last_step, self.steps_total
+    def badge(self) -> str:
+        """The run's state in a phrase."""
+        last, total = self.metrics.last_step, self.total
         if not self.metrics.series:
             return "no step yet"
         if total is None:
@@ -114,8 +169,7 @@ class Run:
             return f"done: {plural(total, 'step')}"
         if self.early:
             return f"stopped early after {last:,} of {plural(total, 'step')}"
-        words = {"stopped": "stopped after", "failed": "failed after"}
-        how = words.get(str(self.ended.get("state")), "not finished:")
+        how = f"{self.outcome} after" if self.outcome in (STOPPED, FAILED) else "not finished:"
         return f"{how} {last:,} of {plural(total, 'step')}"
 
     @property
@@ -150,15 +204,7 @@ class Run:
         return max((value for _, value in self.metrics.get("peak_memory_bytes").finite), default=None)
 
 
-def inside(place: Place) -> list[Place]:
-    """Return the folder, or its subfolders that hold runs if it holds none, as `recipe watch` does."""
-    if METRICS in place.names():
-        return [place]
-    inner = [one for one in map(place.below, place.names()) if one.is_folder()]
-    return [one for one in inner if METRICS in one.names()] or [place]
-
-
-def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
+def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[ReportedRun]:
     """Read runs from their folders.
 
     Args:
@@ -167,73 +213,12 @@ def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
     Raises:
         ArtifactError: when a folder does not exist, or holds no run.
     """
-    places = [existing_place(name) for name in names]
-    called = labels([place.path for place in places])
-    runs: list[Run] = []
-    with Progress("reading the runs", len(places)) as progress:
-        for place, label in zip(places, called, strict=True):
-            run = _read(place, label)
-            _find_recipe(run, None if runs else recipe)
-            runs.append(run)
-            progress.advance(1)
-    return runs
-
-
-def _read(place: Place, label: str) -> Run:
-    text = place.text(METRICS)
-    lock, facts, ended = place.value(LOCK), place.value(FACTS), place.value(STATE)
-    if text is None and lock is None and facts is None:
-        raise ArtifactError(
-            f"{place.name} holds no run: there is no {METRICS}, no {LOCK} and no {FACTS} in it",
-            "give the folder of the run's checkpoints: checkpoint.directory of the recipe, below --output",
-        )
-    run = Run(place, label, parse(text or ""), place.written(METRICS))
-    run.facts = facts if isinstance(facts, dict) else {}
-    run.ended = ended if isinstance(ended, dict) else {}
-    run.lock = lock if isinstance(lock, dict) else {}
-    merges = place.value(MERGES)
-    run.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
-    run.samples = samples.parse(place.text(samples.SAMPLES) or "")
-    if text is None:
-        run.notes.append(f"There is no {METRICS}: nothing was logged yet, or the file was removed.")
-    if not run.lock:
-        run.notes.append(f"There is no {LOCK} that can be read: the recipe is not known.")
-    if not run.facts:
-        run.notes.append(
-            f"There is no {FACTS} that can be read, as of a run by an earlier version: the data, "
-            "the devices and the times at which the run was resumed are not known."
-        )
-    if run.metrics.unreadable:
-        lines = plural(run.metrics.unreadable, "line")
-        run.notes.append(f"{lines} of {METRICS} cannot be read, and are left out.")
-    if run.metrics.cut:
-        run.notes.append(f"The last line of {METRICS} is cut off, and left out.")
-    if run.metrics.twice:
-        steps = plural(len(run.metrics.twice), "step")
-        run.notes.append(f"{steps} were logged more than once; the last values are shown.")
-    return run
-
-
-def _find_recipe(run: Run, given: Path | None) -> None:
-    """Read the recipe from the lock, and from its file if one gives the same values."""
-    from recipec.compiler.report.recipe import matching, resolved
-
-    if given is not None and not given.is_file():
-        raise ArtifactError(f"there is no {given}", "--recipe needs the recipe's YAML file")
-    resolved_recipe = run.lock.get("recipe")
-    if not isinstance(resolved_recipe, dict):
-        return
-    found = resolved(resolved_recipe, run.place.path)
-    run.recipe, run.program = found.recipe, found.program
-    if found.problem:
-        run.notes.append(found.problem)
-    text = None if given else run.place.text(RECIPE)
-    if run.recipe is None or (given is None and text is None):
-        return
-    run.loaded = matching(run.recipe, given or Path(RECIPE), text)
-    if run.loaded is None:
-        name = given or f"{run.place.name}/{RECIPE}"
-        run.notes.append(f"{name} is not the recipe of this run: its values are not those of {LOCK}.")
+    folders = [existing_folder(name) for name in names]
+    pairs = list(zip(folders, labels([folder.path for folder in folders]), strict=True))
+    return [
+        ReportedRun(*pair, None if number else recipe)
+        for number, pair in enumerate(each("reading the runs", pairs))
+    ]
 
 
 def labels(paths: Sequence[str]) -> list[str]:

@@ -1,28 +1,35 @@
-"""A serving sweep: the measurements of bench.sh and `recipe serve bench`, point by point, and its figures."""
+"""Serving sweeps: the measurements of bench.sh and `recipe serve bench`, their figures, and their page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.compiler.pages.html import COLORS, Figure, Plot, Table, Text, axis, scatter
+from recipec.compiler.pages.html import (
+    COLORS,
+    Facts,
+    Figure,
+    Page,
+    Plot,
+    Section,
+    Table,
+    Text,
+    axis,
+    scatter,
+    write,
+)
 from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
-from recipec.compiler.report.place import Place
-from recipec.compiler.wording import plural
+from recipec.compiler.report.folder import Folder
+from recipec.compiler.report.page import EXTRA, GENERATOR
 from recipec.runtime.serving.bench_points import lacking, whole
-from recipec.runtime.serving.bench_report import MEASURED, comparison
+from recipec.runtime.serving.bench_report import FIGURES, MEASURED, comparison, source
 
 SUMMARY = "summary.json"
-QUANTITIES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "time between tokens",
-    "e2el": "time to the last token",
-}
+QUANTITIES = {"ttft": "time to first token", "tpot": "time per output token"}
 """Names of times in vLLM's client, spelled out."""
 PARTS = ("p50", "p90", "p99")
-RATE = "request rate (requests/s)"
 TICKS = tuple(digit * 10**power for power in range(-2, 7) for digit in (1, 2, 5))
 """Ticks of a logarithmic axis; plotly's own show only leading digits."""
 FAR_APART = 20.0
@@ -30,7 +37,7 @@ FAR_APART = 20.0
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One measurement.
 
     Attributes:
@@ -78,7 +85,7 @@ class Sweep:
     name: str
     label: str
     summary: Mapping[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -93,7 +100,7 @@ class Sweep:
         return str(said or "Where it was measured is not recorded.")
 
     @property
-    def measured(self) -> list[Point]:
+    def measured(self) -> list[SweepPoint]:
         return [point for point in self.points if point.measured]
 
     @property
@@ -108,19 +115,15 @@ class Sweep:
         return comparison(self.summary)
 
 
-def read_sweep(place: Place, label: str = "") -> Sweep | None:
+def read_sweep(folder: Folder, label: str = "") -> Sweep | None:
     """Read the sweep in a folder; None if there is none."""
-    names = place.names()
-    summary = place.value(SUMMARY)
-    if not isinstance(summary, dict) or not isinstance(summary.get("points"), list):
+    summary = folder.object(SUMMARY)
+    if not isinstance(summary.get("points"), list):
         summary = {}
-    files = [
-        name for name in names if name.startswith("input-") and "-rate-" in name and name.endswith(".json")
-    ]
     records: dict[tuple[int, str], dict[str, Any]] = {}
-    for name in files:
-        record = place.value(name)
-        point = record.get("point") if isinstance(record, dict) else None
+    for name in fnmatch.filter(sorted(folder.entries()), "input-*-rate-*.json"):
+        record = folder.object(name)
+        point = record.get("point")
         if isinstance(point, dict) and isinstance(point.get("input_length"), int):
             records[point["input_length"], str(point.get("rate"))] = record
     if not summary and not records:
@@ -132,7 +135,7 @@ def read_sweep(place: Place, label: str = "") -> Sweep | None:
         )
     rows = [row for row in summary.get("points") or _rows(records) if _is_point(row)]
     points = [
-        Point(
+        SweepPoint(
             row["input_length"],
             str(row["rate"]),
             str(row.get("outcome")),
@@ -145,8 +148,8 @@ def read_sweep(place: Place, label: str = "") -> Sweep | None:
     points.sort(key=lambda point: (point.input_length, float(point.rate)))
     settings = summary.get("settings") or (next(iter(records.values())).get("settings") if records else {})
     return Sweep(
-        place.name,
-        label or place.name,
+        folder.name,
+        label or folder.name,
         {**summary, "settings": settings or {}, "points": rows},
         tuple(points),
         (*notes, *(f"Left out: {one}." for one in summary.get("left_out") or [])),
@@ -164,8 +167,6 @@ def _is_point(row: Any) -> bool:
 
 def _rows(records: Mapping[tuple[int, str], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield points in the summary's form, from their files."""
-    from recipec.runtime.serving.bench_report import FIGURES
-
     for (length, rate), record in records.items():
         row: dict[str, Any] = {"input_length": length, "rate": rate}
         if whole(record):
@@ -209,7 +210,7 @@ def percentiles(sweep: Sweep) -> Table:
     return Table(head, out, words=(len(head) - 1,), label=f"Every point of {sweep.label}")
 
 
-def peak(points: Sequence[Point], name: str, lowest: bool = False) -> Point | None:
+def peak(points: Sequence[SweepPoint], name: str, lowest: bool = False) -> SweepPoint | None:
     """Return the point with the highest value of a figure, or the lowest."""
     known = [point for point in points if name in point.figures]
     if not known:
@@ -252,7 +253,7 @@ def plots(sweeps: Sequence[Sweep]) -> list[Plot]:
     ]
 
 
-def _series(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str, int, Sweep, list[Point]]]:
+def _series(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str, int, Sweep, list[SweepPoint]]]:
     """Yield each sweep's points of one input length, including points without figures: color, name, length,
     sweep and points."""
     number = 0
@@ -269,35 +270,20 @@ def _rates(sweeps: Sequence[Sweep]) -> list[str]:
     return [points[rate] for rate in sorted(points)]
 
 
-def _table(
-    said: str, sweeps: Sequence[Sweep], head: Sequence[str], cells: Callable[[Point], Sequence[str]]
-) -> Table:
-    several = len(sweeps) > 1
-    rows = tuple(
-        (*([sweep.label] if several else []), f"{point.input_length:,}", point.load, *cells(point))
-        for sweep in sweeps
-        for point in sweep.points
-    )
-    columns = (*(["sweep"] if several else []), "tokens in", "requests/s", *head)
-    return Table(columns, rows, folded=f"The numbers of this plot: {said}")
-
-
 def _plot(
-    key: str,
-    title: str,
-    what: str,
-    traces: Sequence[Mapping[str, Any]],
-    table: Table,
-    sweeps: Sequence[Sweep],
-    **y: Any,
+    key: str, title: str, what: str, traces: Sequence[Mapping[str, Any]], x: dict[str, Any], y: dict[str, Any]
 ) -> Plot:
-    """Build a plot over the request rate, unless the layout sets another axis."""
-    x = y.pop("across", axis(RATE, type="category", categoryorder="array", categoryarray=_rates(sweeps)))
-    layout = {"xaxis": x, "yaxis": axis(y.pop("unit"), **y), "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
-    against_rate = x["title"]["text"] == RATE
-    lost = sum(not point.measured for sweep in sweeps for point in sweep.points) if against_rate else 0
-    note = [Text(f"{plural(lost, 'point')} without figures: the lines have gaps there.")] if lost else []
-    return Plot(key, title, traces, layout, 420, what, [*note, table])
+    layout = {"xaxis": x, "yaxis": y, "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
+    return Plot(key, title, traces, layout, 420, what)
+
+
+def _rate_axis(sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    return axis(
+        "request rate (requests/s)",
+        type="category",
+        categoryorder="array",
+        categoryarray=_rates(sweeps),
+    )
 
 
 def _throughput(sweeps: Sequence[Sweep]) -> Plot:
@@ -314,22 +300,14 @@ def _throughput(sweeps: Sequence[Sweep]) -> Plot:
     return _plot(
         "throughput",
         "Output tokens a second",
-        "Of all requests together, against the rate at which they were sent.",
+        "Of all requests together, against the rate at which they came. Gaps are points without figures.",
         traces,
-        _table(
-            "output tokens a second",
-            sweeps,
-            ("output tokens/s",),
-            lambda p: (_figure(p, "output_tokens_per_s"),),
-        ),
-        sweeps,
-        unit="output tokens/s",
-        rangemode="tozero",
+        _rate_axis(sweeps),
+        axis("output tokens/s", rangemode="tozero"),
     )
 
 
 def _time(sweeps: Sequence[Sweep], name: str) -> Plot:
-    said = QUANTITIES[name].capitalize()
     traces: list[dict[str, Any]] = []
     values: list[float] = []
     for color, called, length, sweep, points in _series(sweeps):
@@ -350,21 +328,14 @@ def _time(sweeps: Sequence[Sweep], name: str) -> Plot:
             if all((called, heights) != (other["name"], other["y"]) for other in traces):
                 traces.append(scatter(called, x, heights, color, "markers", symbol="star", size=13))
     far = bool(values) and max(values) > FAR_APART * min(values)
-    first = "From sending a request to its answer's first token."
+    what = "From sending a request to its answer's first token; gaps are points without figures."
     return _plot(
         name,
-        f"{said} ({name.upper()})",
-        first if name == "ttft" else "Of each token after an answer's first one.",
+        f"{QUANTITIES[name].capitalize()} ({name.upper()})",
+        what if name == "ttft" else "Of each token after an answer's first one.",
         traces,
-        _table(
-            said.lower(),
-            sweeps,
-            ("median, ms", "p90, ms", "p99, ms"),
-            lambda p: [_time_of(p, name, part) for part in PARTS],
-        ),
-        sweeps,
-        unit="ms",
-        **({"type": "log", "tickvals": TICKS} if far else {"rangemode": "tozero"}),
+        _rate_axis(sweeps),
+        axis("ms", **({"type": "log", "tickvals": TICKS} if far else {"rangemode": "tozero"})),
     )
 
 
@@ -384,16 +355,8 @@ def _against(sweeps: Sequence[Sweep], name: str) -> Plot:
         f"What a higher load costs each request: the median {said} ({name.upper()}) at the output tokens a "
         "second that were reached. The texts are request rates.",
         traces,
-        _table(
-            f"throughput against {said}",
-            sweeps,
-            ("output tokens/s", f"median {name.upper()}, ms"),
-            lambda p: (_figure(p, "output_tokens_per_s"), _time_of(p, name, "p50")),
-        ),
-        sweeps,
-        unit=f"median {name.upper()} (ms)",
-        across=axis("output tokens/s"),
-        rangemode="tozero",
+        axis("output tokens/s"),
+        axis(f"median {name.upper()} (ms)", rangemode="tozero"),
     )
 
 
@@ -402,10 +365,75 @@ def _published(sweep: Sweep, length: int) -> list[dict[str, float]]:
     return [figure for figure in figures if figure.get("input") == length]
 
 
-def _figure(point: Point, name: str) -> str:
-    return significant(point.figures[name], 4) if name in point.figures else point.outcome
+def sweep_page(sweeps: Sequence[Sweep]) -> str:
+    """Build the page of serving sweeps. The first is the one that the others are compared with."""
+    first, several = sweeps[0], len(sweeps) > 1
+    drawn = plots(sweeps)
+    alarms = []
+    for one in sweeps:
+        for point in one.points:
+            if not point.measured:
+                load = "all requests at once" if point.rate == "inf" else f"{point.rate} requests/s"
+                whose, why = f"{one.label}, " if several else "", f": {point.reason}" if point.reason else ""
+                said = f"{whose}{point.input_length:,} tokens in, {load}{why}"
+                alarms.append((f"{point.outcome.capitalize()}.", said))
+    compared = f"{', '.join(one.label for one in sweeps)} compared; the figures are those of {first.label}."
+    places = [f"{one.label}: {one.sentence}" if several else one.sentence for one in sweeps]
+    measured = (
+        "TTFT is the time from a request to its first token, TPOT the time per output token after it. Drag "
+        "across a plot to look closer, double-click to see all again."
+    )
+    points = (
+        "TTFT (time to first token) and TPOT (time per output token) in ms: p50 is the median over the "
+        "requests of a point, p99 what 99 % of them do not exceed."
+    )
+    none = Text("No point was measured: there is nothing to draw.", "")
+    tables = [
+        block
+        for one in sweeps
+        for block in (*([Text(one.label, "heading")] if several else []), percentiles(one))
+    ]
+    return write(
+        Page(
+            title=f"Report on Serving {first.model}",
+            generator=GENERATOR,
+            command=("recipe report", "serving sweep"),
+            name=f"Serving {first.model}",
+            hardware=(),
+            figures=figures(first),
+            sections=[
+                Section("measured", "Measured", (measured,), drawn or [none]),
+                Section("points", "Every point", (points,), tables),
+                *(
+                    _published_section(one, number, several)
+                    for number, one in enumerate(sweeps, 1)
+                    if one.published
+                ),
+                Section(
+                    "basis", "What this rests on", (), [block for one in sweeps for block in _rests_on(one)]
+                ),
+            ],
+            alarms=alarms,
+            sentence=" ".join([*([compared] if several else []), *places]),
+        ),
+        EXTRA,
+    )
 
 
-def _time_of(point: Point, name: str, part: str) -> str:
-    value = point.time(name, part) if point.measured else None
-    return "" if value is None else significant(value, 3)
+def _published_section(one: Sweep, number: int, several: bool) -> Section:
+    head = ("", "published", f"measured, {one.label}" if several else "measured")
+    table = Table(head, one.published, label="Published figures")
+    return Section(f"published-{number}", "Compared with published figures", (source(one.summary),), (table,))
+
+
+def _rests_on(one: Sweep) -> list[Any]:
+    settings, price = one.summary["settings"], one.summary.get("price")
+    version = (one.summary.get("server") or {}).get("vllm")
+    facts = [
+        ("folder", one.name),
+        ("requests of a point", settings.get("prompts", NOT_KNOWN)),
+        ("tokens of an answer", settings.get("output_length", NOT_KNOWN)),
+        ("server", f"vLLM {version}" if version else "does not report its version"),
+        ("price", f"US$ {price['usd_per_hour']:.2f} an hour, {price['source']}" if price else "none"),
+    ]
+    return [Facts(facts, one.label), *map(Text, one.notes)]

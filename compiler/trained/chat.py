@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.artifacts.artifact import LOCK
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
-from recipec.compiler.trained.folder import Trained, open_trained, read_json, template_variables
+from recipec.compiler.trained.folder import Trained, open_trained, template_variables
 from recipec.runtime.addresses import first_line
 
 Message = dict[str, str]
@@ -154,28 +152,9 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
 
 
 def _template(found: Trained, options: Options) -> str | None:
-    """Return the chat template, or None if the tokenizer's own applies.
-
-    merge.py writes the recipe's template next to the weights. Next to an adapter of an earlier version, the
-    record contains the text or the path of it.
-    """
-    if options.template is not None:
-        return options.template.read_text("utf-8")
-    own = found.folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text("utf-8")
-    if found.adapter is None or not (found.folder / LOCK).is_file():
-        return None
-    named = read_json(found.folder / LOCK).get("recipe", {}).get("data", {}).get("chat_template")
-    if not isinstance(named, str) or is_inline(named):
-        return named
-    beside = found.folder.parent / named
-    if not beside.is_file():
-        raise ArtifactError(
-            f"{found.folder} was trained with the chat template {named}, which is not next to it",
-            "give it with --chat-template FILE",
-        )
-    return beside.read_text("utf-8")
+    """Return the chat template of the user or next to the weights; None if the tokenizer's own applies."""
+    file = options.template or found.folder / "chat_template.jinja"
+    return file.read_text("utf-8") if options.template is not None or file.is_file() else None
 
 
 def _demand_memory(folder: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.torchax import check, emit_torchax
+from recipec.compiler.emitters.refused import check_torchax as check
+from recipec.compiler.emitters.torchax import emit_torchax
 from recipec.compiler.emitters.train import emit_train
 from tests.emit.emitting import program_of, tool
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipec.compiler.hub.fetch import TENSORS, Fetched
-from recipec.compiler.hub.folder import write
+from recipec.compiler.hub.fetch import TENSORS, Fetched, write
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 

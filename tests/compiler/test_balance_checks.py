@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters import baseline
+from recipec.compiler.emitters import refused
 from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import Lowered
@@ -77,5 +77,5 @@ def test_trl_refuses_router_loss_without_router_logits(
 ) -> None:
     program = lowered(*LOCAL, WEIGHT).program
     assert program is not None
-    monkeypatch.setattr(baseline, "UNTOLD", ("qwen3_moe",))
+    monkeypatch.setattr(refused, "UNTOLD", ("qwen3_moe",))
     assert [one.code for one in diagnosed(program, (Backend.TRL,)) if one.severity == "error"] == ["E0514"]

@@ -29,27 +29,12 @@ MODELS = (
 )
 """Models with all kinds of layers."""
 
-OTHERS = (
-    *("google/gemma-3-270m-it", "meta-llama/Llama-3.1-8B-Instruct", "tiiuae/Falcon-H1-0.5B-Instruct"),
-    *("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", "ModelCloud/MiniMax-M2-BF16", "tencent/Hunyuan-7B-Instruct"),
-    *("nvidia/Nemotron-Mini-4B-Instruct", "allenai/OLMo-1B-hf", "arcee-ai/AFM-4.5B", "LiquidAI/LFM2-1.2B"),
-    *("ibm-granite/granite-4.0-h-tiny", "ibm-granite/granite-4.0-micro", "LiquidAI/LFM2-2.6B"),
-    *("ai21labs/AI21-Jamba-Reasoning-3B", "HuggingFaceH4/starchat2-15b-sft-v0.1", "openbmb/MiniCPM5-1B"),
-    *("mistralai/Mistral-7B-v0.1", "ibm-granite/granite-3.1-2b-base", "allenai/OLMo-2-0425-1B"),
-    *("allenai/Olmo-3-1025-7B", "zai-org/GLM-4-9B-0414", "zai-org/GLM-4.5-Base", "Qwen/Qwen3.5-35B-A3B-Base"),
-    *("mistralai/Mixtral-8x7B-v0.1", "allenai/OLMoE-1B-7B-0924", "Qwen/Qwen3-30B-A3B-Base"),
-    *("ibm-granite/granite-3.1-1b-a400m-base", "zai-org/GLM-4.7-Flash", "deepseek-ai/DeepSeek-V2-Lite"),
-)
-"""Models whose kinds of layers a model of MODELS has too."""
-
 
 def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
     return shrink(catalog.entries()[model]["config"], axes)
 
 
-@pytest.mark.parametrize(
-    "model", [*MODELS, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_transformers_loads_every_miniature_without_missing_weights(model: str, tmp_path: Path) -> None:
     import torch
     import transformers

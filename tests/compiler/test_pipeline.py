@@ -14,7 +14,7 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, ArtifactRun, claim
-from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, new_console
 from recipec.compiler.rehearse.quickstart import check_losses
 from tests.waiting import gone
 
@@ -71,9 +71,7 @@ def test_kill_step_fails_if_the_run_ends_before_the_kill(tmp_path: Path) -> None
 def test_a_failing_script_shows_its_last_lines(tmp_path: Path) -> None:
     script = "for i in range(99): print('line', i)\nraise SystemExit(3)\n"
     run, screen = make_run(tmp_path, script=script)
-    with pytest.raises(StepFailed) as caught:
-        run.pipeline.step("train", run.train)
-    report_failure(run.pipeline.console, caught.value)
+    carry_out(run.pipeline, tmp_path, lambda: run.pipeline.step("train", run.train))
     run.pipeline.print_table("a run")
     assert not run.pipeline.ok
     assert "train.py exited with status 3" in run.pipeline.results[0].figure
@@ -116,7 +114,7 @@ def test_incomplete_last_line_of_metrics_jsonl_is_ignored(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.5}) + '\n{"step": 2, "lo')
     assert run.losses(run.whole) == [2.5]
-    assert run.last_step(run.whole) == 1
+    assert run.metrics(run.whole).last_step == 1
 
 
 def test_quickstart_requires_falling_losses() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.backends import SCRIPTS
-from recipec.compiler.report.place import open_place
-from recipec.compiler.watch.run import WatchedRun
+from recipec.compiler.parity.run import SCRIPTS
+from recipec.compiler.report.folder import open_folder
+from recipec.compiler.watch.watch import WatchedRun
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -63,9 +63,9 @@ def test_run_resumed_after_a_lost_checkpoint_logs_each_step_once(place: Place, b
     output = f"logged-{backend.value}"
     place.run(script, output, *data, "--steps", "3")
     folder = place.folder / output / FOLDERS[backend]
-    run = WatchedRun(open_place(str(folder)))
+    run = WatchedRun(open_folder(str(folder)))
     run.update()
-    assert (run.outcome, run.reason, run.step, run.total) == ("stopped", "--steps 3", 3, STEPS)
+    assert (run.outcome, run.reason, run.metrics.last_step, run.total) == ("stopped", "--steps 3", 3, STEPS)
     first = of_lines(folder)
     assert_same(of_tensorboard(folder), first, IN_SINGLE)
     (lost,) = [path for path in (folder / "3", folder / "checkpoint-3") if path.is_dir()]
@@ -88,7 +88,7 @@ def test_run_resumed_after_a_lost_checkpoint_logs_each_step_once(place: Place, b
     config = runs[0]["config"]["update"]
     assert {name: config[name] for name in lock["recipe"]} == lock["recipe"]
     run.update()
-    assert (run.outcome, run.step) == ("done", STEPS)
+    assert (run.outcome, run.metrics.last_step) == ("done", STEPS)
     assert not run.metrics.twice, "the lines were read anew"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 
 pytestmark = pytest.mark.nightly
 

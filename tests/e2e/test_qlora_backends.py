@@ -14,10 +14,8 @@ import pytest
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering import pins
-from recipec.compiler.parity.backends import SCRIPTS
-from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
-from recipec.compiler.parity.read_trace import read_trace
-from recipec.compiler.parity.table import WORDS
+from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare, read_trace
+from recipec.compiler.parity.run import SCRIPTS
 from recipec.runtime.training.trace import Trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors

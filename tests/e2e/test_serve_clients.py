@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.emitters.serve_clients import emit_evaluate
+from recipec.compiler.emitters.serve import emit_evaluate
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.serving.verify import VerifyOptions, report, verify
 from recipec.runtime.serving import smoke

@@ -16,8 +16,7 @@ from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.parity.compare import ComparedRun, compare
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import ComparedRun, compare, read_trace
 from recipec.runtime.training.trace import Trace
 from recipec.spec.load import load
 from tests.parity.running import Case, Place

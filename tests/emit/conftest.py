@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from emitting import EVERYTHING, program_of
+from emitting import EVERYTHING, RECIPE, program_of
 
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.emitters.emit import emit
+
+ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,13 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
         artifacts[program.name] = emit(program)
     artifact.write(folder / "generated", artifacts)
     return folder / "generated"
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a working folder with a recipe and its data."""
+    (tmp_path / "recipes/data").mkdir(parents=True)
+    (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -16,18 +16,12 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 
-ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(recipes: Path) -> Path:
     """Make a working folder with a recipe, its data and its artifact."""
-    (tmp_path / "recipes/data").mkdir(parents=True)
-    (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
-    (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
-    write(tmp_path / "generated", {"sample": emit(compiled(tmp_path / "recipes/sample.yaml"))})
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    write(recipes / "generated", {"sample": emit(compiled(recipes / "recipes/sample.yaml"))})
+    return recipes
 
 
 def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) -> None:

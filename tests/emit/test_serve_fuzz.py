@@ -22,9 +22,14 @@ from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of
 
 from recipec.compiler.checks.serve import flags as serve_flags
-from recipec.compiler.emitters.kubernetes import serving_name
-from recipec.compiler.emitters.serve import CONTAINER_PLACES, emit_serve
-from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
+from recipec.compiler.emitters.serve import (
+    CONTAINER_PLACES,
+    emit_bench,
+    emit_evaluate,
+    emit_serve,
+    emit_smoke,
+    serving_name,
+)
 from recipec.compiler.lowering.facts import gather
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving.container import Container

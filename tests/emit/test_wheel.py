@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from emitting import RECIPE, program_of
+from emitting import program_of
 from typer.testing import CliRunner
 
 from recipec.compiler.artifacts import artifact, wheel
@@ -24,8 +24,6 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
 
-ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-
 
 def installing(folder: Path) -> dict[str, bytes]:
     program = replace(program_of(folder, ["evaluate.tasks=[gsm8k]"]), installs_runtime=True)
@@ -33,14 +31,10 @@ def installing(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(recipes: Path) -> Path:
     """Make a working folder with a recipe and its data, and build it."""
-    (tmp_path / "recipes/data").mkdir(parents=True)
-    (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
-    (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     assert built("--runtime", "wheel") == 0
-    return tmp_path
+    return recipes
 
 
 def built(*options: str) -> int:

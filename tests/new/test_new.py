@@ -130,35 +130,26 @@ def test_existing_recipe_and_schema_are_not_overwritten(folder: Path) -> None:
     assert (folder / "recipes/recipe.schema.json").read_text() == "mine\n"
 
 
+DEMO = "demo --model google/gemma-3-1b-it --accelerator v6e-1"
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["demo", "--model", "google/gemma-3-1b-it"], 2, "give --accelerator"),
-        (
-            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--data", "hf://a/b"],
-            2,
-            "--format",
-        ),
-        (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 2, "lower-case"),
-        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalog"),
-        (["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-7"], 1, "there is no TPU v6e"),
-        (
-            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--serve", "cpu-8"],
-            1,
-            "does not serve",
-        ),
-        (
-            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--data", "no.jsonl"],
-            1,
-            "no no.jsonl",
-        ),
-        (["demo", "--model", "Qwen/Qwen3-8B-AWQ", "--accelerator", "v6e-8"], 1, "stored quantized"),
+        ("demo --model google/gemma-3-1b-it", 2, "give --accelerator"),
+        (f"{DEMO} --data hf://a/b", 2, "--format"),
+        (DEMO.replace("demo", "Demo"), 2, "lower-case"),
+        ("demo --model gemma-3-1b --accelerator v6e-1", 1, "is not in the catalog"),
+        ("demo --model google/gemma-3-1b-it --accelerator v6e-7", 1, "there is no TPU v6e"),
+        (f"{DEMO} --serve cpu-8", 1, "does not serve"),
+        (f"{DEMO} --data no.jsonl", 1, "no no.jsonl"),
+        ("demo --model Qwen/Qwen3-8B-AWQ --accelerator v6e-8", 1, "stored quantized"),
     ],
 )
 def test_wrong_arguments_give_a_message_and_write_no_file(
-    folder: Path, words: list[str], status: int, said: str
+    folder: Path, words: str, status: int, said: str
 ) -> None:
-    result = new(*words, exit_code=status)
+    result = new(*words.split(), exit_code=status)
     text = result.output + str(getattr(result.exception, "help", "")) + str(result.exception)
     assert said in text
     assert not list(folder.iterdir())

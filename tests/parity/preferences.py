@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
-from recipec.compiler.parity.table import WORDS
+from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare
 from recipec.runtime.training.preference import METRICS
 from tests.parity.parity_cases import recipe
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors

@@ -19,8 +19,8 @@ from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.parity.backends import SCRIPTS
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
+from recipec.compiler.parity.run import SCRIPTS
 from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import conversations, row_of
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings

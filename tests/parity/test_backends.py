@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
+from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare
 from recipec.compiler.parity.control import write_perturbed
-from recipec.compiler.parity.table import WORDS
 from recipec.runtime.training.trace import Trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import BACKENDS, STEPS, Place, merged_tensors

@@ -19,9 +19,9 @@ from recipec.compiler.parity.compare import (
     ComparedRun,
     Deviation,
     compare,
+    print_rows,
     tolerances_of,
 )
-from recipec.compiler.parity.table import print_rows
 from recipec.compiler.rehearse.pipeline import new_console
 from recipec.runtime.training.trace import Trace
 

@@ -16,7 +16,7 @@ from recipec.compiler.cli import main as cli
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity import backends as chosen
 from recipec.compiler.parity import run
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.parity.run import write_recipe
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
 from recipec.compiler.rehearse.rehearse import write_miniature

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.report.place import existing_place
+from recipec.compiler.report.folder import existing_folder
 from recipec.compiler.report.sweep import read_sweep
 from tests.report import writing
 from tests.report.reading import golden, refused, report
@@ -50,18 +50,6 @@ def test_times_that_lie_far_apart_are_on_a_logarithmic_axis(place: Path) -> None
     assert figures["tpot"]["layout"]["yaxis"]["rangemode"] == "tozero"
 
 
-def test_percentiles_failures_and_published_figures_are_on_the_page(place: Path) -> None:
-    folder = writing.sweep(place / "bench")
-    words = report("bench").words
-    record = json.loads((folder / "input-512-rate-1.json").read_text())["result"]
-    p90 = record["p90_ttft_ms"]
-    assert f"{p90:.1f}" in words and "TTFT p50 TTFT p90 TTFT p99 TPOT p50" in words
-    assert "Failed. 4,096 tokens in, 16 requests/s: 3 of 100 requests failed: Cannot connect to host" in words
-    assert "peak output tokens/s, 512 tokens in 1,403" in words
-    assert "Measured on a stand-in for a server, as --machine says" in words
-    assert "Left out: 16,384 tokens in: more than the server takes." in words
-
-
 def test_a_sweep_that_was_killed_before_its_summary_has_a_page(place: Path) -> None:
     folder = writing.sweep(place / "bench")
     (folder / "summary.json").unlink()
@@ -87,7 +75,7 @@ def test_a_sweep_without_a_measured_point_has_nothing_to_draw(place: Path) -> No
 def test_folder_without_sweep_and_plan_option_for_sweep_are_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
-    assert read_sweep(existing_place("bench")) is None
+    assert read_sweep(existing_folder("bench")) is None
     assert "contains neither a run nor a sweep" in refused("bench")
     writing.sweep(place / "other")
     assert "apply to a run, not to a sweep" in refused("other", "--plan", "x.json")

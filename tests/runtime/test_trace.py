@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets

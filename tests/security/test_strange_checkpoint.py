@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.parity.read_trace import read_trace
+from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.trained.chat import Options, Talk
 from recipec.runtime.backends.model import load_model
 from recipec.runtime.checkpoints import adapter_reader

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recipec.compiler.emitters.serve_clients import bench_flags, emit_bench
+from recipec.compiler.emitters.serve import bench_flags, emit_bench
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import published
 from tests.emit import emitting

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from recipec.compiler.emitters.render import shell_word
-from recipec.compiler.emitters.serve_clients import emit_evaluate
+from recipec.compiler.emitters.serve import emit_evaluate
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.spec.diagnostics import render_text

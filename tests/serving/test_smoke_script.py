@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.serve_clients import emit_smoke
+from recipec.compiler.emitters.serve import emit_smoke
 from tests.conftest import ROOT
 from tests.emit.emitting import program_of
 from tests.serving.fake_faults import Faults

@@ -75,27 +75,17 @@ def test_adapter_chat_uses_recorded_base_or_base_option(model: Path, adapter: Pa
     assert isinstance(done.exception, ArtifactError) and "--base DIR" in str(done.exception.help)
 
 
-def test_adapter_uses_chat_template_of_its_lock_or_folder(model: Path, adapter: Path, tmp_path: Path) -> None:
-    """Read the record of merge.py's adapter, then the template that merge.py writes next to it."""
-    shutil.copytree(adapter, tmp_path / "merged-adapter")
-    lock = {"recipe": {"data": {"chat_template": "data/own.jinja", "reasoning": "empty"}}}
-    (tmp_path / "merged-adapter" / "recipe.lock.json").write_text(json.dumps(lock))
-    with pytest.raises(ArtifactError, match=r"data/own\.jinja, which is not next to it"):
-        Talk(tmp_path / "merged-adapter", Options(), print)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "own.jinja").write_text("{{ messages[0].content }}!")
-    talk = Talk(tmp_path / "merged-adapter", Options(), print)
-    assert talk.tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
+def test_adapter_uses_the_chat_template_and_reasoning_of_its_run(
+    model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(adapter, tmp_path / "merged-adapter")
+    (folder / "recipe.lock.json").write_text(json.dumps({"recipe": {"data": {"reasoning": "empty"}}}))
     demand = "{{ raise_exception('thinking') if enable_thinking is not false }}"
-    (tmp_path / "merged-adapter" / "chat_template.jinja").write_text("{{ messages[0].content }}?" + demand)
-    talk = Talk(tmp_path / "merged-adapter", Options(max_tokens=1), print)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}?" + demand)
+    talk = Talk(folder, Options(max_tokens=1), print)
     talk.answer("a")
-    assert (
-        talk.tokenizer.apply_chat_template(
-            [{"role": "user", "content": "a"}], tokenize=False, enable_thinking=False
-        )
-        == "a?"
-    )
+    asked = [{"role": "user", "content": "a"}]
+    assert talk.tokenizer.apply_chat_template(asked, tokenize=False, enable_thinking=False) == "a?"
 
 
 def test_failed_turn_leaves_conversation_unchanged(model: Path, tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.report import place
-from recipec.compiler.report.place import open_place
-from recipec.compiler.watch import screen
-from recipec.compiler.watch.run import WatchedRun
-from recipec.compiler.watch.screen import Screen
+from recipec.compiler.report import folder as folders
+from recipec.compiler.report.folder import Folder, open_folder
+from recipec.compiler.watch import watch as watching
+from recipec.compiler.watch.watch import WatchedRun, screen
 from tests.watch.watching import LOCK, append, entry, lines, state, write_run
 
 SCREENS = Path(__file__).parent / "screens"
@@ -34,7 +33,7 @@ def watch(*arguments: str | Path) -> Result:
 
 
 def looked_at(folder: Path) -> WatchedRun:
-    run = WatchedRun(open_place(str(folder)))
+    run = WatchedRun(open_folder(str(folder)))
     run.update()
     return run
 
@@ -48,7 +47,7 @@ def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder half a minute after its last line."""
     for name, seconds in (("100", 75), ("metrics.jsonl", 30)):
         os.utime(folder / name, (NOW - seconds, NOW - seconds))
-    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(folders, "time", SimpleNamespace(time=lambda: NOW))
     return folder
 
 
@@ -95,7 +94,7 @@ def test_screen_matches_golden_file_at_every_size(
     console = Console(
         file=io.TextIOWrapper(raw, encoding), width=width, height=height, force_terminal=True, no_color=True
     )
-    console.print(Screen(runs, "every 2 s; Ctrl-C leaves; the run continues"), end="")
+    console.print(screen(console, runs, "every 2 s; Ctrl-C leaves; the run continues"), end="")
     console.file.flush()
     drawn = raw.getvalue().decode(encoding)
     plain = "\n".join(line.rstrip() for line in _without_styles(drawn).split("\n")).rstrip("\n") + "\n"
@@ -113,7 +112,7 @@ def test_screen_without_plotext_shows_status_and_install_hint(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotext", None)
     console = Console(file=io.StringIO(), width=200, height=30, force_terminal=True, no_color=True)
-    console.print(Screen([looked_at(folder)]))
+    console.print(screen(console, [looked_at(folder)]))
     drawn = console.file.getvalue()
     assert "step 120/400 (30%)" in drawn
     assert "plotext, which is not installed, draws the loss:" in drawn and "[report]" in drawn
@@ -127,10 +126,10 @@ def _without_styles(text: str) -> str:
 
 def test_missing_empty_or_unusable_folder_gives_one_sentence(tmp_path: Path) -> None:
     missing = watch(tmp_path / "missing", "--once")
-    assert missing.exit_code == 1 and str(missing.exception).endswith("missing: there is no such folder")
+    assert missing.exit_code == 1 and str(missing.exception).startswith("there is no folder ")
     file = tmp_path / "file"
     file.touch()
-    assert "a file, not a folder" in str(watch(file).exception)
+    assert "is not a folder" in str(watch(file).exception)
     (tmp_path / "empty").mkdir()
     empty = watch(tmp_path / "empty", "--once")
     assert (empty.exit_code, empty.stdout) == (
@@ -194,29 +193,31 @@ def test_outcome_without_state_file_comes_from_metrics_and_lock(folder: Path) ->
     assert looked_at(folder).outcome == "done"
     (folder / "recipe.lock.json").write_text('{"recipe": [], "name"')
     run = looked_at(folder)
-    assert (run.name, run.about, run.total, run.outcome) == ("checkpoints", "", None, "training")
-    assert screen.progress(run) == "step 400"
+    assert (run.title, run.total, run.outcome) == ("checkpoints", None, "training")
+    assert watching.parts(run)[0] == "step 400"
 
 
 def test_growing_metrics_file_is_read_incrementally(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = json.dumps(entry(0)).removeprefix('{"step": 0')
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}{one}\n' for step in range(1, 100_001)))
     size = (folder / "metrics.jsonl").stat().st_size
-    run = WatchedRun(open_place(str(folder)))
+    run = WatchedRun(open_folder(str(folder)))
     taken: list[int] = []
-    read = place.Place.read
+    read = Folder.read
 
-    def counted(folder: place.Place, file: str, start: int, end: int) -> bytes:
+    def counted(folder: Folder, file: str, start: int = 0, end: int = 0) -> bytes | None:
         taken.append(end - start if file == "metrics.jsonl" else 0)
-        return read(folder, file, start, end)
+        return read(folder, file, start, end or None)
 
-    monkeypatch.setattr(place.Place, "read", counted)
+    monkeypatch.setattr(Folder, "read", counted)
     run.update()
-    assert sum(taken) == size and run.step == 100_000 and len(losses(run)) == 100_000
+    assert sum(taken) == size and run.metrics.last_step == 100_000 and len(losses(run)) == 100_000
     taken.clear()
-    assert not run.update() and sum(taken) == 0
+    run.update()
+    assert sum(taken) == 0
     append(folder, lines(100_001, 100_010))
-    assert run.update() and run.step == 100_010
+    run.update()
+    assert run.metrics.last_step == 100_010
     assert sum(taken) < 4000, "what is new, and a little before it"
 
 
@@ -224,9 +225,11 @@ def test_incomplete_metrics_line_waits_and_malformed_lines_are_skipped(folder: P
     run = looked_at(folder)
     whole = json.dumps(entry(121, loss=7.0)) + "\n"
     append(folder, whole[:20])
-    assert not run.update() and run.step == 120
+    run.update()
+    assert run.metrics.last_step == 120
     append(folder, whole[20:])
-    assert run.update() and list(losses(run).items())[-1] == (121, 7.0)
+    run.update()
+    assert list(losses(run).items())[-1] == (121, 7.0)
     append(
         folder,
         '{"step": 122, "lo\n["step"]\n\xff\n{"step": true, "loss": 1}\n' + json.dumps(entry(123)) + "\n",
@@ -245,11 +248,12 @@ def test_rewritten_metrics_file_is_read_again(folder: Path, replaced: bool) -> N
         (folder / "new").replace(folder / "metrics.jsonl")
     else:
         (folder / "metrics.jsonl").write_text(anew)
-    assert run.update()
+    run.update()
     assert list(losses(run)) == list(range(1, 130))
     assert list(losses(run).values())[100:] == [5.0] * 29
     (folder / "metrics.jsonl").write_text(lines(1, 10))
-    assert run.update() and list(losses(run)) == list(range(1, 11))
+    run.update()
+    assert list(losses(run)) == list(range(1, 11))
     (folder / "metrics.jsonl").unlink()
     run.update()
     assert not run.metrics.lines
@@ -272,12 +276,12 @@ def test_warnings_report_loss_jump_nan_rising_eval_loss_and_silence(
         "step 181: the gradient's norm is inf",
         "eval_loss has risen since step 150, from 1.2 to 1.5",
     ]
-    assert math.isnan(run.latest["loss"]) and "loss nan" in screen.line(run)
+    assert math.isnan(run.latest["loss"]) and "loss nan" in watching.line(run)
     changed = (folder / "metrics.jsonl").stat().st_mtime
-    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: changed + 100))
+    monkeypatch.setattr(folders, "time", SimpleNamespace(time=lambda: changed + 100))
     run.update()
     assert run.warnings[-1] == "no line for 1 min 40 s; 10 steps take 15 s"
-    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: changed + 59))
+    monkeypatch.setattr(folders, "time", SimpleNamespace(time=lambda: changed + 59))
     run.update()
     assert not any("no line" in text for text in run.warnings)
 
@@ -331,7 +335,7 @@ def test_piped_watch_prints_a_line_per_event_until_run_ends(
         slept.append(seconds)
         happenings.pop(0)()
 
-    monkeypatch.setattr(screen, "time", SimpleNamespace(sleep=sleep))  # threads of other tests sleep too
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=sleep))  # threads of other tests sleep too
     found = watch(folder, "--interval", "0.5")
     assert found.exit_code == 0 and not happenings and set(slept) == {0.5}
     told = [line.partition(", loss")[0] for line in found.stdout.splitlines()]
@@ -354,18 +358,23 @@ def test_run_at_fsspec_address_is_watched(folder: Path) -> None:
 
     system = fsspec.filesystem("memory")
     try:
-        waiting = WatchedRun(open_place("memory://watched/run"))
+        waiting = WatchedRun(open_folder("memory://watched/run"))
         waiting.update()
-        assert screen.standing(waiting) == "waiting for memory://watched/run, which does not exist yet"
+        assert watching.standing(waiting) == "waiting for memory://watched/run, which does not exist yet"
         system.put(str(folder) + "/", "/watched/run", recursive=True)
         system.makedirs("/watched/run/100", exist_ok=True)
         system.pipe_file("/watched/run/100/file", b"")
         waiting.update()
-        assert (waiting.step, waiting.name, waiting.outcome) == (120, "support-qlora", "training")
+        assert (waiting.metrics.last_step, waiting.name, waiting.outcome) == (
+            120,
+            "support-qlora",
+            "training",
+        )
         assert waiting.facts()["checkpoint"] == 100
         with system.open("/watched/run/metrics.jsonl", "ab") as file:
             file.write(lines(121, 150).encode())
-        assert waiting.update() and waiting.step == 150
+        waiting.update()
+        assert waiting.metrics.last_step == 150
         found = watch("memory://watched/run", "--once")
         assert found.exit_code == 0 and "step 150/400" in found.stdout
     finally:
@@ -374,13 +383,13 @@ def test_run_at_fsspec_address_is_watched(folder: Path) -> None:
 
 def test_watch_imports_no_jax_numpy_fsspec_etils_or_plotext(folder: Path) -> None:
     code = (
-        "import sys; from recipec.compiler.watch import screen; w = screen.Watch([sys.argv[1]]); w.update(); "
-        "print(sorted({'jax', 'numpy', 'fsspec', 'etils', 'plotext'} & set(sys.modules)), w.runs[0].step)"
+        "import sys; from recipec.compiler.watch import watch; w = watch.Watch([sys.argv[1]]); w.update(); "
+        "print(sorted({'jax', 'numpy', 'fsspec', 'etils', 'plotext'} & set(sys.modules)), w.runs[0].total)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert found.stdout == "[] 120\n"
+    assert found.stdout == "[] 400\n"
 
 
 def test_step_seconds_exclude_the_compiling_first_step(folder: Path) -> None:

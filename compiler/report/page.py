@@ -1,10 +1,12 @@
-"""The top of the page: what ran, on which hardware, how far, and the most important figures."""
+"""The page of runs: what ran, how far, the most important figures, and sections by the other modules."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from recipec.compiler.pages.html import Figure, Table
+from recipec.compiler.pages.html import Figure, Items, Page, Section, Table, Text, write
 from recipec.compiler.pages.numbers import (
     NOT_KNOWN,
     capacity,
@@ -16,14 +18,59 @@ from recipec.compiler.pages.numbers import (
     seconds,
     significant,
 )
-from recipec.compiler.report.curves import kinds_of
-from recipec.compiler.report.run import Run
+from recipec.compiler.report.curves import curves, plots_of
+from recipec.compiler.report.data import data_section
+from recipec.compiler.report.live import FAILED, STOPPED
+from recipec.compiler.report.metrics import spread
+from recipec.compiler.report.recipe import differences, recipe_section
+from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import mesh_axes, plural
 
+GENERATOR = "recipec report"
+"""Identifies a page of this command, so that no other file is overwritten."""
+EXTRA = "report"
 BEST = "Lowest evaluation loss"
+STEPS, LONGEST = 6, 600
+"""Most steps shown for each prompt of train.samples, and most characters of a text."""
 
 
-def hardware(run: Run) -> list[tuple[str, str]]:
+def run_page(runs: Sequence[ReportedRun], reality: Section, outcome: Section) -> str:
+    """Build the page of runs. The first run is the one that the others are compared with.
+
+    Args:
+        reality: on the first run's measurements next to a plan's estimates.
+        outcome: on the results of merging and serving the first run.
+    """
+    first, several = runs[0], len(runs) > 1
+    sentence = f"The figures are those of {first.label}, the first run; all of them are compared below."
+    blocks = [_beside(runs), *differences(runs)] if several else []
+    compared = Section("compared", "Runs compared", (f"Each compared with {first.label}.",), blocks)
+    return write(
+        Page(
+            title=f"Report on {first.name}",
+            generator=GENERATOR,
+            command=("recipe report", first.badge),
+            name=first.name,
+            hardware=_hardware(first),
+            figures=_figures(first),
+            sections=[
+                *([compared] if several else []),
+                _curves(runs),
+                *_samples(first),
+                data_section(runs),
+                reality,
+                outcome,
+                recipe_section(first),
+                _basis(runs),
+            ],
+            alarms=_alarms(runs),
+            sentence=sentence if several else "",
+        ),
+        EXTRA,
+    )
+
+
+def _hardware(run: ReportedRun) -> list[tuple[str, str]]:
     """Return (name, value) pairs for what ran, and on which hardware."""
     recipe, devices = run.recipe, run.devices
     out = []
@@ -57,7 +104,7 @@ def hardware(run: Run) -> list[tuple[str, str]]:
     return out
 
 
-def figures(run: Run) -> list[Figure]:
+def _figures(run: ReportedRun) -> list[Figure]:
     """Return the main figures of a run."""
     loss, evaluated = run.metrics.get("loss"), run.metrics.get("eval_loss").finite
     last = loss.values[-1] if len(loss) else None
@@ -97,7 +144,7 @@ def _latest(evaluated: Sequence[tuple[int, float]], best: tuple[int, float]) -> 
     return () if step == best[0] else (f"{significant(loss)} at step {step:,}, the last",)
 
 
-def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _alarms(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     """Return problems that the reader must not miss, each as a title and a sentence."""
     out = []
     for run in runs:
@@ -117,28 +164,26 @@ def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
                     )
                 )
         if not run.metrics.series:
-            out.append(("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
-        if (run.steps_total or 0) > run.metrics.last_step > 0 and not run.early:
+            out.append(("Nothing was logged.", f"{whose}{run.folder.name} has no step with numbers."))
+        if (run.total or 0) > run.metrics.last_step > 0 and not run.early:
             out.append(_unfinished(run, whose))
     return out
 
 
-def _unfinished(run: Run, whose: str) -> tuple[str, str]:
+def _unfinished(run: ReportedRun, whose: str) -> tuple[str, str]:
     """Describe that a run has not finished, and why if that is known."""
-    far = f"{whose}{run.metrics.last_step:,} of {plural(run.steps_total or 0, 'step')} are done"
-    reason = str(run.ended.get("reason") or "nothing says why").rstrip(".")
-    if run.ended.get("state") == "failed":
-        return ("Failed.", f"{far}: {reason}.")
-    if run.ended.get("state") == "stopped":
-        return ("Stopped.", f"{far}: {reason}.")
+    far = f"{whose}{run.metrics.last_step:,} of {plural(run.total or 0, 'step')} are done"
+    reason = (run.reason or "nothing says why").rstrip(".")
+    if run.outcome in (FAILED, STOPPED):
+        return (f"{run.outcome.capitalize()}.", f"{far}: {reason}.")
     since = f"; the last line was written at {run.written}" if run.written else ""
     return ("Not finished.", f"{far}{since}. The run is still running, or was killed.")
 
 
-def numbers(runs: Sequence[Run]) -> Table:
+def _numbers(runs: Sequence[ReportedRun]) -> Table:
     """Tabulate every metric of every run, one per line, for readers without JavaScript."""
     rows = []
-    for kind in kinds_of(runs):
+    for kind in plots_of(runs):
         for metric, called in kind.metrics:
             for run in runs:
                 finite = run.metrics.get(metric).finite
@@ -170,15 +215,15 @@ def numbers(runs: Sequence[Run]) -> Table:
     return Table(head, rows, words=(1,) if len(runs) > 1 else (), label="Every metric in numbers")
 
 
-def beside(runs: Sequence[Run]) -> Table:
+def _beside(runs: Sequence[ReportedRun]) -> Table:
     """Tabulate the runs side by side, one column each."""
-    lines: list[tuple[str, list[str]]] = [("state", [run.state for run in runs])]
-    every = [figures(run) for run in runs]
+    lines: list[tuple[str, list[str]]] = [("state", [run.badge for run in runs])]
+    every = [_figures(run) for run in runs]
     for name in dict.fromkeys(figure.name for one in every for figure in one):
         cells = [next((f for f in one if f.name == name), None) for one in every]
         lines.append((name.lower(), [_cell(figure) if figure else "" for figure in cells]))
-    lines.append(("on", [dict(hardware(run)).get("Ran on", NOT_KNOWN) for run in runs]))
-    lines.append(("folder", [run.place.name for run in runs]))
+    lines.append(("on", [dict(_hardware(run)).get("Ran on", NOT_KNOWN) for run in runs]))
+    lines.append(("folder", [run.folder.name for run in runs]))
     columns = tuple(range(1, len(runs) + 1))
     rows = [(name, *cells) for name, cells in lines]
     return Table(("", *(run.label for run in runs)), rows, words=columns, label="Runs compared")
@@ -187,3 +232,67 @@ def beside(runs: Sequence[Run]) -> Table:
 def _cell(figure: Figure) -> str:
     """Return a figure's value; for the lowest loss, with its step."""
     return f"{figure.value} {figure.below[0]}" if figure.name == BEST else figure.value
+
+
+def _curves(runs: Sequence[ReportedRun]) -> Section:
+    plot = curves(runs)
+    resumed = any(run.resumed_after for run in runs)
+    aside = ("Dotted lines are where a run was resumed.",) if resumed else ()
+    none = Text("Nothing was logged: there is nothing to draw.", "")
+    early = [
+        Text(f"{run.label}: {run.early}." if len(runs) > 1 else f"{run.early}.") for run in runs if run.early
+    ]
+    numbers = [Text("In numbers", "heading"), _numbers(runs)]
+    blocks = [*early, plot, *numbers] if plot else [none]
+    return Section("runs", "The run", aside, blocks)
+
+
+def _samples(run: ReportedRun) -> list[Section]:
+    """Return the section with the answers to each prompt, step by step; none without answers."""
+    by_prompt: dict[str, dict[int, Any]] = {}
+    for one in run.samples:
+        by_prompt.setdefault(_prompt(one.get("prompt")), {})[one["step"]] = one.get("answer")
+    rows = []
+    for prompt, answers in by_prompt.items():
+        steps = sorted(answers)
+        for index in spread(len(steps), STEPS):
+            rows.append(
+                (prompt if not index else "", f"{steps[index]:,}", _short(str(answers[steps[index]])))
+            )
+    aside = ("Greedy answers to the prompts of train.samples, at evaluations from the first to the last.",)
+    table = Table(("prompt", "step", "answer"), rows, words=(0, 2), label="Samples")
+    return [Section("samples", "Samples", aside, (table,))] if rows else []
+
+
+def _prompt(prompt: Any) -> str:
+    """Return a prompt for display: a text, or the last message."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    content = last.get("content") if isinstance(last, dict) else last
+    return _short(content if isinstance(content, str) else json.dumps(prompt, ensure_ascii=False))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _basis(runs: Sequence[ReportedRun]) -> Section:
+    sentences = []
+    for run in runs:
+        whose = f"{run.label}: " if len(runs) > 1 else ""
+        by = f", by {run.lock['compiler']}" if run.lock.get("compiler") else ""
+        starts = f", of {len(run.starts)} starts of the script" if len(run.starts) > 1 else ""
+        sentences.append(f"{run.folder.name}: {run.metrics.lines:,} lines of metrics.jsonl{by}{starts}.")
+        sentences += [f"{whose}{note}" for note in run.notes]
+    sentences.append(
+        "Step times and speeds are only those of the steps, as the script logged them. The first step after "
+        "each start, which compiles, is in the plots, but in no median."
+    )
+    pinned = runs[0].lock.get("packages")
+    packages = pinned.get("train") if isinstance(pinned, dict) else None
+    listed = (
+        [(str(name), str(version)) for name, version in packages.items()]
+        if isinstance(packages, dict)
+        else []
+    )
+    folded = Table(("package", "version"), listed, words=(1,), folded="Packages that the artifact pins")
+    return Section("basis", "What this rests on", (), (Items(sentences), *([folded] if listed else [])))

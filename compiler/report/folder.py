@@ -1,4 +1,4 @@
-"""A run's folder, on this machine or at an address that fsspec opens."""
+"""Folders of runs and results, on this machine or at an address that fsspec opens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.packages import install
 from recipec.runtime.errors import UNREADABLE
 
+METRICS = "metrics.jsonl"
 LARGEST = 1 << 30
 """Most bytes of a file that is read whole; the metrics of a million steps take a third of it."""
 WAY_OUT = "give the folder of a run's checkpoints, or of a sweep's results"
@@ -41,7 +42,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Place:
+class Folder:
     """A folder, which need not exist yet.
 
     Every method raises ArtifactError if an address cannot be read. A missing file raises nothing.
@@ -56,7 +57,7 @@ class Place:
     system: Any
     path: str
 
-    def below(self, *parts: str) -> Place:
+    def below(self, *parts: str) -> Folder:
         """Return a folder below this one; ".." leads to its parent."""
         path, name = self.path.rstrip("/"), self.name.rstrip("/")
         for part in parts:
@@ -64,9 +65,9 @@ class Place:
                 path, name = path.rpartition("/")[0] or "/", name.rpartition("/")[0] or "."
             else:
                 path, name = f"{path}/{part}", f"{name}/{part}"
-        return Place(name, self.system, path)
+        return Folder(name, self.system, path)
 
-    def is_folder(self) -> bool:
+    def exists(self) -> bool:
         if not self.system:
             return Path(self.path).is_dir()
         with self._reading():
@@ -74,28 +75,27 @@ class Place:
             return bool(self.system.isdir(self.path))
         return False
 
-    def names(self) -> list[str]:
-        """Return the names of its entries; nothing if it is not a folder."""
-        return sorted(name for name, _ in self._entries())
+    def entries(self) -> dict[str, bool]:
+        """Return whether each of its entries is a folder, by name; {} if it is no folder itself."""
+        if not self.system:
+            with suppress(OSError):
+                return {entry.name: entry.is_dir() for entry in os.scandir(self.path)}
+            return {}
+        with self._reading():
+            found = {str(one["name"]): one.get("type") for one in self.system.ls(self.path, detail=True)}
+            return {name.rstrip("/").rpartition("/")[2]: kind == "directory" for name, kind in found.items()}
+        return {}
 
     def folders(self) -> list[str]:
-        """Return the names of its subfolders."""
-        return sorted(name for name, folder in self._entries() if folder)
+        """Return the names of its subfolders, sorted."""
+        return sorted(name for name, is_folder in self.entries().items() if is_folder)
 
-    def _entries(self) -> list[tuple[str, bool]]:
-        """Return its entries: each name, and whether it is a folder."""
-        if not self.system:
-            try:
-                return [(entry.name, entry.is_dir()) for entry in os.scandir(self.path)]
-            except OSError:
-                return []
-        with self._reading():
-            found = self.system.ls(self.path, detail=True)
-            return [
-                (str(one["name"]).rstrip("/").rpartition("/")[2], one.get("type") == "directory")
-                for one in found
-            ]
-        return []
+    def runs(self) -> list[Folder]:
+        """Return the folder if it holds a run, else its subfolders that do, else the folder."""
+        if self.status(METRICS) is not None:
+            return [self]
+        inner = [self.below(name) for name in self.folders()]
+        return [one for one in inner if one.status(METRICS) is not None] or [self]
 
     def status(self, name: str) -> Status | None:
         """Return the status of a file or folder in it; None if it does not exist."""
@@ -113,77 +113,70 @@ class Place:
             return Status(int(size or 0), changed)
         return None
 
-    def read(self, name: str, start: int, end: int) -> bytes:
-        """Return bytes [start:end) of a file; fewer if the file is shorter."""
-        path = f"{self.path}/{name}"
-        if not self.system:
-            try:
-                with Path(path).open("rb") as stream:
-                    stream.seek(start)
-                    return stream.read(end - start)
-            except OSError:
-                return b""
-        with self._reading():
-            return bytes(self.system.cat_file(path, start=start, end=end))
-        return b""
-
-    def text(self, name: str) -> str | None:
-        """Return a file's text; None if it does not exist.
+    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
+        """Return bytes [start:end) of a file, fewer if it is shorter; None if it does not exist.
 
         Raises:
-            ArtifactError: when it exists and cannot be read.
+            ArtifactError: when it exists and cannot be read, or has more than LARGEST bytes.
         """
-        if self.system:
-            with self._reading():
-                return bytes(self.system.cat_file(f"{self.path}/{name}")).decode("utf-8", "replace")
-            return None
-        file = Path(self.path, name)
-        try:
-            if not file.is_file():
+        path = f"{self.path}/{name}"
+        with self._reading(name):
+            if self.system:
+                return bytes(self.system.cat_file(path, start=start, end=end))
+            file = Path(path)
+            if not file.is_file():  # a pipe may never end
                 return None
-            if file.stat().st_size > LARGEST:
+            first, last = start or 0, file.stat().st_size if end is None else end
+            if last - first > LARGEST:
                 raise ArtifactError(
                     f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB",
                     "check that it is the folder of a run",
                 )
-            return file.read_bytes().decode("utf-8", "replace")
-        except OSError as error:
-            raise ArtifactError(
-                f"{self.name}/{name} cannot be read: {error.strerror or error}", UNREADABLE
-            ) from error
+            with file.open("rb") as stream:
+                stream.seek(first)
+                return stream.read(last - first)
+        return None
+
+    def text(self, name: str) -> str | None:
+        """Return a file's text; None if it does not exist."""
+        found = self.read(name)
+        return None if found is None else found.decode("utf-8", "replace")
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return a JSON file's object; {} if it does not exist, or is not a whole object."""
+        found = self.value(name)
+        return found if isinstance(found, dict) else {}
+
+    def value(self, name: str) -> Any:
+        """Return a JSON file's value; None if the file does not exist or is not valid JSON."""
+        return json_value(self.read(name) or b"")
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn errors of an address's library into ArtifactErrors within the block; ignore missing files."""
-        from recipec.runtime.addresses import failed
-
-        self.system.invalidate_cache()
+    def _reading(self, name: str = "") -> Iterator[None]:
+        """Turn errors within the block into ArtifactErrors; ignore missing files."""
+        if self.system:
+            self.system.invalidate_cache()
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
             return
-        except Exception as error:  # from any library that handles the address
+        except ArtifactError:
+            raise
+        except Exception as error:  # of this machine, or of any library that handles the address
+            from recipec.runtime.addresses import failed
+
+            if self.system is None and isinstance(error, OSError):
+                message = f"{self.name}/{name} cannot be read: {error.strerror or error}"
+                raise ArtifactError(message, UNREADABLE) from error
             problem = failed(self.name, "read", error)
             raise ArtifactError(problem.message, problem.help) from error
 
-    def value(self, name: str) -> Any:
-        """Return a JSON file's value; None if the file does not exist or is not valid JSON."""
-        text = self.text(name)
-        return None if text is None else json_value(text)
 
-    def written(self, name: str) -> str | None:
-        """Return when a file on this machine was last written, in UTC; None if that is not known."""
-        status = None if self.system else self.status(name)
-        if status is None or status.changed is None:
-            return None
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(status.changed))
-
-
-def open_place(name: str) -> Place:
+def open_folder(name: str) -> Folder:
     """Open the folder of a path or address, whether it exists or not.
 
     Raises:
-        ArtifactError: when the address cannot be opened.
+        ArtifactError: when the address cannot be opened, or is a file.
     """
     from recipec.runtime.addresses import open_address
     from recipec.runtime.errors import UserError
@@ -195,24 +188,25 @@ def open_place(name: str) -> Place:
     except UserError as error:
         raise ArtifactError(error.message, error.help) from error
     if isinstance(opened, tuple):
-        return Place(name.rstrip("/"), *opened)
-    return Place(name.rstrip("/") or name, None, str(opened.absolute()))
+        return Folder(name.rstrip("/"), *opened)
+    if opened.is_file():
+        raise ArtifactError(f"{name} is not a folder", WAY_OUT)
+    return Folder(name.rstrip("/") or name, None, str(opened.absolute()))
 
 
-def existing_place(name: str) -> Place:
+def existing_folder(name: str) -> Folder:
     """Open a folder that has to exist.
 
     Raises:
         ArtifactError: when it does not exist, or the address cannot be read.
     """
-    place = open_place(name)
+    folder = open_folder(name)
     try:
-        found = place.is_folder()
+        found = folder.exists()
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{name} cannot be read: {error}", WAY_OUT) from error
-    if not found and place.system:
-        place.names()  # some file systems show no folder where access is denied; this call raises the error
+    if not found and folder.system:
+        folder.entries()  # raises where access is denied, and some file systems show no folder
     if not found:
-        there = place.system is None and Path(place.path).exists()
-        raise ArtifactError(f"{name} is not a folder" if there else f"there is no folder {name}", WAY_OUT)
-    return place
+        raise ArtifactError(f"there is no folder {name}", WAY_OUT)
+    return folder
