@@ -53,6 +53,11 @@ def say(text: str, out: TextIO | None = None) -> None:
         stream.flush()
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def printable(text: str) -> str:
     """Return the text without terminal control characters: file names may contain anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
@@ -73,6 +78,6 @@ def guarded(main: Callable[[], int]) -> int:
         if not name.startswith(f"{__package__}."):
             raise
         missing = f"{name.replace('.', '/')}.py"
-        help = "use the artifact that made this, or set the option in the recipe and build it again"
+        help = "set the option in the recipe and build it again; --runtime wheel brings all modules"
         report(UserError(f"this needs {missing}, which the recipe of this artifact does not ask for", help))
         return 1

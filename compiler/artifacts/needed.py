@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec import runtime
 from recipec.compiler.lowering.catalog import entry_of
-from recipec.compiler.lowering.sources import COMPRESSIBLE, inputs
+from recipec.compiler.lowering.sources import COMPRESSIBLE, addresses, inputs
 from recipec.runtime.model.families import ANY, FAMILIES
 from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 from recipec.runtime.model.recomputed import OF_TUNIX
@@ -78,6 +78,10 @@ def _other_files(program: Program) -> bool:
 def _reads(ending: str, program: Program) -> bool:
     """Return whether data may be in text files of this ending; a folder may hold them too."""
     return any(_of_ending([ending], program)) or _other_files(program)
+
+
+def _names_addresses(program: Program) -> bool:
+    return bool(addresses(program.recipe))
 
 
 def _evaluates(program: Program) -> bool:
@@ -172,6 +176,15 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.evaluation": _evaluates,
     "runtime.training.evaluating": _evaluates,
     "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
+    **dict.fromkeys(
+        (
+            "runtime.stores",
+            "runtime.checkpoints.bucket",
+            "runtime.merging.remote_folder",
+            "runtime.weights.remote",
+        ),
+        _names_addresses,
+    ),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.huggingface": _other_files,
     "runtime.data.weighted": _draws_by_weight,

@@ -155,7 +155,7 @@ class Place:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Turn errors of an address's library into ArtifactErrors within the block; ignore missing files."""
-        from recipec.runtime.addresses import failed
+        from recipec.runtime.stores import failed
 
         self.system.invalidate_cache()
         try:

@@ -16,7 +16,7 @@ from recipec.compiler.lowering.sources import is_inline
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.folder import Trained, open_trained, read_json, template_variables
-from recipec.runtime.addresses import first_line
+from recipec.runtime.errors import first_line
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"

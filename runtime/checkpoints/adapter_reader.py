@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
+from ..addresses import is_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
@@ -281,7 +281,12 @@ def step_folders(directory: str | Path) -> list[int]:
     """
     try:
         with reached(directory):
-            return [step for step in _numbered(directory) if _ended(directory, step)]
+            steps = _numbered(directory)
+            if read_by_orbax(directory):
+                from .bucket import ended
+
+                steps = ended(directory, steps)
+            return steps
     except OSError as error:  # of this machine's file systems
         raise UserError(
             f"{directory}: cannot be read: {error.strerror or error}", "allow this process to read it"
@@ -295,36 +300,18 @@ def unfinished(directory: str | Path) -> list[int]:
     """
     if not read_by_orbax(directory):
         return []
+    from .bucket import unfinished
+
     with reached(directory):
-        return [
-            step
-            for step in _numbered(directory)
-            if not _ended(directory, step)
-            and {path.name for path in (path_of(directory) / str(step)).iterdir()} <= _BEGUN
-        ]
-
-
-_BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
-"""The entries of a step's folder before its save ends; a folder with other entries is not a step's."""
+        return unfinished(directory, _numbered(directory))
 
 
 def _numbered(directory: str | Path) -> list[int]:
+    """Return the folders whose names are numbers, ascending; [] if the directory does not exist."""
     root = path_of(directory)
-    if root.is_dir():
-        return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
-    opened = open_address(directory) if read_by_orbax(directory) else None
-    if isinstance(opened, tuple):
-        system, path = opened
-        try:
-            # gcsfs reports "no folder" for a bucket that does not exist, and for one without read permission.
-            system.ls(path.partition("/")[0], detail=False, max_results=1)
-        except FileNotFoundError as error:
-            raise failed(str(directory), "read", error) from error
-    return []
-
-
-def _ended(directory: str | Path, step: int) -> bool:
-    return not read_by_orbax(directory) or (path_of(directory) / str(step) / manifest.COMMITTED).exists()
+    if not root.is_dir():
+        return []
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
 
 
 def saved_steps(directory: str | Path) -> list[int]:

@@ -25,8 +25,8 @@ from etils import epath
 from flax import nnx
 from tunix.sft.checkpoint_manager import CheckpointManager
 
-from ..addresses import failed, first_line, is_address, passing, path_of, reached, read_by_orbax
-from ..errors import PASSING, UserError
+from ..addresses import is_address, path_of, reached, read_by_orbax
+from ..errors import PASSING, UserError, first_line
 from ..training.elastic import Kept
 from . import manifest
 from .adapter_reader import ITEM, saved_steps, unfinished
@@ -177,13 +177,10 @@ def manager(
     """
     # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
     bucket = read_by_orbax(directory)
-    if bucket and jax.process_index() == 0:
-        for step in unfinished(directory):
-            with reached(directory, "written"):
-                (path_of(directory) / str(step)).rmtree()
-            print(
-                f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr
-            )
+    for step in unfinished(directory) if jax.process_index() == 0 else ():
+        with reached(directory, "written"):
+            (path_of(directory) / str(step)).rmtree()
+        print(f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr)
     try:
         with reached(directory, "written"):
             return ocp.CheckpointManager(
@@ -213,7 +210,7 @@ def begin_save(directory: str, save: Callable[[], object]) -> None:
         try:
             save()
         except Exception as error:
-            if not (is_address(directory) and passing(error) and jax.process_count() == 1):
+            if not (_may_pass(directory, error) and jax.process_count() == 1):
                 raise
             reason = f"{cause(error)}; {kept(directory)}"
             print(f"note: {directory}: a checkpoint could not be written: {reason}", file=sys.stderr)
@@ -226,12 +223,23 @@ def not_written(directory: str, error: Exception) -> UserError:
     """Make the error for a step that could not be saved."""
     way_out: str | None = "free disk space or allow writing to the directory"
     if is_address(directory):
+        from ..stores import failed
+
         way_out = failed(directory, "written", error).help
     return UserError(
         f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
         f"{way_out}, and continue with --resume",
-        PASSING if is_address(directory) and passing(error) else 1,
+        PASSING if _may_pass(directory, error) else 1,
     )
+
+
+def _may_pass(directory: str, error: Exception) -> bool:
+    """Return whether a failed write may be repeated, because a store did not answer."""
+    if not is_address(directory):
+        return False
+    from ..stores import passing
+
+    return passing(error)
 
 
 def kept(directory: str) -> str:

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ..addresses import first_line
 from ..endless import check_ends
+from ..errors import first_line
 from ..settings import DataSettings, Source
 from .encoding import Coding
 from .report import SplitReport

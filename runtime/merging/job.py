@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..addresses import open_address
 from ..checkpoints.adapter_reader import Delta, TrainedAdapters
 from ..checkpoints.record import LOCK
 from ..errors import Spoiled, UserError
@@ -34,6 +36,20 @@ NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
 """Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
 """Bytes to leave free on the disk in addition to the weights, for side files."""
+
+
+def output_folder(address: str | Path) -> OutputFolder:
+    """Return the folder of a path or of an fsspec address.
+
+    Raises:
+        UserError: when no file system is known for the address, its package is missing, or access is refused.
+    """
+    opened = open_address(address)
+    if isinstance(opened, Path):
+        return OutputFolder(opened)
+    from .remote_folder import RemoteFolder
+
+    return RemoteFolder(str(address), *opened)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from ..metrics import run_facts
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
-from .folder import output_folder
-from .job import MergeJob, adapter_bytes, merge, needed
+from .job import MergeJob, adapter_bytes, merge, needed, output_folder
 from .plan import plan_merge
 from .record import MergeSettings, identity
 

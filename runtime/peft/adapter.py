@@ -19,7 +19,8 @@ from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
-from ..weights.checkpoint_files import Files, files_of, json_object
+from ..weights.checkpoint_files import Files, json_object
+from ..weights.folders import files_of
 from ..weights.headers import Tensor, read_header
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..merging.folder import output_folder
-from ..merging.job import MergeJob, merge
+from ..merging.job import MergeJob, merge, output_folder
 from ..merging.logits import compare
 from ..merging.merged_files import check_files
 from ..merging.plan import plan_merge

@@ -20,7 +20,8 @@ from ..model.families import Architecture, Family, UnsupportedCheckpoint, family
 from ..model.families.base import Source
 from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
-from .checkpoint_files import AGAIN, Files, files_of, json_object
+from .checkpoint_files import AGAIN, Files, json_object
+from .folders import files_of
 from .headers import KIND, Header, Tensor, check_kind, read_header
 from .safetensors_files import DTYPES
 
