@@ -159,6 +159,13 @@ def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
 
+def _imports_adapters(program: Program) -> bool:
+    return program.lora is not None and bool(program.lora.start_from or program.lora.principal)
+
+
+IMPORTING = ("runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.importing")
+"""Modules that read PEFT adapters. An artifact of other backends too, which write adapters, has them."""
+
 OPTIONAL: Mapping[str, Asked] = {
     **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     "runtime.model.attention": _by_kernel,
@@ -225,10 +232,8 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.whole_sampling": _trains_whole,
     "runtime.model.whole": _trains_whole,
     "runtime.model.whole_arrays": _trains_whole,
-    **dict.fromkeys(
-        (f"runtime.peft.{name}" for name in ("adapter", "exporting", "fitting", "importing")),
-        lambda program: program.lora,
-    ),
+    "runtime.peft.exporting": lambda program: program.lora,
+    **dict.fromkeys(IMPORTING, _imports_adapters),
     "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
@@ -300,10 +305,13 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
         files: the artifact's own files.
         there: all files of runtime/, by path relative to it.
     """
+    called = {*_called(files)}
     asked = [name for name, asks in OPTIONAL.items() if asks(program)]
+    if program.lora is not None and any(name.startswith("runtime.backends.") for name in called):
+        asked += IMPORTING
     found: set[str] = set()
     seen: set[str] = set()
-    waiting = {*STARTED, *asked, *_called(files)}
+    waiting = {*STARTED, *asked, *called}
     passed_over = tuple(f"{name}." for name in OPTIONAL.keys() - asked)
     while waiting:
         seen |= waiting

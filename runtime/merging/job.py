@@ -173,14 +173,14 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
 
 def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
-    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
+    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 
     return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *job.own
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
-    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
     from ..peft.exporting import adapter_config, config_bytes, write_weights
+    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 
     assert isinstance(job.trained, TrainedAdapters)
     deltas, whole = job.trained.deltas(), job.trained.saved(job.base)

@@ -21,8 +21,9 @@ from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
-from .adapter import PeftAdapter, open_adapter, plain
+from .adapter import PeftAdapter, open_adapter
 from .fitting import BUILD, fitting
+from .known import plain
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:

@@ -23,8 +23,8 @@ from recipec.runtime import memory
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import lora_settings
-from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
+from recipec.runtime.peft.known import keys_as_values
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
