@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ import numpy as np
 from ..addresses import is_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
+from ..metrics.loggers import FILE as METRICS
+from ..metrics.loggers import read_entries
 from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
@@ -32,7 +34,6 @@ LATEST = "latest"
 BEST = "best"
 ITEM = "model_params"
 """Name under which Tunix's CheckpointManager stores the parameters of a step."""
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,7 @@ def step_losses(directory: str | Path, step: int) -> dict[str, float]:
     """Return "loss" and "eval_loss" of a step, if the run logged them."""
     out: dict[str, float] = {}
     for entry in _logged(directory):
-        if entry.get("step") == step:
+        if entry["step"] == step:
             out |= {key: float(entry[key]) for key in ("loss", "eval_loss") if entry.get(key) is not None}
     return out
 
@@ -391,7 +392,7 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
     losses = {
         entry["step"]: float(entry["eval_loss"])
         for entry in _logged(directory)
-        if entry.get("eval_loss") is not None and entry.get("step") in steps
+        if entry.get("eval_loss") is not None and entry["step"] in steps
     }
     losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
     if not losses:
@@ -403,19 +404,10 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
     return min(losses, key=lambda step: (losses[step], step))
 
 
-def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a run's metrics.jsonl, none if there is no such file. Losses that are not finite
-    are texts, which float() reads."""
-    path = path_of(directory) / METRICS
+def _logged(directory: str | Path) -> list[dict[str, Any]]:
+    """Return the entries of metrics.jsonl. Losses that are not finite are texts, which float() reads."""
     with reached(directory):
-        text = path.read_text() if path.is_file() else ""
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the last line of a run that was killed
-        if isinstance(entry, dict):
-            yield entry
+        return [entry for _, entry in read_entries(path_of(directory) / METRICS)]
 
 
 def restore_tree(

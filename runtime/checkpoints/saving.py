@@ -10,7 +10,6 @@ ROOT/corrupt-STEP                                   a damaged step that a contin
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
@@ -30,7 +27,7 @@ from ..errors import PASSING, UserError, first_line
 from ..training.elastic import Kept
 from . import manifest
 from .adapter_reader import ITEM, saved_steps, unfinished
-from .resuming import CHECK, IMPORTED, OPTIMIZER, digest
+from .resuming import OPTIMIZER
 
 
 class Checkpoints(CheckpointManager):
@@ -84,34 +81,6 @@ class Checkpoints(CheckpointManager):
                 custom_metadata=dict(metadata),
             ),
         )
-
-    def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
-        """Save adapters that were trained elsewhere, as step 0.
-
-        Args:
-            arrays: A and B by their paths in the model.
-            origin: where they came from, as JSON values.
-
-        Raises:
-            UserError: when the step could not be written.
-        """
-        params = _state(arrays)
-        save = ocp.args.PyTreeSave(item=params, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), params))
-        mark = json.loads(json.dumps(dict(origin)))
-        try:
-            assert self._checkpoint_manager is not None
-            self._checkpoint_manager.save(
-                0,
-                args=ocp.args.Composite(**{ITEM: save}),
-                custom_metadata={IMPORTED: mark, CHECK: digest(mark)},
-                force=True,
-            )
-            self.close()
-        except Exception as error:
-            raise UserError(
-                f"{self.directory}: the adapters could not be written: {cause(error)}",
-                "free disk space or allow writing to the directory, and import them again",
-            ) from error
 
     def _failed(self, error: Exception) -> None:
         if self.on_failure is not None:
@@ -259,17 +228,6 @@ def cause(error: BaseException) -> str:
         if (isinstance(error, OSError) and error.errno == number) or words in text:
             return words
     return first_line(error)[:200]
-
-
-def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
-    """Return adapters in the form in which nnx.state returns a model's adapters."""
-    leaves = {
-        tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
-            jnp.asarray(array)
-        )
-        for path, array in arrays.items()
-    }
-    return nnx.State.from_flat_path(leaves)
 
 
 def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:

@@ -22,9 +22,8 @@ from ..metrics import run_facts
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
-from .job import MergeJob, adapter_bytes, merge, needed, output_folder
+from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
 from .plan import plan_merge
-from .record import MergeSettings, identity
 
 GOES_ON = "the same command continues after the complete files"
 STOPPING = (signal.SIGINT,)

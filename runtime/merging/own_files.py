@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError, first_line
 from ..weights.checkpoint import refuse_links
-from ..weights.folders import files_of
+from ..weights.headers import files_of
 
 CHAT_TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """The files of a template: transformers and vLLM read the first, llama.cpp the second."""

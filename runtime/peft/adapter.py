@@ -20,8 +20,7 @@ from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
 from ..weights.checkpoint_files import Files, json_object
-from ..weights.folders import files_of
-from ..weights.headers import Tensor, read_header
+from ..weights.headers import Tensor, files_of, read_header
 from .known import ADAPTER_CONFIG, WEIGHTS, WRAPPER
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from recipec.runtime import stores
 from recipec.runtime.addresses import check_uploads
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.record import MergeSettings
+from recipec.runtime.merging.job import MergeSettings
 from recipec.runtime.training.session import begin
 
 BUCKET = "gs://bucket/run"

@@ -189,8 +189,8 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
     import peft
     from safetensors.torch import load_file
 
-    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
     from recipec.runtime.merging.sampling import check_tensors
+    from recipec.runtime.merging.verify import logits, set_adapters, token_rows
     from recipec.runtime.model.loading import build
     from recipec.runtime.model.mesh import start as start_mesh
     from recipec.runtime.model.principal import halved
@@ -394,7 +394,7 @@ def test_verify_warns_about_zero_or_tiny_adapters(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.merging import verify
-    from recipec.runtime.merging.logits import LogitDifferences
+    from recipec.runtime.merging.verify import LogitDifferences
 
     tiny_effect = LogitDifferences(1.0, 1e-5, 0.0, 1e-3, 0.0, 1e-3, 1e-3, "bfloat16")
     monkeypatch.setattr(verify, "compare", lambda *arguments: tiny_effect)
