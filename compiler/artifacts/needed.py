@@ -263,6 +263,7 @@ OPTIONAL: Mapping[str, Asked] = {
     ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
+    "runtime.training.maintenance": lambda program: program.recipe.launch.kind,
     "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.training.answers": lambda program: program.recipe.train.samples,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
