@@ -10,7 +10,6 @@ PASSING = 75
 """The exit status if nothing has to be fixed and the script may be started again: EX_TEMPFAIL of sysexits.h.
 Another process of the run ended, or a store did not answer for a long time."""
 
-
 UNREADABLE = "check that this account may read the file, and that the disk works"
 """The help if the operating system fails to read a file further."""
 

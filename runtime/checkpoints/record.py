@@ -20,19 +20,8 @@ OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the s
 EARLIER = "choose an earlier --step"
 
 PASSIVE = (
-    "name",
-    "extends",
-    "checkpoint",
-    "merge",
-    "serve",
-    "benchmark",
-    "evaluate",
-    "launch",
-    "cost",
-    "cache",
-    "budget",
-    "train.log",
-    "train.samples",
+    *("name", "extends", "checkpoint", "merge", "serve", "benchmark", "evaluate", "launch", "cost", "cache"),
+    *("budget", "train.log", "train.samples"),
 )
 """Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 

@@ -286,7 +286,6 @@ SITE, BAR = "https://huggingface.co", "\\|"
 CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
 """Metadata of the base's card that also hold for a model made from it."""
 
-
 FRONT_MATTER = 1 << 16
 """Characters of a base's card that are searched for its metadata."""
 

@@ -41,7 +41,6 @@ NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
 SPARE_BYTES = 64 << 20
 """Bytes to leave free on the disk in addition to the weights, for side files."""
 
-
 VERSION = 1
 """The version of merge.json."""
 

@@ -113,7 +113,6 @@ def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: P
     """Write a PEFT adapter as step 0 of the run, for `train.py --resume`; return the exit status."""
     from ..peft.importing import import_adapter
 
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     directory = arguments.checkpoint or under(arguments.output, checkpoint)
     check_uploads(directory)
     base = open_base(model, arguments.model)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 LENGTHS = (37, 23, 13, 5)
 """Number of tokens of each compared row."""
 
-
 RULE_TOLERANCE = 3e-5
 """Allowed difference without rounding, as a share of the largest logit (of at least 1). Measured: 3e-7 to
 9e-6 for the tests' tiny models of every family."""
@@ -92,10 +91,10 @@ def verify_merge(
     sampled = check_tensors(base, trained, folder, dtype)
     tell({"files": files, "bytes": size, "tensors": asdict(sampled)})
     print(
-        f"tensors: {sampled.trained:,} of {sampled.trained_of:,} trained ones are right in "
+        f"tensors: all {sampled.trained:,} trained ones are right in "
         f"{sampled.elements:,} elements: largest difference from float64 {sampled.largest:.1e}, all within "
-        f"one rounding, {sampled.off:,} not the nearest number; {sampled.kept:,} of {sampled.kept_of:,} "
-        "others are the base's"
+        f"one rounding, {sampled.off:,} not the nearest number; all {sampled.kept:,} others are "
+        "the base's"
     )
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")

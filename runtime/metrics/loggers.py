@@ -26,7 +26,6 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from .services import Service
 
-
 FILE = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 """The answers to train.samples, an object per line: step, prompt (a text or messages, as in its file),

@@ -13,13 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..model.adapters import (
-    Adapter,
-    LoraSettings,
-    Value,
-    build_adapters,
-    by_pattern,
-)
+from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
 from .known import ADAPTER_CONFIG, Known, has_parameters, keys_as_values, plain, whole_sources
 
