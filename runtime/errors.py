@@ -10,7 +10,6 @@ PASSING = 75
 """The exit status if nothing has to be fixed and the script may be started again: EX_TEMPFAIL of sysexits.h.
 Another process of the run ended, or a store did not answer for a long time."""
 
-
 UNREADABLE = "check that this account may read the file, and that the disk works"
 """The help if the operating system fails to read a file further."""
 
@@ -53,6 +52,11 @@ def say(text: str, out: TextIO | None = None) -> None:
         stream.flush()
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def printable(text: str) -> str:
     """Return the text without terminal control characters: file names may contain anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
@@ -73,6 +77,6 @@ def guarded(main: Callable[[], int]) -> int:
         if not name.startswith(f"{__package__}."):
             raise
         missing = f"{name.replace('.', '/')}.py"
-        help = "use the artifact that made this, or set the option in the recipe and build it again"
+        help = "set the option in the recipe and build it again; --runtime wheel brings all modules"
         report(UserError(f"this needs {missing}, which the recipe of this artifact does not ask for", help))
         return 1

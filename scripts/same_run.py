@@ -216,17 +216,14 @@ def run_port(tool: Tool, folder: Path) -> Run:
     log = folder / "port.log"
     files = [*tool.files, "--accelerator", "cpu-1", "--devices", "1", "--from", dialect(tool)]
     called([recipe, "port", *files, "-o", "recipe.yaml"], folder, log)
-    changes = ("data.shuffle_seed=null", "checkpoint.every_steps=100", f"model.id=./{tool.place}")
+    changes = ["data.shuffle_seed=null", "checkpoint.every_steps=100", f"model.id=./{tool.place}"]
+    if (folder / "seen" / "adapter").exists():
+        changes.append("lora.start_from=seen/adapter")
     orders = [part for change in changes for part in ("--set", change)]
     called([recipe, "build", "recipe.yaml", "-o", "built", *orders], folder, log)
     (artifact,) = (folder / "built").glob("*/train.py")
     paths = ["--model", str(folder / tool.place), "--output", str(folder / "out-port")]
-    options = []
-    if (folder / "seen" / "adapter").exists():
-        merge = [sys.executable, str(artifact.with_name("merge.py")), *paths]
-        called([*merge, "--import-adapter", str(folder / "seen" / "adapter")], folder, log)
-        options = ["--resume"]
-    options += ["--data-dir", str(folder), "--trace", str(folder / "trace.npz")]
+    options = ["--data-dir", str(folder), "--trace", str(folder / "trace.npz")]
     called([sys.executable, str(artifact), *paths, *options], folder, log)
     return read_port(folder)
 

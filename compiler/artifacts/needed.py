@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec import runtime
 from recipec.compiler.lowering.catalog import entry_of
-from recipec.compiler.lowering.sources import COMPRESSIBLE, inputs
+from recipec.compiler.lowering.sources import COMPRESSIBLE, addresses, inputs
 from recipec.runtime.model.families import ANY, FAMILIES
 from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 from recipec.runtime.model.recomputed import OF_TUNIX
@@ -76,6 +76,10 @@ def _reads(ending: str, program: Program) -> bool:
     return any(_of_ending([ending], program)) or _other_files(program)
 
 
+def _names_addresses(program: Program) -> bool:
+    return bool(addresses(program.recipe))
+
+
 def _evaluates(program: Program) -> bool:
     return bool(program.recipe.data.eval) or program.recipe.data.eval_fraction is not None
 
@@ -116,11 +120,21 @@ def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
 
+<<<<<<< HEAD
 def _of(asks: Asked, room: str, *names: str) -> dict[str, Asked]:
     """Return a function for several modules of a room of runtime/."""
     return dict.fromkeys((f"runtime.{room}.{name}" for name in names), asks)
 
 
+=======
+def _imports_adapters(program: Program) -> bool:
+    return program.lora is not None and bool(program.lora.start_from or program.lora.principal)
+
+
+IMPORTING = ("runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.importing")
+"""Modules that read PEFT adapters. An artifact of other backends too, which write adapters, has them."""
+
+>>>>>>> lart2
 OPTIONAL: Mapping[str, Asked] = {
     **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     **_of(
@@ -140,6 +154,15 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.evaluation": _evaluates,
     "runtime.training.evaluating": _evaluates,
     "runtime.data.remote_content": lambda program: any("://" in path for path in _sources(program)),
+    **dict.fromkeys(
+        (
+            "runtime.stores",
+            "runtime.checkpoints.bucket",
+            "runtime.merging.remote_folder",
+            "runtime.weights.remote",
+        ),
+        _names_addresses,
+    ),
     "runtime.data.division": lambda program: program.recipe.data.eval_fraction is not None,
     "runtime.data.weighted": _draws_by_weight,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
@@ -168,6 +191,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.own_files": lambda program: (
         program.recipe.model.tokenizer is not None or program.recipe.data.chat_template is not None
     ),
+<<<<<<< HEAD
     **_of(lambda program: program.recipe.merge.quantization, "merging", "quantized", "quantized_sampling"),
     **dict.fromkeys(
         (f"runtime.{name}" for name in ("hosts.group", "hosts.watched", "hosts.local", "metrics.nowhere")),
@@ -181,6 +205,20 @@ OPTIONAL: Mapping[str, Asked] = {
         lambda program: program.lora is None or program.lora.trains_whole,
     ),
     **_of(lambda program: program.lora, "peft", "adapter", "exporting", "fitting", "importing"),
+=======
+    "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
+    "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
+    "runtime.hosts.group": _on_hosts,
+    "runtime.hosts.watched": _on_hosts,
+    "runtime.metrics.nowhere": _on_hosts,
+    "runtime.hosts.local": _on_hosts,
+    "runtime.checkpoints.full": _trains_whole,
+    "runtime.merging.whole_sampling": _trains_whole,
+    "runtime.model.whole": _trains_whole,
+    "runtime.model.whole_arrays": _trains_whole,
+    "runtime.peft.exporting": lambda program: program.lora,
+    **dict.fromkeys(IMPORTING, _imports_adapters),
+>>>>>>> lart2
     "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
@@ -211,6 +249,13 @@ OPTIONAL: Mapping[str, Asked] = {
         program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
     ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
+<<<<<<< HEAD
+=======
+    "runtime.data.prompts": lambda program: program.recipe.train.samples,
+    "runtime.training.maintenance": lambda program: program.recipe.launch.kind,
+    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
+    "runtime.training.answers": lambda program: program.recipe.train.samples,
+>>>>>>> lart2
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
     "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
@@ -254,10 +299,13 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
         files: the artifact's own files.
         there: all files of runtime/, by path relative to it.
     """
+    called = {*_called(files)}
     asked = [name for name, asks in OPTIONAL.items() if asks(program)]
+    if program.lora is not None and any(name.startswith("runtime.backends.") for name in called):
+        asked += IMPORTING
     found: set[str] = set()
     seen: set[str] = set()
-    waiting = {*STARTED, *asked, *_called(files)}
+    waiting = {*STARTED, *asked, *called}
     passed_over = tuple(f"{name}." for name in OPTIONAL.keys() - asked)
     while waiting:
         seen |= waiting

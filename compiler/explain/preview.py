@@ -296,8 +296,7 @@ def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | N
 def _download(repository: str, revision: str | None) -> Path:
     import huggingface_hub
 
-    from recipec.runtime.addresses import first_line
-    from recipec.runtime.errors import UserError
+    from recipec.runtime.errors import UserError, first_line
 
     try:
         return Path(

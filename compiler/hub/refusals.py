@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from recipec.compiler.errors import ArtifactError
-from recipec.runtime.addresses import first_line
+from recipec.runtime.errors import first_line
 
 ELSEWHERE = "or run `recipe models add` on a machine that reaches the hub, and copy the folder that it writes"
 """The alternative if the hub cannot be reached."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering.sources import inputs, outputs
+from recipec.compiler.lowering.sources import addresses
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -92,10 +92,7 @@ def _logging(program: Program, pins: Pins) -> Pins:
 
 def uses_gcs(program: Program) -> bool:
     """Return whether anything that a recipe reads or writes lies in Google Cloud Storage."""
-    recipe = program.recipe
-    model = (recipe.model.id, recipe.model.tokenizer or "")
-    places = (*inputs(recipe).values(), *outputs(recipe).values(), *model)
-    return any(place.startswith("gs://") for place in places)
+    return any(address.startswith("gs://") for address in addresses(program.recipe))
 
 
 def _pins(name: str) -> Pins:

@@ -60,6 +60,14 @@ def outputs(recipe: Recipe) -> dict[str, str]:
     }
 
 
+def addresses(recipe: Recipe) -> list[str]:
+    """Return the addresses that a run and its merge read or write."""
+    model = (recipe.model.id, recipe.model.tokenizer or "")
+    return [
+        place for place in (*inputs(recipe).values(), *outputs(recipe).values(), *model) if "://" in place
+    ]
+
+
 def leads_out(folder: Path, path: str) -> bool:
     """Return whether a path below a folder leads outside it through a link."""
     root = os.path.realpath(folder)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
 from recipec.compiler.plan.results import COMPILED, Compiled
-from recipec.runtime.addresses import first_line
+from recipec.runtime.errors import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 """How often a worker looks for libtpu's files, and how long complete files keep their sizes."""

@@ -15,7 +15,7 @@ from recipec.compiler.lowering.fewer_layers import period
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.rehearse.miniature import Sizes, resized, write_tokenizer
 from recipec.compiler.rehearse.pipeline import StepFailed
-from recipec.runtime.addresses import first_line
+from recipec.runtime.errors import first_line
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 
 MAMBA_HEAD = 8

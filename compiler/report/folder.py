@@ -152,10 +152,18 @@ class Folder:
         return json_value(self.read(name) or b"")
 
     @contextmanager
+<<<<<<< HEAD:compiler/report/folder.py
     def _reading(self, name: str = "") -> Iterator[None]:
         """Turn errors within the block into ArtifactErrors; ignore missing files."""
         if self.system:
             self.system.invalidate_cache()
+=======
+    def _reading(self) -> Iterator[None]:
+        """Turn errors of an address's library into ArtifactErrors within the block; ignore missing files."""
+        from recipec.runtime.stores import failed
+
+        self.system.invalidate_cache()
+>>>>>>> lart2:compiler/report/place.py
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):

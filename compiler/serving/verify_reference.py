@@ -18,8 +18,7 @@ from typing import Any
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.lowering.tensors import tensors
 from recipec.compiler.trained.folder import template_variables
-from recipec.runtime.addresses import first_line
-from recipec.runtime.errors import UserError
+from recipec.runtime.errors import UserError, first_line
 from recipec.runtime.memory import available_memory
 
 _WHOLE = "give the complete folder that merge.py wrote"

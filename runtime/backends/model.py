@@ -16,9 +16,10 @@ from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.initial import initial_adapters
 from ..model.whole import train_only
-from ..peft.adapter import ROWS, WRAPPER, open_adapter
+from ..peft.adapter import ROWS, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
-from ..peft.fitting import fitting, whole_sources
+from ..peft.fitting import fitting
+from ..peft.known import WRAPPER, whole_sources
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint

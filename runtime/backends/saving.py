@@ -13,8 +13,9 @@ import numpy as np
 from ..checkpoints.adapter_reader import Delta
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
-from ..peft.adapter import ADAPTER_CONFIG, ROWS, WEIGHTS
+from ..peft.adapter import ROWS
 from ..peft.exporting import adapter_config, config_bytes, write_weights
+from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import CONFIG, HFCheckpoint

@@ -9,16 +9,18 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..addresses import failed, is_address, open_address, path_of, reached, read_by_orbax
+from ..addresses import is_address, path_of, reached, read_by_orbax
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
+from ..metrics.loggers import FILE as METRICS
+from ..metrics.loggers import read_entries
 from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import HFCheckpoint
@@ -32,7 +34,6 @@ LATEST = "latest"
 BEST = "best"
 ITEM = "model_params"
 """Name under which Tunix's CheckpointManager stores the parameters of a step."""
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,12 @@ def step_folders(directory: str | Path) -> list[int]:
     """
     try:
         with reached(directory):
-            return [step for step in _numbered(directory) if _ended(directory, step)]
+            steps = _numbered(directory)
+            if read_by_orbax(directory):
+                from .bucket import ended
+
+                steps = ended(directory, steps)
+            return steps
     except OSError as error:  # of this machine's file systems
         raise UserError(
             f"{directory}: cannot be read: {error.strerror or error}", "allow this process to read it"
@@ -295,36 +301,18 @@ def unfinished(directory: str | Path) -> list[int]:
     """
     if not read_by_orbax(directory):
         return []
+    from .bucket import unfinished
+
     with reached(directory):
-        return [
-            step
-            for step in _numbered(directory)
-            if not _ended(directory, step)
-            and {path.name for path in (path_of(directory) / str(step)).iterdir()} <= _BEGUN
-        ]
-
-
-_BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
-"""The entries of a step's folder before its save ends; a folder with other entries is not a step's."""
+        return unfinished(directory, _numbered(directory))
 
 
 def _numbered(directory: str | Path) -> list[int]:
+    """Return the folders whose names are numbers, ascending; [] if the directory does not exist."""
     root = path_of(directory)
-    if root.is_dir():
-        return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
-    opened = open_address(directory) if read_by_orbax(directory) else None
-    if isinstance(opened, tuple):
-        system, path = opened
-        try:
-            # gcsfs reports "no folder" for a bucket that does not exist, and for one without read permission.
-            system.ls(path.partition("/")[0], detail=False, max_results=1)
-        except FileNotFoundError as error:
-            raise failed(str(directory), "read", error) from error
-    return []
-
-
-def _ended(directory: str | Path, step: int) -> bool:
-    return not read_by_orbax(directory) or (path_of(directory) / str(step) / manifest.COMMITTED).exists()
+    if not root.is_dir():
+        return []
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
 
 
 def saved_steps(directory: str | Path) -> list[int]:
@@ -395,7 +383,7 @@ def step_losses(directory: str | Path, step: int) -> dict[str, float]:
     """Return "loss" and "eval_loss" of a step, if the run logged them."""
     out: dict[str, float] = {}
     for entry in _logged(directory):
-        if entry.get("step") == step:
+        if entry["step"] == step:
             out |= {key: float(entry[key]) for key in ("loss", "eval_loss") if entry.get(key) is not None}
     return out
 
@@ -404,7 +392,7 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
     losses = {
         entry["step"]: float(entry["eval_loss"])
         for entry in _logged(directory)
-        if entry.get("eval_loss") is not None and entry.get("step") in steps
+        if entry.get("eval_loss") is not None and entry["step"] in steps
     }
     losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
     if not losses:
@@ -416,19 +404,10 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
     return min(losses, key=lambda step: (losses[step], step))
 
 
-def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a run's metrics.jsonl, none if there is no such file. Losses that are not finite
-    are texts, which float() reads."""
-    path = path_of(directory) / METRICS
+def _logged(directory: str | Path) -> list[dict[str, Any]]:
+    """Return the entries of metrics.jsonl. Losses that are not finite are texts, which float() reads."""
     with reached(directory):
-        text = path.read_text() if path.is_file() else ""
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the last line of a run that was killed
-        if isinstance(entry, dict):
-            yield entry
+        return [entry for _, entry in read_entries(path_of(directory) / METRICS)]
 
 
 def restore_tree(

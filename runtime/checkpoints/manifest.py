@@ -15,7 +15,6 @@ from typing import Any
 SUMS = "SHA256SUMS"
 COMMITTED = "commit_success.txt"
 """Orbax writes this file after SHA256SUMS, and puts the time in it."""
-CHUNK = 1 << 22
 
 
 def write(folder: Any) -> None:
@@ -79,8 +78,5 @@ def _parse(text: str) -> dict[str, str]:
 
 
 def _digest(path: Any) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

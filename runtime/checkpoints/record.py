@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..addresses import failed, first_line, is_address, passing, path_of, reached, write_whole
-from ..errors import UNREADABLE, UserError
+from ..addresses import is_address, path_of, reached, write_whole
+from ..errors import UNREADABLE, UserError, first_line
 
 LOCK = "recipe.lock.json"
 INITIAL = "initial_adapters.npz"
@@ -20,19 +20,8 @@ OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the s
 EARLIER = "choose an earlier --step"
 
 PASSIVE = (
-    "name",
-    "extends",
-    "checkpoint",
-    "merge",
-    "serve",
-    "benchmark",
-    "evaluate",
-    "launch",
-    "cost",
-    "cache",
-    "budget",
-    "train.log",
-    "train.samples",
+    *("name", "extends", "checkpoint", "merge", "serve", "benchmark", "evaluate", "launch", "cost", "cache"),
+    *("budget", "train.log", "train.samples"),
 )
 """Keys of a recipe that may change between a run and its continuation: they do not affect the numbers."""
 
@@ -102,8 +91,11 @@ def record_digest(directory: str | Path) -> str | None:
 def unreadable(path: str, error: Exception) -> UserError:
     """Explain an error of Orbax or tensorstore, which raise many kinds: the saved tree at `path` is damaged,
     or its store did not answer."""
-    if is_address(path) and passing(error):
-        return failed(path, "read", error)
+    if is_address(path):
+        from ..stores import failed, passing
+
+        if passing(error):
+            return failed(path, "read", error)
     return UserError(f"{path}: cannot be read ({first_line(error)[:200]})", EARLIER)
 
 

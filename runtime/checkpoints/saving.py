@@ -10,7 +10,6 @@ ROOT/corrupt-STEP                                   a damaged step that a contin
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 from tunix.sft.checkpoint_manager import CheckpointManager
 
-from ..addresses import failed, first_line, is_address, passing, path_of, reached, read_by_orbax
-from ..errors import PASSING, UserError
+from ..addresses import is_address, path_of, reached, read_by_orbax
+from ..errors import PASSING, UserError, first_line
 from ..training.elastic import Kept
 from . import manifest
 from .adapter_reader import ITEM, saved_steps, unfinished
-from .resuming import CHECK, IMPORTED, OPTIMIZER, digest
+from .resuming import OPTIMIZER
 
 
 class Checkpoints(CheckpointManager):
@@ -84,34 +81,6 @@ class Checkpoints(CheckpointManager):
                 custom_metadata=dict(metadata),
             ),
         )
-
-    def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
-        """Save adapters that were trained elsewhere, as step 0.
-
-        Args:
-            arrays: A and B by their paths in the model.
-            origin: where they came from, as JSON values.
-
-        Raises:
-            UserError: when the step could not be written.
-        """
-        params = _state(arrays)
-        save = ocp.args.PyTreeSave(item=params, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), params))
-        mark = json.loads(json.dumps(dict(origin)))
-        try:
-            assert self._checkpoint_manager is not None
-            self._checkpoint_manager.save(
-                0,
-                args=ocp.args.Composite(**{ITEM: save}),
-                custom_metadata={IMPORTED: mark, CHECK: digest(mark)},
-                force=True,
-            )
-            self.close()
-        except Exception as error:
-            raise UserError(
-                f"{self.directory}: the adapters could not be written: {cause(error)}",
-                "free disk space or allow writing to the directory, and import them again",
-            ) from error
 
     def _failed(self, error: Exception) -> None:
         if self.on_failure is not None:
@@ -177,13 +146,10 @@ def manager(
     """
     # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
     bucket = read_by_orbax(directory)
-    if bucket and jax.process_index() == 0:
-        for step in unfinished(directory):
-            with reached(directory, "written"):
-                (path_of(directory) / str(step)).rmtree()
-            print(
-                f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr
-            )
+    for step in unfinished(directory) if jax.process_index() == 0 else ():
+        with reached(directory, "written"):
+            (path_of(directory) / str(step)).rmtree()
+        print(f"note: {directory}: the save of step {step} did not finish: it is removed", file=sys.stderr)
     try:
         with reached(directory, "written"):
             return ocp.CheckpointManager(
@@ -213,7 +179,7 @@ def begin_save(directory: str, save: Callable[[], object]) -> None:
         try:
             save()
         except Exception as error:
-            if not (is_address(directory) and passing(error) and jax.process_count() == 1):
+            if not (_may_pass(directory, error) and jax.process_count() == 1):
                 raise
             reason = f"{cause(error)}; {kept(directory)}"
             print(f"note: {directory}: a checkpoint could not be written: {reason}", file=sys.stderr)
@@ -226,12 +192,23 @@ def not_written(directory: str, error: Exception) -> UserError:
     """Make the error for a step that could not be saved."""
     way_out: str | None = "free disk space or allow writing to the directory"
     if is_address(directory):
+        from ..stores import failed
+
         way_out = failed(directory, "written", error).help
     return UserError(
         f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
         f"{way_out}, and continue with --resume",
-        PASSING if is_address(directory) and passing(error) else 1,
+        PASSING if _may_pass(directory, error) else 1,
     )
+
+
+def _may_pass(directory: str, error: Exception) -> bool:
+    """Return whether a failed write may be repeated, because a store did not answer."""
+    if not is_address(directory):
+        return False
+    from ..stores import passing
+
+    return passing(error)
 
 
 def kept(directory: str) -> str:
@@ -251,17 +228,6 @@ def cause(error: BaseException) -> str:
         if (isinstance(error, OSError) and error.errno == number) or words in text:
             return words
     return first_line(error)[:200]
-
-
-def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
-    """Return adapters in the form in which nnx.state returns a model's adapters."""
-    leaves = {
-        tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
-            jnp.asarray(array)
-        )
-        for path, array in arrays.items()
-    }
-    return nnx.State.from_flat_path(leaves)
 
 
 def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:

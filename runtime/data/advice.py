@@ -37,7 +37,6 @@ SYNONYMS = {
 }
 """Other names in data sets for a format's columns."""
 
-
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
 LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_invalid_ratio: 1"
 """Advice if rows have content that their rendering does not use, and nothing is left without it."""

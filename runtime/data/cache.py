@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ..addresses import first_line
 from ..endless import check_ends
+from ..errors import first_line
 from ..settings import DataSettings, Source
 from .encoding import Coding
 from .report import SplitReport
@@ -78,7 +78,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
         return None
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        arrays = {item.name: np.load(_file(folder, item.name), mmap_mode="r") for item in fields(Samples)}
+        arrays = {item.name: np.load(folder / f"{item.name}.npy", mmap_mode="r") for item in fields(Samples)}
         samples = Samples(**arrays | {"group": int(arrays["group"])})
         if _digest(samples) != about["sha256"]:
             raise ValueError("its contents have changed")
@@ -99,7 +99,7 @@ def save(folder: Path, samples: Samples, report: SplitReport) -> None:
         return
     try:
         for item in fields(Samples):
-            np.save(_file(unfinished, item.name), getattr(samples, item.name), allow_pickle=False)
+            np.save(unfinished / f"{item.name}.npy", getattr(samples, item.name), allow_pickle=False)
         about = {"sha256": _digest(samples), "report": report.to_dict()}
         (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         os.replace(unfinished, folder)
@@ -138,10 +138,6 @@ def _sha256(files: Iterable[Path]) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.npy"
 
 
 def installed(package: str) -> str | None:

@@ -210,10 +210,7 @@ class Renderer:
         for turn in turns:
             span = self._by_prefix(messages, tools, turn, text)
             if span is None:
-                calls = messages[turn].get("tool_calls")
-                find = self._by_other_name if calls else self._by_substitution
-                span = find(messages, tools, turn, text)
-                substituted = True
+                span, substituted = self._by_other_text(messages, tools, turn, text), True
             spans.append(span)
         ended = all(self._ends_turn(text[:end]) for _, end in spans)
         return Rendered(text, _apart(spans), substituted, ended)
@@ -225,9 +222,7 @@ class Renderer:
         if text.startswith(prompt) and len(text) > len(prompt):
             return Rendered(text, ((len(prompt), len(text)),), ended=self._ends_turn(text.rstrip()))
         if start == len(messages) - 1 and messages[start]["role"] == "assistant":
-            calls = messages[start].get("tool_calls")
-            find = self._by_other_name if calls else self._by_substitution
-            span = find(messages, tools, start, text)
+            span = self._by_other_text(messages, tools, start, text)
             return Rendered(text, (span,), substituted=True)
         raise Inconsistent(
             "the prompt, rendered with the generation prompt, does not begin the whole rendering"
@@ -264,6 +259,10 @@ class Renderer:
         written = whole.rstrip()
         end = len(written) if self._ends_turn(written) else len(whole)
         return (len(prompt), end) if end > len(prompt) else None
+
+    def _by_other_text(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
+        find = self._by_other_name if messages[turn].get("tool_calls") else self._by_substitution
+        return find(messages, tools, turn, text)
 
     def _by_substitution(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
         message = messages[turn]
@@ -313,16 +312,14 @@ class Renderer:
         try:
             last = self._template.render([*before, message], tools).rstrip()
             until = self._template.render([*before, renamed], tools).partition(marker)[0]
-            place = self._template.render([*before, renamed, *messages[turn + 1 :]], tools).partition(marker)[
-                0
-            ]
+            whole = self._template.render([*before, renamed, *messages[turn + 1 :]], tools)
             prompt = self._template.render(before, tools, add_generation_prompt=True)
             header = self._template.render([*before, plain], tools).partition(marker)[0]
         except TemplateRefusal as error:
             raise Inconsistent(
                 f"the template refuses message {turn}, which calls tools, without the others"
             ) from error
-        rest = last[len(until) :]
+        place, rest = whole.partition(marker)[0], last[len(until) :]
         if last.startswith(until) and text.startswith(place + rest) and self._ends_turn(last):
             for begin in (prompt, header):
                 written = until[len(begin) :]

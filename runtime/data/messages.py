@@ -35,14 +35,12 @@ ALIASES = {
 CALLS = ("function_call", "tool_call")
 """ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
 
-
 TAUGHT = re.compile(
     r"tool_calls|tool_responses|name|refusal|documents|cot|.*(reasoning|think|thought|image|audio|video).*",
     re.I,
 )
 """Keys of a message that belong to its content, besides role and content. Others (ids, times, ratings, a
 tool's name next to its call) are metadata. So are numbers: "reasoning_tokens" is not reasoning."""
-
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that hold the assistant's reasoning."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..addresses import first_line, is_local, unavailable
+from ..addresses import is_address
 from ..endless import check_ends
-from ..errors import UserError
+from ..errors import UserError, first_line
 
 HUB = "hf://"
 
@@ -50,7 +50,8 @@ class DataPath:
     @property
     def local(self) -> bool:
         """Whether other libraries can open `path` directly."""
-        return is_local(self.system)
+        protocol = self.system.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
     def check(self) -> None:
         """Check that reading it ends.
@@ -116,14 +117,16 @@ def explained(name: str, error: Exception, place: DataPath | None = None) -> Use
             f"there is no data file {where}",
             "data.train and data.eval are relative to the artifact's folder, or to --data-dir",
         )
-    found = unavailable(name, error)
-    if found is not None:
-        return found
+    if is_address(name):
+        from ..stores import unavailable
+
+        if found := unavailable(name, error):
+            return found
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
-    return UserError(
-        f"{name} cannot be read: {which}{reason}",
-        "check that it is complete, and that its ending names its format" if kind_of(name) else None,
-    )
+    help = "check that it is complete, and that its ending names its format" if kind_of(name) else None
+    if isinstance(error, ImportError) and error.name:
+        help = f"pip install {error.name.partition('.')[0]}"
+    return UserError(f"{name} cannot be read: {which}{reason}", help)
 
 
 def address_of(path: str) -> tuple[str, str | None]:

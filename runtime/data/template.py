@@ -125,14 +125,6 @@ class ChatTemplate:
         self._length = 0
         self._marks: list[tuple[int, str]] = []
 
-    def render(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
-        """Render a conversation as text.
-
-        Raises:
-            TemplateRefusal: the template raises on it.
-        """
-        return self._run(messages, tools, add_generation_prompt)
-
     def render_marked(self, messages: Messages, tools: Tools = None) -> tuple[str, list[Span]]:
         """Return a conversation as text, and the characters that are marked as generated, in order.
 
@@ -140,7 +132,7 @@ class ChatTemplate:
             TemplateRefusal: the template raises on it.
             Misplaced: the place of the markers in the text cannot be determined, as in a macro.
         """
-        text = self._run(messages, tools, False)
+        text = self.render(messages, tools)
         spans: list[Span] = []
         for start, written in self._marks:
             end = start + len(written)
@@ -149,7 +141,12 @@ class ChatTemplate:
             spans.append((start, end))
         return text, spans
 
-    def _run(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
+    def render(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
+        """Render a conversation as text.
+
+        Raises:
+            TemplateRefusal: the template raises on it.
+        """
         self._length, self._marks = 0, []
         parts: list[str] = []
         try:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..addresses import first_line
 from ..endless import check_ends
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..model.families import FAMILIES, foreign_markers
 from ..settings import DataSettings, ModelSettings, Source
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..addresses import first_line
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .values import kind
 
 

@@ -40,28 +40,18 @@ def model_card(
         losses: losses of the step, by their names in metrics.jsonl ("loss", "eval_loss").
         reach: what the run's adapters cover, None if it had none.
     """
-    name, base = _title(record, lock), Base(record["base"])
-    lora = record.get("lora")
-    data = {"library_name": "transformers", "pipeline_tag": "text-generation", **carried(base_card)}
-    if base.on_hub:
-        data |= {"base_model": base.id, "base_model_relation": "finetune"}
-    only = _section(lock, "train").get("only")
-    how = f"fine-tuned in {_whole(only)} of its text model"
+    name, base, lora = _title(record, lock), Base(record["base"]), record.get("lora")
+    how = f"fine-tuned in {_whole(_section(lock, 'train').get('only'))} of its text model"
     if lora:
         how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
     form = f"Trained weights are stored as {record.get('dtype')}; all others are unchanged from the base."
     if record.get("quantization"):
         form = f"Linear weights are quantized to {record['quantization']}; vLLM reads them so."
-    parts = [
-        f"# {name}",
-        f"{base.link}, {how}. {form}",
-        "## Use",
-        *([] if record.get("quantization") else [_transformers(name, lock)]),
-        _serving(f"path/to/{name}", name, lock),
-        *_training(record, lock, base, losses, reach),
-        *_origin(record, lock),
-    ]
-    return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
+    use = [] if record.get("quantization") else [_transformers(name, lock)]
+    use.append(_serving(f"path/to/{name}", name, lock))
+    data = {"library_name": "transformers", "pipeline_tag": "text-generation", **carried(base_card)}
+    body = [f"{base.link}, {how}. {form}", "## Use", *use, *_training(record, lock, base, losses, reach)]
+    return _card(data, record, lock, "finetune", body)
 
 
 def adapter_card(
@@ -81,29 +71,31 @@ def adapter_card(
     name, base = _title(record, lock), Base(record["base"])
     data = {"pipeline_tag": "text-generation", **carried(base_card), "library_name": "peft"}
     data["tags"] = ["lora", *(tag for tag in data.get("tags", []) if tag != "lora")]
-    if base.on_hub:
-        data |= {"base_model": base.id, "base_model_relation": "adapter"}
     targets = (record.get("lora") or {}).get("targets") or adapter_config.get("target_modules") or []
-    parts = [
-        f"# {name}",
-        f"A LoRA adapter for {base.link}, on {_listed([targets] if isinstance(targets, str) else targets)}.",
-        "## Use",
-        _peft(name, base),
-        *_serving_adapter(name, base, adapter_config),
-        *_training(record, lock, base, losses, reach),
-        *_origin(record, lock),
-    ]
-    return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
+    what = _listed([targets] if isinstance(targets, str) else targets)
+    use = [_peft(name, base), *_serving_adapter(name, base, adapter_config)]
+    body = [f"A LoRA adapter for {base.link}, on {what}.", "## Use", *use]
+    return _card(data, record, lock, "adapter", [*body, *_training(record, lock, base, losses, reach)])
 
 
-def _front_matter(data: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
+def _card(
+    data: Mapping[str, Any],
+    record: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    relation: str,
+    body: Sequence[str],
+) -> str:
+    """Return a card with its metadata; `relation` is the model's to its base."""
     from huggingface_hub import ModelCardData
 
+    base = Base(record["base"])
+    if base.on_hub:
+        data = {**data, "base_model": base.id, "base_model_relation": relation}
     paths = [str(source.get("path")) for source in _sources(lock, "train")]
-    datasets = dict.fromkeys(_dataset(path) for path in paths if path.startswith(HUB))
-    data = {**data, "datasets": list(datasets)}
+    data = {**data, "datasets": list(dict.fromkeys(_dataset(path) for path in paths if path.startswith(HUB)))}
     ordered = {key: data[key] for key in FIELDS if data.get(key)}
-    return f"---\n{ModelCardData(**ordered).to_yaml(original_order=list(FIELDS))}\n---\n"
+    head = f"---\n{ModelCardData(**ordered).to_yaml(original_order=list(FIELDS))}\n---\n"
+    return head + "\n" + "\n\n".join([f"# {_title(record, lock)}", *body, *_origin(record, lock)]) + "\n"
 
 
 def _transformers(name: str, lock: Mapping[str, Any]) -> str:
@@ -163,12 +155,12 @@ def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterat
     yield _shell(f"vllm serve {base.path}", options)
 
 
+LOSSES = (("loss", "training"), ("eval_loss", "evaluation"))
 PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
 """Packages whose versions a card lists; recipe.lock.json has all."""
 
 
 def _title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
-    """Return the name of the recipe."""
     return str(lock.get("name") or (record.get("recipe") or {}).get("name") or "model")
 
 
@@ -182,11 +174,10 @@ def _training(
     """Describe what was trained, on which data, and how."""
     train, data = _section(lock, "train"), _section(lock, "data")
     lora = record.get("lora")
+    trained = f"{_whole(train.get('only'))} of the text model"
     rows = {
         "Base": base.link,
-        "Trained": _trained(lora, _section(lock, "lora"))
-        if lora
-        else f"{_whole(train.get('only'))} of the text model",
+        "Trained": _trained(lora, _section(lock, "lora")) if lora else trained,
         "LoRA reaches": str(reach or ""),
         "Objective": training_objective(train),
         "Data": ", ".join(map(_source, _sources(lock, "train"))),
@@ -195,7 +186,7 @@ def _training(
         "Batch": _batch(train, data),
         "Optimizer": _optimizer(train),
         "Step": str((record.get("checkpoint") or {}).get("step", "")),
-        "Loss": _losses(losses or {}),
+        "Loss": ", ".join(f"{losses[key]:.4f} in {what}" for key, what in LOSSES if losses and key in losses),
     }
     yield "## Training"
     yield _table([(key, value) for key, value in rows.items() if value])
@@ -249,11 +240,6 @@ def _optimizer(train: Mapping[str, Any]) -> str:
     return text + (f", {schedule['name']} schedule" if schedule.get("name") else "")
 
 
-def _losses(losses: Mapping[str, float]) -> str:
-    names = {"loss": "{:.4f} in training", "eval_loss": "{:.4f} in evaluation"}
-    return ", ".join(text.format(losses[key]) for key, text in names.items() if losses.get(key) is not None)
-
-
 def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]:
     """Describe the recipe, its hashes, and the packages of the run."""
     yield "## Origin"
@@ -277,7 +263,8 @@ def _sources(lock: Mapping[str, Any], split: str) -> list[Mapping[str, Any]]:
 
 def _source(source: Mapping[str, Any]) -> str:
     path = str(source.get("path"))
-    text = _code(_place(path))
+    local = path.removeprefix("file://")
+    text = _code(_last(local) if local.startswith(("/", "~")) else path)
     if path.startswith(HUB):
         text = f"[{path.removeprefix(HUB)}]({SITE}/datasets/{_dataset(path)})"
     details = [_code(str(source[key])) for key in ("config", "split") if source.get(key)]
@@ -299,37 +286,22 @@ SITE, BAR = "https://huggingface.co", "\\|"
 CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
 """Metadata of the base's card that also hold for a model made from it."""
 
-
 FRONT_MATTER = 1 << 16
 """Characters of a base's card that are searched for its metadata."""
 
 
 class Base:
-    """The base model as a card names it.
-
-    Attributes:
-        id: its id on the hub, or the name of its folder without the path.
-        on_hub: whether the hub has it.
-        revision: its revision on the hub.
-    """
+    """The base model as a card names it: `id` is its id on the hub, or the name of its folder; `path` is what
+    loads it, or a placeholder; `link` names it in a sentence."""
 
     def __init__(self, base: Mapping[str, Any]) -> None:
         self.on_hub = _is_hub_id(base["id"])
         self.id: str = base["id"] if self.on_hub else _last(base["id"])
         self.revision: str | None = base.get("revision") if self.on_hub else None
-
-    @property
-    def path(self) -> str:
-        """Return the name or placeholder path from which to load it."""
-        return self.id if self.on_hub else f"path/to/{self.id}"
-
-    @property
-    def link(self) -> str:
-        """Return its name or link for a sentence."""
-        if not self.on_hub:
-            return _code(self.id)
-        text = f"[{self.id}]({SITE}/{self.id})"
-        return f"{text} at revision {_code(self.revision)}" if self.revision else text
+        self.path = self.id if self.on_hub else f"path/to/{self.id}"
+        self.link = f"[{self.id}]({SITE}/{self.id})" if self.on_hub else _code(self.id)
+        if self.revision:
+            self.link += f" at revision {_code(self.revision)}"
 
 
 def carried(card: str | None) -> dict[str, Any]:
@@ -345,12 +317,6 @@ def carried(card: str | None) -> dict[str, Any]:
         return {}
     out = {key: _texts(data.get(key)) for key in CARRIED}
     return {key: value for key, value in out.items() if value and (key != "tags" or isinstance(value, list))}
-
-
-def _place(path: str) -> str:
-    """Return a path or an address for a card: of a local path only the last part."""
-    local = path.removeprefix("file://")
-    return _last(local) if local.startswith(("/", "~")) else path
 
 
 def _last(path: str) -> str:

@@ -1,4 +1,5 @@
-"""Run one merge: its inputs, and its folders, which become loadable only at the end."""
+"""Run one merge: its inputs, the identity by which a second run recognizes it, and its folders, which become
+loadable only at the end."""
 
 from __future__ import annotations
 
@@ -8,9 +9,14 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..checkpoints.adapter_reader import Delta, TrainedAdapters
+from etils import epath
+
+from ..addresses import open_address
+from ..checkpoints import manifest
+from ..checkpoints.adapter_reader import ITEM, Delta, TrainedAdapters
 from ..checkpoints.record import LOCK
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
@@ -23,10 +29,10 @@ from .folder import OutputFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
 from .known import compared
 from .plan import MergePlan
-from .record import MergeSettings, Trained, merge_record
 from .writer import Sink, write_shards
 
 if TYPE_CHECKING:
+    from ..checkpoints.full import TrainedWeights
     from .quantized import Quantization
 
 CARD = "README.md"
@@ -34,6 +40,95 @@ NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
 """Side files of a base that are not copied."""
 SPARE_BYTES = 64 << 20
 """Bytes to leave free on the disk in addition to the weights, for side files."""
+
+VERSION = 1
+"""The version of merge.json."""
+
+SAMPLES, SAMPLE_BYTES = 32, 4096
+"""Number of evenly spread places in a checkpoint's weights, and bytes of each, that identify it."""
+
+Trained: TypeAlias = "TrainedAdapters | TrainedWeights"
+
+
+@dataclass(frozen=True)
+class MergeSettings:
+    """The part of a recipe's `merge` section that decides what is written.
+
+    Attributes:
+        dtype: type of the merged weights, "bfloat16" or "float32".
+        max_shard_size: limit of one file, "5GB" and the like, or "base" for the base's own split.
+        quantization: "fp8" or "int8" for linear weights, None for `dtype`.
+        chat_template: the recipe's own, which replaces the base's; None if it trained with the tokenizer's.
+    """
+
+    dtype: str
+    max_shard_size: str
+    quantization: str | None = None
+    chat_template: str | None = None
+
+
+def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: MergeSettings) -> dict[str, Any]:
+    """Return everything that the output depends on, under names for messages.
+
+    Args:
+        directory: the run's checkpoint directory.
+    """
+    template = settings.chat_template
+    return {
+        "base": base_digest(base),
+        "step": trained.step,
+        "checkpoint": checkpoint_digest(directory, trained),
+        "recipe": hashlib.sha256(trained.lock).hexdigest(),
+        "dtype": settings.dtype,
+        "max_shard_size": settings.max_shard_size,
+        "quantization": settings.quantization,
+        "chat_template": template and hashlib.sha256(template.encode()).hexdigest(),
+    }
+
+
+def base_digest(base: HFCheckpoint) -> str:
+    """Return a SHA-256 of config.json, each file's name, size and header, and a small part of the weights.
+
+    The weights are included because two models of one architecture may differ only in them.
+    """
+    digest = hashlib.sha256(base.side_file(CONFIG))
+    each = -(-SAMPLES // len(base.headers))
+    for file, header in base.headers.items():
+        digest.update(f"{file} {header.size}\n".encode())
+        digest.update(header.raw)
+        for number in range(each):
+            start = header.data_start + (header.size - header.data_start) * (2 * number + 1) // (2 * each)
+            digest.update(base.store.read(file, start, min(start + SAMPLE_BYTES, header.size)))
+    return digest.hexdigest()
+
+
+def checkpoint_digest(directory: str, trained: Trained) -> str | None:
+    """Return the SHA-256 of a step's SHA256SUMS, or of the arrays if another program saved it without one."""
+    sums = epath.Path(directory) / str(trained.step) / ITEM / manifest.SUMS
+    if sums.exists():
+        return hashlib.sha256(sums.read_bytes()).hexdigest()
+    if not isinstance(trained, TrainedAdapters):
+        return None
+    digest = hashlib.sha256()
+    for arrays in (trained.arrays, {path: (array,) for path, array in trained.whole.items()}):
+        for path in sorted(arrays):
+            for array in arrays[path]:
+                digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def output_folder(address: str | Path) -> OutputFolder:
+    """Return the folder of a path or of an fsspec address.
+
+    Raises:
+        UserError: when no file system is known for the address, its package is missing, or access is refused.
+    """
+    opened = open_address(address)
+    if isinstance(opened, Path):
+        return OutputFolder(opened)
+    from .remote_folder import RemoteFolder
+
+    return RemoteFolder(str(address), *opened)
 
 
 @dataclass(frozen=True)
@@ -46,7 +141,7 @@ class MergeJob:
         settings: the merge settings.
         plan: the plan of the weights.
         quantization: the plan's quantization.
-        identity: the merge's identity, see `runtime.merging.record.identity`.
+        identity: the merge's identity, see `identity`.
         target: folder of the merged weights.
         adapter: folder of the PEFT adapter, or None.
         own: files of the tokenizer and the chat template that the run used instead of the base's.
@@ -157,14 +252,14 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
 
 def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
-    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
+    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 
     return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *job.own
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
-    from ..peft.adapter import ADAPTER_CONFIG, WEIGHTS
     from ..peft.exporting import adapter_config, config_bytes, write_weights
+    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 
     assert isinstance(job.trained, TrainedAdapters)
     deltas, whole = job.trained.deltas(), job.trained.saved(job.base)
@@ -258,3 +353,43 @@ def _report(job: MergeJob, seconds: float) -> None:
 
 def _entry(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def merge_record(job: MergeJob, files: Files) -> dict[str, Any]:
+    """Return the content of merge.json.
+
+    Args:
+        files: size and SHA-256 of every written file except merge.json.
+    """
+    return {
+        "merge": VERSION,
+        "identity": dict(job.identity),
+        "base": {
+            "id": job.model.id,
+            "revision": job.model.revision,
+            "files": {file: {"size": header.size} for file, header in job.base.headers.items()},
+        },
+        "checkpoint": {"step": job.trained.step, "sha256": job.identity["checkpoint"]},
+        "lora": _lora(job.trained),
+        "dtype": job.settings.dtype,
+        "quantization": job.settings.quantization,
+        "max_shard_size": job.settings.max_shard_size,
+        "tensors": {"merged": job.plan.merged, "kept": job.plan.copied, "quantized": job.plan.quantized},
+        "recipe": {"name": job.trained.record.get("name"), "sha256": job.identity["recipe"]},
+        "files": dict(sorted(files.items())),
+    }
+
+
+def _lora(trained: Trained) -> dict[str, Any] | None:
+    if not isinstance(trained, TrainedAdapters):
+        return None
+    lora = trained.settings
+    return {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "rslora": lora.rslora,
+        "rank_pattern": dict(lora.rank_pattern),
+        "alpha_pattern": dict(lora.alpha_pattern),
+        "targets": list(lora.targets),
+        "quantize": lora.quantize,
+    }

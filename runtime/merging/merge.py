@@ -22,10 +22,8 @@ from ..metrics import run_facts
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
-from .folder import output_folder
-from .job import MergeJob, adapter_bytes, merge, needed
+from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
 from .plan import plan_merge
-from .record import MergeSettings, identity
 
 GOES_ON = "the same command continues after the complete files"
 STOPPING = (signal.SIGINT,)
@@ -96,7 +94,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         "--import-adapter",
         metavar="DIR",
         help="write a PEFT adapter (a folder, or an address) as step 0 of the run, for train.py --resume; "
-        "nothing is merged",
+        "nothing is merged; the recipe has lora.start_from, or the artifact other backends",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
     parser.add_argument(
@@ -115,7 +113,6 @@ def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: P
     """Write a PEFT adapter as step 0 of the run, for `train.py --resume`; return the exit status."""
     from ..peft.importing import import_adapter
 
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     directory = arguments.checkpoint or under(arguments.output, checkpoint)
     check_uploads(directory)
     base = open_base(model, arguments.model)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..addresses import first_line
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..weights.checkpoint import refuse_links
-from ..weights.checkpoint_files import files_of
+from ..weights.headers import files_of
 
 CHAT_TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """The files of a template: transformers and vLLM read the first, llama.cpp the second."""

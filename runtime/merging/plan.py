@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -176,9 +177,7 @@ def shard_name(number: int, count: int) -> str:
 
 def _output(name: str, code: str, shape: tuple[int, ...], size: int | None = None) -> OutputTensor:
     if size is None:
-        size = DTYPES[code].itemsize
-        for length in shape:
-            size *= length
+        size = DTYPES[code].itemsize * math.prod(shape)
     return OutputTensor(name, code, tuple(shape), size)
 
 

@@ -45,8 +45,8 @@ class Sampled:
     """What was compared, and the result.
 
     Attributes:
-        trained, trained_of: tensors that training changed: compared, and in total.
-        kept, kept_of: unchanged tensors: compared byte for byte, and in total.
+        trained: tensors that training changed, all compared.
+        kept: unchanged tensors, all compared byte for byte.
         elements: number of compared elements of trained and of quantized tensors.
         largest: largest difference from the float64 value.
         share: the largest difference as a share of that element's tolerance.
@@ -54,9 +54,7 @@ class Sampled:
     """
 
     trained: int = 0
-    trained_of: int = 0
     kept: int = 0
-    kept_of: int = 0
     elements: int = 0
     largest: float = 0.0
     share: float = 0.0
@@ -101,7 +99,7 @@ def check_tensors(
     check_names(base, set(expected), merged, dtype)
     random = np.random.default_rng(seed)
     kept = [name for name in base.tensors if name not in expected]
-    result = Sampled(len(expected), len(expected), len(kept), len(kept))
+    result = Sampled(len(expected), len(kept))
     with Progress("comparing tensors", len(expected) + len(kept)) as progress:
         for name in expected:
             result = _check_values(base, merged, name, expected[name], random, result)

@@ -26,7 +26,6 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from .services import Service
 
-
 FILE = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 """The answers to train.samples, an object per line: step, prompt (a text or messages, as in its file),
@@ -228,10 +227,10 @@ def last(path: Path, name: str) -> float | None:
     return values[-1] if values else None
 
 
-def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def read_entries(path: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the complete lines of metrics.jsonl, as text and as values; empty if there is no file."""
     out = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
     for line in text.split("\n"):  # an answer may hold characters at which splitlines() would cut
         try:
             entry = json.loads(line)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..addresses import first_line
+from ..errors import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
 from .replay import Logged, keep, kept, last_steps, replay

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..addresses import first_line
+from ..errors import first_line
 from .loggers import EVAL
 
 if TYPE_CHECKING:

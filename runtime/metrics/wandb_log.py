@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..addresses import first_line
+from ..errors import first_line
 from .loggers import FILE as METRICS
 from .loggers import read_entries
 from .replay import Logged, keep, kept, last_steps, replay

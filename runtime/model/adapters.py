@@ -21,15 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import (
-    PREFIXES,
-    Architecture,
-    Family,
-    LoraTarget,
-    Spec,
-    arrays,
-    sites,
-)
+from .families.base import PREFIXES, Architecture, Family, LoraTarget, Spec, arrays, sites
 
 if TYPE_CHECKING:
     import numpy as np

@@ -32,7 +32,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 
-
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The parameters of an xIELU, of which the last two are constants of the checkpoint."""
 

@@ -19,14 +19,7 @@ from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from . import sharding
-from .adapters import (
-    EMBEDDING,
-    TOKEN_ROWS,
-    Adapter,
-    LoraSettings,
-    Matrices,
-    build_adapters,
-)
+from .adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings, Matrices, build_adapters
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
@@ -42,7 +35,6 @@ if TYPE_CHECKING:
 
 # Variables carry their shardings as metadata; each array is placed by `build`.
 flax.config.update("flax_always_shard_variable", False)
-
 
 MAPPED_BYTES = 128 * 2**20
 """Bytes of a checkpoint's file that are mapped at a time while a tensor is read."""

@@ -56,13 +56,10 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
     if settings.platform == "cpu" and processes == 1:
         devices = devices[: settings.devices]
     if len(devices) != settings.devices:
+        here = f"these {processes} machines" if processes > 1 else "this machine"
         raise UserError(
             f"the recipe's mesh has {settings.devices} {settings.platform.upper()} devices, "
-            + (
-                f"these {processes} machines {len(devices)}"
-                if processes > 1
-                else f"this machine {len(devices)}"
-            ),
+            f"{here} {len(devices)}",
             "set mesh.accelerator and mesh.axes to what is here and build the recipe again",
         )
     return arrange(settings.axes, devices)

@@ -19,16 +19,12 @@ from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
-from ..weights.checkpoint_files import Files, files_of, json_object
-from ..weights.headers import Tensor, read_header
+from ..weights.checkpoint_files import Files, json_object
+from ..weights.headers import Tensor, files_of, read_header
+from .known import ADAPTER_CONFIG, WEIGHTS, WRAPPER
 
 if TYPE_CHECKING:
     import numpy as np
-
-WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-WRAPPER = "base_model.model."
-"""PEFT's prefix for the names of the model that it wraps."""
 
 MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run from the merged model"
 AGAIN = "download or save the adapter again"
@@ -373,8 +369,3 @@ def _decoder_module(full: str) -> str | None:
 def located(given: str, data_dir: Path) -> Path | str:
     """Return an adapter's folder or address as in lora.start_from; a relative one is in `data_dir`."""
     return given if is_address(given) else data_dir / Path(given).expanduser()
-
-
-def plain(value: float) -> float:
-    """Format a number as in PEFT's own files: without a fraction if it is whole."""
-    return int(value) if value == int(value) else value

@@ -15,9 +15,7 @@ from ..model.adapters import LoraSettings, Value, compiled, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
-from .adapter import WRAPPER, plain
-from .fitting import keys_as_values, whole_sources
-from .known import has_parameters
+from .known import WRAPPER, has_parameters, keys_as_values, plain, whole_sources
 
 WEIGHT = ".weight"
 KINDS = ("A.weight", "B.weight", "magnitude_vector")

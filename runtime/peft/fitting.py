@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..model.adapters import (
-    TOKEN_ROWS,
-    Adapter,
-    LoraSettings,
-    Value,
-    build_adapters,
-    by_pattern,
-)
-from ..model.families.base import Source
-from .adapter import ADAPTER_CONFIG, AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig, plain
-from .known import Known, has_parameters
+from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
+from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
+from .known import ADAPTER_CONFIG, Known, has_parameters, keys_as_values, plain, whole_sources
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
@@ -48,20 +40,6 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
         if found.whole[source.name].shape != source.shape:
             raise _other_shape(found, source.name, found.whole[source.name].shape, source.shape)
     return found
-
-
-def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> list[Source]:
-    """Return the tensors that a recipe trains whole, in addition to the adapters.
-
-    Args:
-        rows: whether to include the trained rows of the embedding.
-    """
-    if not settings.trains_whole:
-        return []
-    from ..model.whole import trained_whole
-
-    whole = trained_whole(base.family.parameters(base.architecture), settings)
-    return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
 
 
 def _check_known(found: PeftAdapter, base: Known) -> None:
@@ -256,10 +234,3 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
         del whole[f"{names.head}.weight"]
     tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
     return replace(found, tensors=tensors, whole=whole)
-
-
-def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the k_proj modules without a v_proj, each with the v_proj's name."""
-    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
-    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
-    return [(keys, values) for keys, values in pairs if values not in known]

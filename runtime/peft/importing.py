@@ -8,21 +8,24 @@ recipe. There is no optimizer state and no data position: the step's metadata ho
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import absolute, recorded_lora, step_folders
+from ..checkpoints.adapter_reader import ITEM, absolute, recorded_lora, step_folders
 from ..checkpoints.record import LOCK, read_record, write_record
+from ..checkpoints.resuming import CHECK, IMPORTED, digest
 from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
-from .adapter import PeftAdapter, open_adapter, plain
+from .adapter import PeftAdapter, open_adapter
 from .fitting import BUILD, fitting
+from .known import plain
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
@@ -76,20 +79,51 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     for note in notes(found, base, wanted, trained):
         print(f"note: {note}")
 
-    from ..checkpoints.saving import Checkpoints
-
     write_record(target, artifact)
     if initial is not None:
         from ..model.principal import write_initial
 
         write_initial(target, initial)
-    checkpoints = Checkpoints(target, keep=1)
-    checkpoints.write_imported(arrays, origin(found))
+    _save(target, arrays, origin(found))
     print(
         f"imported: {target}/0 adapters={len(found.tensors)} dtype={settings.dtype}; "
         "train.py --resume continues from it"
     )
     return 0
+
+
+def _save(directory: str, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
+    """Save adapters, by their paths in the model, as step 0."""
+    import jax
+    import orbax.checkpoint as ocp
+    from flax import nnx
+
+    from ..checkpoints.saving import Preserved, cause, manager
+
+    leaves = {
+        tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
+            jax.numpy.asarray(array)
+        )
+        for path, array in arrays.items()
+    }
+    params = nnx.State.from_flat_path(leaves)
+    save = ocp.args.PyTreeSave(item=params, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), params))
+    mark = json.loads(json.dumps(dict(origin)))
+    try:
+        with manager(directory, Preserved(1)) as checkpoints:
+            checkpoints.save(
+                0,
+                args=ocp.args.Composite(**{ITEM: save}),
+                custom_metadata={IMPORTED: mark, CHECK: digest(mark)},
+                force=True,
+            )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{directory}: the adapters could not be written: {cause(error)}",
+            "free disk space or allow writing to the directory, and import them again",
+        ) from error
 
 
 def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:

@@ -1,10 +1,18 @@
-"""The models that adapters are of, as far as PEFT's names depend on them."""
+"""PEFT's names: of an adapter's files, of the model that it wraps, and of what our exports have twice."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
+from ..model.adapters import TOKEN_ROWS, LoraSettings
 from ..model.families import Architecture, Family
+from ..model.families.base import Source
+
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+WRAPPER = "base_model.model."
+"""PEFT's prefix for the names of the model that it wraps."""
 
 REMAPPED = (
     *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
@@ -27,3 +35,29 @@ class Known(Protocol):
 def has_parameters(base: Known) -> bool:
     """Return whether PEFT has to adapt any weight as a parameter, not as a linear layer (parameters.py)."""
     return base.architecture.routing[0] > 0 or base.family.name in REMAPPED
+
+
+def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> list[Source]:
+    """Return the tensors that a recipe trains whole, in addition to the adapters.
+
+    Args:
+        rows: whether to include the trained rows of the embedding.
+    """
+    if not settings.trains_whole:
+        return []
+    from ..model.whole import trained_whole
+
+    whole = trained_whole(base.family.parameters(base.architecture), settings)
+    return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
+
+
+def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the k_proj modules without a v_proj, each with the v_proj's name."""
+    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
+    known = {module for target in base.family.all_targets(base.architecture) for module in target.modules}
+    return [(keys, values) for keys, values in pairs if values not in known]
+
+
+def plain(value: float) -> float:
+    """Format a number as in PEFT's own files: without a fraction if it is whole."""
+    return int(value) if value == int(value) else value

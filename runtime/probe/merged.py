@@ -13,13 +13,11 @@ from jax.sharding import Mesh
 
 from ..checkpoints.adapter_reader import TrainedAdapters
 from ..errors import UserError
-from ..merging.folder import output_folder
-from ..merging.job import MergeJob, merge
-from ..merging.logits import compare
+from ..merging.job import MergeJob, MergeSettings, identity, merge, output_folder
 from ..merging.merged_files import check_files
 from ..merging.plan import plan_merge
-from ..merging.record import MergeSettings, identity
 from ..merging.sampling import check_tensors
+from ..merging.verify import compare
 from ..settings import RunSettings
 from ..weights.checkpoint import HFCheckpoint
 from .numbers import STEPS, Outcome

@@ -22,7 +22,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from ..merging.logits import logits as logits_of
+from ..merging.verify import logits as logits_of
 from ..model.families.base import parameter_path
 from ..model.loading import Built, build
 from ..model.mesh import arrange

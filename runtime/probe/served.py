@@ -39,7 +39,7 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
     import jax
     import numpy as np
 
-    from ..merging.logits import logits
+    from ..merging.verify import logits
     from ..model.loading import build
     from ..weights.checkpoint import HFCheckpoint
     from .numbers import reference_mesh

@@ -42,7 +42,6 @@ MERGE_CAUSES = (
     "and at the model's root in /v1/models"
 )
 
-
 ANSWER_SECONDS = 10.0
 """The timeout of one request to /health, in seconds."""
 

@@ -29,7 +29,6 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 RMS = 0.2
 """The root mean square of an orthogonalized update: about that of AdamW's (Liu et al., section 2.2)."""
 
-
 AT_ONCE = 2
 """The number of arrays that are gathered at once."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

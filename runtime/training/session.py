@@ -245,7 +245,9 @@ def begin(
     base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
     base.verify()
     if base.dequantized:
-        print(f"note: {base.form()}", file=sys.stderr)
+        from ..weights.formats import sentence
+
+        print(f"note: {sentence(base)}", file=sys.stderr)
     found = resuming.ResumePoint(
         **hosts.agree(
             "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.ResumePoint())

@@ -18,9 +18,10 @@ from ..addresses import path_of, reached
 from ..checkpoints.record import write_next_to
 from ..errors import UserError
 from ..model.loading import Built, put, variables_of
-from ..peft.adapter import ADAPTER_CONFIG, PeftAdapter, located, open_adapter
+from ..peft.adapter import PeftAdapter, located, open_adapter
 from ..peft.fitting import fitting
 from ..peft.importing import arrays_of, notes, origin
+from ..peft.known import ADAPTER_CONFIG
 from ..settings import RunSettings
 from .objectives import keeps_copy
 

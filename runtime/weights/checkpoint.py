@@ -18,10 +18,9 @@ import numpy as np
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
-from ..progress import readable_size
 from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
-from .checkpoint_files import AGAIN, Files, files_of, json_object
-from .headers import KIND, Header, Tensor, check_kind, read_header
+from .checkpoint_files import AGAIN, Files, json_object
+from .headers import KIND, Header, Tensor, check_kind, files_of, read_header
 from .safetensors_files import DTYPES
 
 if TYPE_CHECKING:
@@ -184,16 +183,6 @@ class HFCheckpoint:
     def dequantized(self) -> tuple[str, ...]:
         """Return the tensors that are stored quantized."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.form)
-
-    def form(self) -> str:
-        """Return a sentence about the tensors that are stored quantized, of which there is at least one."""
-        packed = [self.tensors[name] for name in self.dequantized]
-        held = sum(part.size for tensor in packed for part in tensor.stored)
-        size = sum(tensor.size for tensor in packed)
-        return (
-            f"{len(packed)} tensors of the checkpoint are stored in {packed[0].form}, in "
-            f"{readable_size(held)}; they are read as bfloat16, which takes {readable_size(size)}"
-        )
 
     def config_file(self) -> bytes:
         """Return config.json for these tensors: without the description of stored quantization, and with

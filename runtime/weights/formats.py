@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..model.families.base import Family
+from ..progress import readable_size
 from .agreement import QUANTIZATION
 from .checkpoint_files import AGAIN, Files
 from .headers import Tensor
 from .packed import Format, Unpaired
+
+if TYPE_CHECKING:
+    from .checkpoint import HFCheckpoint
 
 
 def format_of(family: Family, config: Mapping[str, Any]) -> Format | None:
@@ -48,3 +52,14 @@ def read_unpacked(store: Files, form: Format, tensors: Mapping[str, Tensor]) -> 
         fault = error.fault
         where = store.name if fault.file is None else store.path(fault.file)
         raise UserError(f"{where}: {fault.text}", fault.help or AGAIN) from error
+
+
+def sentence(checkpoint: HFCheckpoint) -> str:
+    """Return a sentence about the tensors that are stored quantized, of which there is at least one."""
+    packed = [checkpoint.tensors[name] for name in checkpoint.dequantized]
+    held = sum(part.size for tensor in packed for part in tensor.stored)
+    size = sum(tensor.size for tensor in packed)
+    return (
+        f"{len(packed)} tensors of the checkpoint are stored in {packed[0].form}, in "
+        f"{readable_size(held)}; they are read as bfloat16, which takes {readable_size(size)}"
+    )

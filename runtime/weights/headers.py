@@ -1,4 +1,4 @@
-"""Parse a safetensors file's header: its tensors, and the places of their bytes.
+"""Open a checkpoint's folder, and parse its safetensors headers: the tensors, and the places of their bytes.
 
 The compiler also reads headers, so this does not import numpy.
 """
@@ -9,8 +9,10 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from ..addresses import open_address
 from ..errors import UserError
 from .checkpoint_files import AGAIN, Files
 
@@ -137,6 +139,21 @@ class Header:
     @property
     def data_start(self) -> int:
         return 8 + len(self.raw)
+
+
+def files_of(directory: Path | str) -> Files:
+    """Return the files of a folder on this machine, or at an address that fsspec knows.
+
+    Raises:
+        UserError: when no file system is known for the address, its package is missing, or the folder cannot
+        be listed.
+    """
+    opened = open_address(directory)
+    if isinstance(opened, Path):
+        return Files(opened)
+    from .remote import RemoteFiles
+
+    return RemoteFiles(str(directory), *opened)
 
 
 def read_header(files: Files, name: str) -> Header:

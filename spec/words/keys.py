@@ -275,8 +275,8 @@ KEYS: dict[str, str] = {
             "resume resume_from_checkpoint auto_resume_from_checkpoints load_parameters_path "
             "load_full_state_path resume_from ckpt_path": "remove "
             "it: "
-            "train.py --resume continues from the newest checkpoint, and merge.py --import-adapter "
-            "imports a PEFT adapter",
+            "train.py --resume continues from the newest checkpoint, and `lora: {start_from: FOLDER}` "
+            "starts from a PEFT adapter",
             "report_to use_wandb wandb logger metric_logger wandb_entity wandb_mode wandb_log_model "
             "use_swanlab comet_project_name": "`train: {log: {wandb_project: "
             "my-project}}`; TensorBoard is the default",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipec.runtime.addresses import BREAKS_UPLOADS
+from recipec.runtime.stores import BREAKS_UPLOADS
 from tests.remote.gcs import Gcs, serving
 
 

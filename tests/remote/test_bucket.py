@@ -27,7 +27,7 @@ from recipec.runtime.checkpoints.adapter_reader import (
     unfinished,
 )
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.folder import output_folder
+from recipec.runtime.merging.job import output_folder
 from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import run_facts
 from recipec.runtime.model.adapters import build_adapters, lora_settings
@@ -144,7 +144,7 @@ def test_save_failed_by_busy_store_is_skipped_and_next_save_succeeds(
 def test_large_bucket_file_is_complete_or_absent(
     bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipec.runtime.merging.folder.PART", 1 << 20)
+    monkeypatch.setattr("recipec.runtime.merging.remote_folder.PART", 1 << 20)
     data = bytes(range(256)) * (5 << 12)
     folder = output_folder(f"{bucket.url}/merged")
     failing = bucket.server.fail(f"{bucket.name}.*upload_id", fault, after=1)

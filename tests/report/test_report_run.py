@@ -38,7 +38,7 @@ def test_run_page_matches_golden_file(place: Path, request: pytest.FixtureReques
 VERIFIED = {
     "files": 12,
     "bytes": 5 << 30,
-    "tensors": {"trained": 420, "trained_of": 420, "kept": 412, "kept_of": 412, "largest": 3.1e-5},
+    "tensors": {"trained": 420, "kept": 412, "largest": 3.1e-5},
     "logits": {"rule": 2.0e-6, "rule_tolerance": 3e-5, "files": 1e-6, "files_tolerance": 4e-5, "effect": 1.3},
 }
 

@@ -17,8 +17,8 @@ from recipec.runtime.merging.folder import OutputFolder
 from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.model.whole import trained_whole
-from recipec.runtime.peft.adapter import ADAPTER_CONFIG, WEIGHTS
 from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights
+from recipec.runtime.peft.known import ADAPTER_CONFIG, WEIGHTS
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from recipec.runtime import addresses
+from recipec.runtime import stores
 from recipec.runtime.addresses import check_uploads
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
-from recipec.runtime.merging.record import MergeSettings
+from recipec.runtime.merging.job import MergeSettings
 from recipec.runtime.training.session import begin
 
 BUCKET = "gs://bucket/run"
@@ -26,7 +26,7 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes the runtime see another version of Python."""
 
     def become(*version: int) -> None:
-        monkeypatch.setattr(addresses, "sys", SimpleNamespace(version_info=(*version, "final", 0)))
+        monkeypatch.setattr(stores, "sys", SimpleNamespace(version_info=(*version, "final", 0)))
 
     return become
 

@@ -17,6 +17,7 @@ import pytest
 from recipec.runtime.errors import UserError
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.runtime.weights.formats import sentence
 from recipec.runtime.weights.fp8 import Fp8
 from recipec.runtime.weights.headers import Tensor
 from recipec.runtime.weights.safetensors_files import CODES
@@ -98,7 +99,7 @@ def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path
     assert len(base.dequantized) == sum(".layers." in n and "vision" not in n for n in base.dequantized) > 10
     assert re.fullmatch(
         r"\d+ tensors of the checkpoint are stored in FP8, in 0\.\dMB; they are read as bfloat16, which .*",
-        base.form(),
+        sentence(base),
     )
     settings = ModelSettings(id=str(folder), family=base.family.name, dtype="float32", remat="none")
     if "vision_config" not in base.config:  # transformers has no causal model of Mistral 3 with images
@@ -112,7 +113,7 @@ def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path
 
 def test_fp8_base_merges_like_dequantized_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from recipec.runtime.merging import merge
-    from recipec.runtime.merging.logits import token_rows
+    from recipec.runtime.merging.verify import token_rows
     from recipec.runtime.settings import ModelSettings
     from tests.runtime.runs import lora_section, save_run
     from tests.runtime.torch_models import torch_logits

@@ -141,7 +141,7 @@ def test_twenty_full_steps_match_transformers_losses(family: str, cases: Callabl
 
 
 def rows() -> dict[str, np.ndarray]:
-    from recipec.runtime.merging.logits import token_rows
+    from recipec.runtime.merging.verify import token_rows
 
     return token_rows(500, 8)  # above are the image and audio placeholders, which transformers replaces
 
@@ -164,7 +164,7 @@ def test_merged_folder_logits_match_trained_model(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare the merged folder in transformers with Tunix's model, and run `--verify` without torch."""
-    from recipec.runtime.merging.logits import logits
+    from recipec.runtime.merging.verify import logits
     from recipec.runtime.model.mesh import start
     from recipec.runtime.settings import MeshSettings
 

@@ -21,9 +21,9 @@ from recipec.runtime.checkpoints.adapter_reader import (
     step_losses,
 )
 from recipec.runtime.merging import merge
+from recipec.runtime.merging.job import checkpoint_digest
 from recipec.runtime.merging.own_files import own_files
 from recipec.runtime.merging.plan import shard_bytes
-from recipec.runtime.merging.record import checkpoint_digest
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny

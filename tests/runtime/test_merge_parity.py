@@ -23,8 +23,8 @@ from recipec.runtime import memory
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import lora_settings
-from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
+from recipec.runtime.peft.known import keys_as_values
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
@@ -189,8 +189,8 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
     import peft
     from safetensors.torch import load_file
 
-    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
     from recipec.runtime.merging.sampling import check_tensors
+    from recipec.runtime.merging.verify import logits, set_adapters, token_rows
     from recipec.runtime.model.loading import build
     from recipec.runtime.model.mesh import start as start_mesh
     from recipec.runtime.model.principal import halved
@@ -364,7 +364,7 @@ def test_verify_skips_logits_if_memory_is_short(
     *_, files, tensors, note, last = capsys.readouterr().out.splitlines()
     count = len(list((tmp_path / "merged").iterdir())) - 1
     assert re.fullmatch(rf"files: {count}, .* MB, are those that were written \(SHA-256\)", files)
-    assert tensors.startswith("tensors: 7 of 7 trained ones are right in ")
+    assert tensors.startswith("tensors: all 7 trained ones are right in ")
     assert re.fullmatch(
         r"note: logits are not compared: they need about 1\.\d GB, 1\.0 GB are available", note
     )
@@ -394,7 +394,7 @@ def test_verify_warns_about_zero_or_tiny_adapters(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.runtime.merging import verify
-    from recipec.runtime.merging.logits import LogitDifferences
+    from recipec.runtime.merging.verify import LogitDifferences
 
     tiny_effect = LogitDifferences(1.0, 1e-5, 0.0, 1e-3, 0.0, 1e-3, 1e-3, "bfloat16")
     monkeypatch.setattr(verify, "compare", lambda *arguments: tiny_effect)

@@ -15,7 +15,7 @@ import pytest
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
-from recipec.runtime import addresses
+from recipec.runtime import stores
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
@@ -49,8 +49,8 @@ def test_remote_tensors_and_side_files_match_local_folder(
 ) -> None:
     local = HFCheckpoint.open(folder)
     # Small pieces, so that a tensor takes several rounds of several requests.
-    monkeypatch.setattr(addresses, "PIECE", 1000)
-    monkeypatch.setattr(addresses, "AT_ONCE", 3)
+    monkeypatch.setattr(stores, "PIECE", 1000)
+    monkeypatch.setattr(stores, "AT_ONCE", 3)
     monkeypatch.setattr(headers, "HEAD", header_at_once)
     remote = HFCheckpoint.open(uploaded(folder))
     remote.verify()

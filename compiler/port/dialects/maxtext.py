@@ -61,7 +61,7 @@ learned load_full_state_path: a run starts at step 0; --resume continues it
 OF_LORA = table("""
 integer lora_rank -> lora.rank
 number lora_alpha -> lora.alpha
-learned lora_restore_path: training starts from new adapters; merge.py --import-adapter continues from others
+learned lora_restore_path: training starts from new adapters; lora.start_from starts from others
 """)
 GROUPS = {
     "checkpoints": "Checkpointing OrbaxStorage EmergencyCheckpointing",

@@ -43,8 +43,7 @@ speed shard_for_eval
 generation chat_template_kwargs tool_call_parser
 lost tokenizer_kwargs={} processor_kwargs={} model_kwargs={}
 anew load_pretrained_weights=true
-learned adapter_model=null: training starts from new adapters; merge.py --import-adapter and --resume continue
-    from others
+learned adapter_model=null: training starts from new adapters; lora.start_from starts from others
 learned freeze_layers=[]
 setting adapter_trainable -> adapter_model
 """)

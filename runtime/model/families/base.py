@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Spec = tuple[str | None, ...]
 """The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
 
-
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 LINEAR = "linear_attention"
@@ -34,7 +33,6 @@ HYBRID = "hybrid"
 NONE = "none"
 """Kinds of attention of a layer, with transformers' names. A LINEAR layer carries a state from token to
 token. A HYBRID one has full attention and a state. A layer of kind NONE has only a feed-forward block."""
-
 
 MOST_LAYERS = 1000
 """The most layers of a config.json; more would take minutes to process, and no model has them."""
@@ -568,11 +566,8 @@ def listed_types(types: Any, layers: int, known: Sequence[str] = (FULL, SLIDING)
     Raises:
         UnsupportedCheckpoint: unless it names a known kind for each layer.
     """
-    if (
-        not isinstance(types, list | tuple)
-        or len(types) != layers
-        or not all(kind in known for kind in types)
-    ):
+    listed = isinstance(types, list | tuple) and len(types) == layers
+    if not listed or not all(kind in known for kind in types):
         kinds = " or ".join(kind.removesuffix("_attention") for kind in known)
         raise UnsupportedCheckpoint(
             f"config.json: layer_types does not name {layers} {kinds} layers", "layer_types"

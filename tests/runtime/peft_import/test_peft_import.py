@@ -14,8 +14,8 @@ import pytest
 from recipec.runtime.checkpoints import resuming
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
 from recipec.runtime.peft.exporting import same_scale
-from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
+from recipec.runtime.peft.known import keys_as_values
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
