@@ -103,9 +103,8 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 
     from recipec.compiler.lowering.settings import run_settings
     from recipec.compiler.plan import topology
-    from recipec.compiler.plan.hlo.assigned import untupled
+    from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
     from recipec.compiler.plan.hlo.parse import parse
-    from recipec.compiler.plan.hlo.refusal import parse_refusal
     from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import mesh as meshes
 
@@ -139,7 +138,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 
 
 def _refused(error: BaseException) -> Failed:
-    from recipec.compiler.plan.hlo.refusal import parse_vmem
+    from recipec.compiler.plan.hlo.assigned import parse_vmem
 
     if found := parse_vmem(str(error)):
         return Failed(
@@ -157,7 +156,7 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     from concurrent.futures import ThreadPoolExecutor
 
     from recipec.compiler.plan.hlo import assigned
-    from recipec.compiler.plan.hlo.refusal import dump_options
+    from recipec.compiler.plan.hlo.assigned import dump_options
 
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
     before, since = None, time.monotonic()

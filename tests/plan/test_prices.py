@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.plan.hlo.assigned import assignment, scheduled, sizes, untupled
-from recipec.compiler.plan.hlo.fingerprint import Fingerprints
+from recipec.compiler.plan.hlo.schedule import Fingerprints
 from recipec.compiler.plan.prices import Prices, priced, prices
 from recipec.compiler.plan.schedule import Exposed, Loop, Operation, Schedule, Work, Worked, total
 from tests.plan.hlo_text import module

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.plan.hlo.refusal import parse_refusal, parse_vmem
+from recipec.compiler.plan.hlo.assigned import parse_refusal, parse_vmem
 from recipec.compiler.plan.results import Temporary
 
 GIB, MIB = 2**30, 2**20

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter
 from recipec.compiler.lowering.hardware import from_topology
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.collectives import collectives
-from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.parse import executed, parse
 from recipec.compiler.plan.hlo.schedule import schedule
-from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.kernels import NUMBERS, TARGET
 from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.results import Collective, Timeline
@@ -86,9 +85,9 @@ def read(text: str, topology: str, devices: int) -> Figures:
     torus = Torus.of(accelerator, places[:devices])
     published = rates.published(accelerator, lambda name, operands, results: 0.0)
     kernels: Counter[str] = Counter()
-    for e in executed(module):
-        if e.instruction.opcode == "custom-call" and TARGET in e.instruction.attributes:
-            kernels[NUMBERS.sub("", e.instruction.name)] += e.times
+    for instruction, _, times in executed(module):
+        if instruction.opcode == "custom-call" and TARGET in instruction.attributes:
+            kernels[NUMBERS.sub("", instruction.name)] += times
     return Figures(
         timeline(priced(*schedule(module, published, axes, torus)), rates.reached(accelerator.generation)),
         collectives(module, axes),
