@@ -13,8 +13,7 @@ from functools import cached_property
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.plan.bound import kept_bytes, rows, state_bytes
-from recipec.compiler.plan.shapes import Layer, Shapes, shapes
+from recipec.compiler.plan.bound import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
 from recipec.compiler.wording import split_layer
 
 KEPT: dict[str, float] = {"none": 2.3}

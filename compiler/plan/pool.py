@@ -27,8 +27,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install, require_packages
 from recipec.compiler.plan import identity, store
-from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
-from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.compiler.plan.results import COMPILED, FAILED, JOB, Compiled, Failed, Job
 from recipec.compiler.wording import listing
 from recipec.runtime.memory import available_memory
 

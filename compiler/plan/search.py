@@ -27,10 +27,9 @@ from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan import planner, pool
 from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.estimate import estimate
-from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.pool import Progress
-from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
+from recipec.compiler.plan.results import Collective, Compiled, Estimate, Failed, Job, Point, Search
 from recipec.compiler.wording import divisors, plural
 from recipec.runtime.model.partition_rules import TOKENS, data_parallel
 from recipec.spec.core_schema import flow

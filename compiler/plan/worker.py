@@ -22,9 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
-from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.compiler.plan.results import COMPILED, FAILED, JOB, Compiled, Failed, Job
 from recipec.runtime.addresses import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
@@ -32,11 +30,9 @@ POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.plan.abstract import AbstractStep
     from recipec.compiler.plan.hlo.assigned import Assigned
     from recipec.compiler.plan.hlo.parse import Module
     from recipec.compiler.plan.torus import Torus
-    from recipec.runtime.settings import RunSettings
 
 
 def main() -> None:
@@ -71,13 +67,14 @@ def compile_step(job: Job) -> Compiled | Failed:
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check shows the errors")
     _configure(program)
-    from recipec.compiler.plan import topology
+    from recipec.compiler.plan import abstract
 
+    accelerator = program.accelerator
     try:
-        devices = topology.devices(program.accelerator)
+        devices = abstract.devices(accelerator)
     except Exception as error:  # jax raises exceptions of several kinds, with libtpu's own message
         return Failed(
-            f"libtpu does not know the topology {topology.name(program.accelerator)}: "
+            f"libtpu does not know the topology {accelerator.generation}:{accelerator.topology}: "
             f"{first_line(error)[:600]}",
             help="choose another mesh.accelerator or mesh.topology",
         )
@@ -102,7 +99,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
     from recipec.compiler.lowering.settings import run_settings
-    from recipec.compiler.plan import topology
+    from recipec.compiler.plan.abstract import abstract_step, places
     from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
     from recipec.compiler.plan.hlo.parse import parse
     from recipec.compiler.plan.torus import Torus
@@ -112,7 +109,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     mesh = meshes.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
     with mesh:
-        made = _abstract(job, program, settings, mesh)
+        made = abstract_step(program, job.layers, settings, mesh, job.backend)
         lowered = made.step.jit().lower(*made.arguments)
     traced = time.monotonic()
     found = replace(made.sizes, trace_seconds=traced - start)
@@ -125,7 +122,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             if refused is None:
                 return _refused(error)
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
-    torus = Torus.of(program.accelerator, topology.places(mesh.devices.flat, program.accelerator.slices))
+    torus = Torus.of(program.accelerator, places(mesh.devices.flat, program.accelerator.slices))
     read = _read(found, program, module, torus)
     return replace(
         read,
@@ -169,17 +166,6 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     compiled = compiling.result()
     _, memory = assigned.scheduled(folder)
     return compiled.as_text(), memory, compiled.memory_analysis().generated_code_size_in_bytes
-
-
-def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
-    """Return the backend's step."""
-    if job.backend is Backend.TORCHAX:
-        from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
-
-        return abstract_torchax_step(program, job.layers, settings, mesh)
-    from recipec.compiler.plan.abstract import abstract_step
-
-    return abstract_step(program, job.layers, settings, mesh)
 
 
 def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Compiled:

@@ -13,8 +13,7 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.bound import bound, model_flops, state_bytes
-from recipec.compiler.plan.shapes import causal_pairs, chunked_pairs, shapes
+from recipec.compiler.plan.bound import bound, causal_pairs, chunked_pairs, model_flops, shapes, state_bytes
 from recipec.compiler.wording import split_layer
 from recipec.spec.load import load
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.estimate import estimate
-from recipec.compiler.plan.prices import Prices
+from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
-from recipec.compiler.plan.schedule import Exposed, Operation, Schedule, Start, Transfer, Wait, Work
+from recipec.compiler.plan.schedule import Exposed, Operation, Prices, Schedule, Start, Transfer, Wait, Work
 
 pytestmark = pytest.mark.usefixtures("full_speed")
 

@@ -14,8 +14,7 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
 from recipec.compiler.plan import identity, pool, store
-from recipec.compiler.plan.job import Failed, Job
-from recipec.compiler.plan.results import Compiled
+from recipec.compiler.plan.results import Compiled, Failed, Job
 from recipec.spec.load import load
 from tests.waiting import running
 

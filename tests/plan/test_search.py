@@ -18,12 +18,13 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.bound import Bound
 from recipec.compiler.plan.bound import bound as computed
 from recipec.compiler.plan.depth import Part
-from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.results import (
     Collective,
     Compiled,
     Estimate,
+    Failed,
     Interval,
+    Job,
     Memory,
     Moved,
     OutOfMemory,

@@ -19,8 +19,8 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
 from recipec.compiler.plan import fit, identity, pool
-from recipec.compiler.plan.job import Job
-from recipec.compiler.plan.placements import placements
+from recipec.compiler.plan.planner import placements
+from recipec.compiler.plan.results import Job
 from recipec.compiler.plan.search import SearchOptions, Tools, search
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load

@@ -14,7 +14,7 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan.depth import shortened
-from recipec.compiler.plan.placements import placements
+from recipec.compiler.plan.planner import placements
 from recipec.spec.load import load
 
 RECIPE = """\
@@ -41,13 +41,13 @@ def program(tmp_path: Path) -> Program:
 def test_abstract_torchax_step_has_the_bytes_of_one_device(program: Program) -> None:
     import jax
 
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.compiler.plan.abstract import abstract_step
     from recipec.runtime.model.mesh import arrange
 
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     layers = range(program.architecture.num_layers)
     with mesh:
-        made = abstract_torchax_step(program, layers, run_settings(program), mesh)
+        made = abstract_step(program, layers, run_settings(program), mesh, Backend.TORCHAX)
     found = placements(program, Backend.TORCHAX)
     adapters = sum(p.bytes for p in found if ".lora_" in p.pattern)
     weights = sum(p.bytes for p in found) - adapters
@@ -63,7 +63,7 @@ def test_abstract_torchax_step_has_the_bytes_of_one_device(program: Program) -> 
 def test_full_dpo_step_counts_the_weights_twice_for_the_reference(program: Program, tmp_path: Path) -> None:
     import jax
 
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.compiler.plan.abstract import abstract_step
     from recipec.runtime.model.mesh import arrange
 
     sizes = []
@@ -73,7 +73,7 @@ def test_full_dpo_step_counts_the_weights_twice_for_the_reference(program: Progr
         assert made_of is not None
         mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
         with mesh:
-            made = abstract_torchax_step(made_of, range(2), run_settings(made_of), mesh)
+            made = abstract_step(made_of, range(2), run_settings(made_of), mesh, Backend.TORCHAX)
             made.step.jit().lower(*made.arguments)
         sizes.append(made.sizes.weights)
     assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
@@ -82,12 +82,12 @@ def test_full_dpo_step_counts_the_weights_twice_for_the_reference(program: Progr
 def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> None:
     import jax
 
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.compiler.plan.abstract import abstract_step
     from recipec.runtime.model.mesh import arrange
 
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     with mesh:
-        made = abstract_torchax_step(program, range(2), run_settings(program), mesh)
+        made = abstract_step(program, range(2), run_settings(program), mesh, Backend.TORCHAX)
         text = made.step.jit().lower(*made.arguments).as_text()
     (trained, _), base, _ = made.arguments
     assert {name.split(".")[1] for name in trained} == {"0", "1"}

@@ -13,9 +13,9 @@ import pytest
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.settings import run_settings
-from recipec.compiler.plan import topology, worker
+from recipec.compiler.plan import abstract, worker
 from recipec.compiler.plan.depth import shortened
-from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.results import Failed, Job
 from recipec.spec.load import load
 from tests.waiting import gone, running
 
@@ -42,7 +42,7 @@ def test_unknown_topology_gives_a_one_sentence_failure(job: Job, monkeypatch: py
     def unknown(accelerator: object) -> None:
         raise RuntimeError("NOT_FOUND: no such layout\nmore of it")
 
-    monkeypatch.setattr(topology, "devices", unknown)
+    monkeypatch.setattr(abstract, "devices", unknown)
     assert worker.compile_step(job) == Failed(
         "libtpu does not know the topology v5p:2x2x2: NOT_FOUND: no such layout",
         help="choose another mesh.accelerator or mesh.topology",

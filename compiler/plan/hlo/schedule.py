@@ -27,17 +27,18 @@ from recipec.compiler.plan.hlo.costs import (
 )
 from recipec.compiler.plan.hlo.names import LAYER, Names
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
-from recipec.compiler.plan.prices import Prices, prices
 from recipec.compiler.plan.schedule import (
     Exposed,
     Loop,
     Operation,
+    Prices,
     Schedule,
     Start,
     Step,
     Transfer,
     Wait,
     Work,
+    prices,
 )
 from recipec.compiler.plan.torus import Torus, between_slices
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.bound import seen_pairs
 from recipec.compiler.plan.roofline.cache import (
     caches,
     read_by_blocks,
@@ -20,7 +21,6 @@ from recipec.compiler.plan.roofline.cache import (
 )
 from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
 from recipec.compiler.plan.roofline.weights import pair_flops, weights
-from recipec.compiler.plan.shapes import seen_pairs
 from recipec.compiler.serving.memory import memory_share
 
 ALL_REDUCES = 2

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.families import facts_of
+from recipec.compiler.plan.bound import multiplies
 from recipec.compiler.plan.roofline.results import Weights
-from recipec.compiler.plan.shapes import multiplies
 from recipec.compiler.serving import features
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import EXPERTS, Parameter

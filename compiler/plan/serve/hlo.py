@@ -15,8 +15,8 @@ from recipec.compiler.plan.hlo.collectives import collectives
 from recipec.compiler.plan.hlo.parse import executed, parse
 from recipec.compiler.plan.hlo.schedule import schedule
 from recipec.compiler.plan.kernels import NUMBERS, TARGET
-from recipec.compiler.plan.prices import priced
 from recipec.compiler.plan.results import Collective, Timeline
+from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.plan.torus import Torus
 
