@@ -21,14 +21,13 @@ from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.recorded import to_record
 from recipec.compiler.plan import rates, store
-from recipec.compiler.plan.compare import TIMES
 from recipec.compiler.plan.results import Estimate, Interval, Plan
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.wording import plural
 
 FILE = "calibration.json"
-PARTS = dict(zip(("products", "other", "kernels", "collectives", "copies"), TIMES, strict=True))
-"""Parts of a step, by the keys of probe.json. Plans are multiplied by the factor of the whole step; the parts
+PARTS = ("products", "other", "kernels", "collectives", "copies")
+"""The keys of `Timeline.parts` in probe.json. Plans are multiplied by the factor of the whole step; the parts
 only explain it."""
 VERSION = 1
 """Version of the format of probe.json."""
@@ -198,9 +197,8 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
 def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float]]:
     """Return each part's name, measured seconds and planned seconds; [] where the probe traced no parts."""
     found = probe["time"].get("parts") or {}
-    rows = [
-        (words, found.get(key, 0.0), TIMES[words](plan.estimate.timeline)) for key, words in PARTS.items()
-    ]
+    planned = plan.estimate.timeline.parts.items()
+    rows = [(words, found.get(key, 0.0), own) for key, (words, own) in zip(PARTS, planned, strict=True)]
     return [*rows, ("no operation", found.get("idle", 0.0), 0.0)] if found else []
 
 

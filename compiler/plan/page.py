@@ -41,9 +41,8 @@ from recipec.compiler.pages.numbers import (
     percent,
     usd,
 )
-from recipec.compiler.plan.compare import TIMES
+from recipec.compiler.plan.fit import yaml_lines
 from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
-from recipec.compiler.plan.search_text import yaml_lines
 from recipec.compiler.wording import listing, mesh_axes, plural
 from recipec.runtime.model.partition_rules import axes_of
 
@@ -231,8 +230,8 @@ def _time(estimate: Estimate) -> Section:
     if not estimate.seconds:
         refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
         return Section("time", "Time", aside, (refused,))
-    found = {name: of(estimate.timeline) for name, of in TIMES.items()}
-    parts = [(name, MEANT[name], seconds) for name, seconds in found.items() if seconds]
+    found = estimate.timeline.parts.items()
+    parts = [(name, MEANT[name], seconds) for name, seconds in found if seconds]
     peak = estimate.model_flops / estimate.peak_flops
     drawn = [
         *(

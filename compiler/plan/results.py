@@ -130,6 +130,17 @@ class Timeline:
     def seconds(self) -> float:
         return self.products + self.memory + self.kernels + self.exposed
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts by name, which add up to `seconds`."""
+        return {
+            "matrix products": self.products,
+            "other operations": self.memory,
+            "custom kernels": self.kernels,
+            "exposed collectives": self.exposed_in(True),
+            "exposed copies": self.exposed_in(False),
+        }
+
 
 @dataclass(frozen=True)
 class Temporary:

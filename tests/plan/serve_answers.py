@@ -9,8 +9,8 @@ from typing import Any
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Collective, Moved, Timeline
-from recipec.compiler.plan.serve.job import ServeAnswer, ServeDepth, ServeJob, ServeProgram
-from recipec.compiler.plan.serve.plan import plan_serve
+from recipec.compiler.plan.serve.results import ServeAnswer, ServeDepth, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.search import plan_serve
 from recipec.spec.load import load
 
 RECIPE = """\
@@ -116,6 +116,5 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
 
 def planned_texts(program: Program, **options: Any) -> tuple[str, dict[str, Any]]:
     """Plan a server, and return the printed text and the values."""
-    served = plan_serve(program, **options)
-    ((_, text),) = served.sections
-    return text, json.loads(json.dumps(served.data))
+    _, text, data = plan_serve(program, **options)
+    return text, json.loads(json.dumps(data))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipec.compiler.plan.compare import compare
+from recipec.compiler.plan.plan_text import compare
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.plan_text import search_text as text
 from recipec.compiler.plan.results import Memory, Point, Search
-from recipec.compiler.plan.search_text import text
 
 GIB = 2**30
 

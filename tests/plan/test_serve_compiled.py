@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.serve.compile import extrapolated
+from recipec.compiler.plan.serve.compile import extrapolated, job
 from recipec.compiler.plan.serve.configuration import serving
-from recipec.compiler.plan.serve.job import ServeAnswer, ServeJob, ServeProgram
-from recipec.compiler.plan.serve.plan import plan_serve
-from recipec.compiler.plan.serve.program import job
-from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
+from recipec.compiler.plan.serve.results import (
+    COMPILED_SERVING,
+    SERVING_SEARCH,
+    ServeAnswer,
+    ServeJob,
+    ServeProgram,
+)
 from tests.plan.serve_answers import GLOBAL, LOCAL, RECIPE, answered, lowered, planned_texts
 
 
@@ -114,9 +117,8 @@ def test_serving_search_refuses_too_small_tp_and_picks_small_blocks(example: Pro
 
 
 def test_serving_search_fails_block_sizes_that_the_kernel_does_not_use(example: Program) -> None:
-    found = SERVING_SEARCH.validate_python(
-        plan_serve(example, search=True, say=lambda line: None, run=answered).data
-    )
+    _, data = planned_texts(example, search=True, say=lambda line: None, run=answered)
+    found = SERVING_SEARCH.validate_python(data)
     failed = [c for c in found.candidates if c.decode_blocks and c.status == "failed"]
     assert failed and all("refused" in c.reason for c in failed)
 

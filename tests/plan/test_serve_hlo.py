@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from recipec.compiler.plan.results import Collective
-from recipec.compiler.plan.serve.estimate import cache_reads
+from recipec.compiler.plan.serve.configuration import cache_reads
 from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel, read
-from recipec.compiler.plan.serve.job import ServeProgram
+from recipec.compiler.plan.serve.results import ServeProgram
 from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 
 
 @pytest.mark.usefixtures("full_speed")
 def test_read_extracts_times_collectives_and_kernels_from_hlo() -> None:
-    found = read(HLO, "v6e:2x4", 8)
+    found = ServeProgram("decode", 64, **read(HLO, "v6e:2x4", 8))
     # The cycles of two fusions at 1.75 GHz. The kernel's time depends on the cache.
     assert found.timeline.products + found.timeline.memory == pytest.approx(4300 / 1.75e9)
     assert found.timeline.kernels == 0

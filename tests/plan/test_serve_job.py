@@ -8,8 +8,8 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.serve.job import JOB, Bucket
-from recipec.compiler.plan.serve.program import config_of, depths, job, padded, replica_topology
+from recipec.compiler.plan.serve.compile import config_of, depths, job, padded, replica_topology
+from recipec.compiler.plan.serve.results import JOB, Bucket
 from tests.plan.serve_answers import RECIPE, lowered
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.bound import seen_pairs
-from recipec.compiler.plan.roofline.cache import (
+from recipec.compiler.plan.roofline.memory import (
     caches,
+    pair_flops,
     read_by_blocks,
     read_bytes,
     sequence_bytes,
+    weights,
     windows_bound,
 )
 from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
-from recipec.compiler.plan.roofline.weights import pair_flops, weights
 from recipec.compiler.serving.memory import memory_share
 
 ALL_REDUCES = 2

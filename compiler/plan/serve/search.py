@@ -1,4 +1,4 @@
-"""Find the fastest way to serve a model on the recipe's machine, by compiling the step of each configuration.
+"""`recipe plan --serve`: plan a server by compiling its step, or find the fastest on the recipe's machine.
 
 The search varies the split of the devices over TP and DP, and the type of the key/value cache. For models
 with windows it also varies the decode kernel's block size: with the default, a block is the whole context,
@@ -9,20 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.notes import none_fits
-from recipec.compiler.plan.roofline.server import plan_serving
+from recipec.compiler.plan.roofline.server import none_fits, plan_serving
 from recipec.compiler.plan.serve.compile import Run, Say
+from recipec.compiler.plan.serve.compiled_text import search_text, text
 from recipec.compiler.plan.serve.configuration import BLOCKS, serving
 from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel
-from recipec.compiler.plan.serve.job import ServeProgram
-from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
+from recipec.compiler.plan.serve.results import (
+    COMPILED_SERVING,
+    SERVING_SEARCH,
+    CompiledServing,
+    ServeProgram,
+    ServingCandidate,
+    ServingSearch,
+)
 from recipec.compiler.serving import blocks as block_sizes
 from recipec.compiler.serving.memory import memory_share, weight_size
 from recipec.compiler.wording import divisors
 from recipec.spec.core_schema import flow
+
+
+def plan_serve(
+    program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
+) -> tuple[str, str, dict[str, Any]]:
+    """Plan a recipe's server, or search for a faster one.
+
+    Args:
+        program: the program of a recipe with a `serve` section.
+        exact: compile every layer, instead of extrapolating from two depths.
+        search: also try other parallelism, cache types and decode blocks.
+        say: called with progress messages, one sentence at a time.
+        run: answers a job in place of a worker.
+
+    Returns:
+        A title, the text to print, and a CompiledServing or a ServingSearch as JSON values.
+
+    Raises:
+        ArtifactError: the server cannot be planned by compiling.
+    """
+    if search:
+        found = searched(program, exact, say, run)
+        data = SERVING_SEARCH.dump_python(found, mode="json")
+        return "Serving, searched by compiling", search_text(found), data
+    planned = serving(program, exact, say, run)
+    return "Serving, compiled", text(planned), COMPILED_SERVING.dump_python(planned, mode="json")
+
 
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried in addition to its default."""
@@ -38,7 +72,7 @@ class ServingChoice:
     decode_blocks: str | None
 
 
-def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
+def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
     """Compile every configuration that is not ruled out on paper.
 
     Raises:
