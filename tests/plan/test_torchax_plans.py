@@ -21,7 +21,6 @@ from recipec.compiler.packages import install
 from recipec.compiler.plan import fit, identity, pool
 from recipec.compiler.plan.planner import placements
 from recipec.compiler.plan.results import Job
-from recipec.compiler.plan.search import SearchOptions, Tools, search
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 from tests.plan.estimates import estimate
@@ -108,19 +107,6 @@ def test_exact_plan_cost_and_budget_compile_the_torchax_step(file: Path, fake: P
     done = run("plan", file, *TORCHAX, "--set", "budget={max_hours: 0.1}")
     assert done.exit_code == 1 and "error[E1003]" in done.stderr
     assert asked(fake) == {"torchax"}
-
-
-def test_search_compiles_jobs_of_the_chosen_backend(file: Path) -> None:
-    lowered = lower(load(file), planning=True)
-    assert lowered.program is not None
-    jobs: list[Job] = []
-
-    def compile_jobs(work: Sequence[tuple[Program, Job]], progress: object, *, on_done: object) -> None:
-        jobs.extend(job for _, job in work)
-
-    tools = Tools(settle=lambda path, sets: lowered, compile_jobs=compile_jobs)
-    search(lowered.program, SearchOptions(most=1, backend=Backend.TORCHAX), tools=tools)
-    assert {job.backend for job in jobs} == {Backend.TORCHAX}
 
 
 def test_fit_does_not_try_changes_that_the_backend_refuses(
