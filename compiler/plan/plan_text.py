@@ -120,23 +120,13 @@ ROUNDED = 1e-6
 
 def text(plan: Plan) -> str:
     """Return the whole text, in at most 100 columns."""
-    compiled = plan.estimate.seconds > 0
-    sections = [list(_head(plan)), list(_memory(plan.estimate))]
-    if compiled:
-        sections += [
-            list(_time(plan)),
-            list(_exposed(plan.estimate)),
-            list(_worked(plan.estimate)),
-            list(_collectives(plan.estimate)),
-            list(_kernels(plan.estimate)),
-        ]
-    else:
-        sections.append(["The compiler refused the step, so its time is not known."])
-    sections.append(list(_temporaries(plan.estimate)))
-    if compiled:
-        sections.append(list(_run(plan.run)))
-    sections.append(list(_foot(plan)))
-    lines = "\n\n".join("\n".join(section) for section in sections if section).split("\n")
+    estimate, refused = plan.estimate, ["The compiler refused the step, so its time is not known."]
+    sections: list[Iterable[str]] = [_head(plan), _memory(estimate), refused, _temporaries(estimate)]
+    if estimate.seconds:
+        parts = (_exposed, _worked, _collectives, _kernels, _temporaries)
+        sections[2:] = [_time(plan), *(part(estimate) for part in parts), _run(plan.run)]
+    written = ["\n".join(section) for section in (*sections, _foot(plan))]
+    lines = "\n\n".join(filter(None, written)).split("\n")
     return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines) + "\n"
 
 
@@ -220,63 +210,58 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _exposed(estimate: Estimate) -> Iterator[str]:
     found = [one for one in estimate.timeline.transfers if one.exposed]
-    if not found:
-        return
-    yield "The longest waits of the device, of all layers together"
     rows = [
         [one.kind, one.name.replace("{}", "*"), milliseconds(one.exposed), f"of {milliseconds(one.seconds)}"]
         for one in found[:EXPOSED]
     ]
-    yield from aligned(rows, "<<>>")
-    yield from _more(found, EXPOSED, milliseconds(sum(one.exposed for one in found[EXPOSED:])))
+    rest = milliseconds(sum(one.exposed for one in found[EXPOSED:]))
+    yield from _listed("The longest waits of the device, of all layers together", rows, "<<>>", found, rest)
 
 
 def _worked(estimate: Estimate) -> Iterator[str]:
-    found = estimate.timeline.operations
-    if not found:
-        return
-    yield "The longest operations, of all layers together"
     rows = [
         [one.name.replace("{}", "*"), f"{one.count:,.0f} x", milliseconds(one.seconds)]
-        for one in found[:WORKED]
+        for one in estimate.timeline.operations[:WORKED]
     ]
-    yield from aligned(rows, "<>>")
-
-
-def _at(amount: float, speed: float, unit: str, size: float) -> str:
-    return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
+    yield from _listed("The longest operations, of all layers together", rows, "<>>")
 
 
 def _collectives(estimate: Estimate) -> Iterator[str]:
-    if not estimate.collectives:
-        return
-    yield "Collectives of a micro-batch on one device, from the compiled program"
     found = sorted(estimate.collectives, key=lambda c: -c.bytes)
     rows = [[c.kind, groups(c), f"{c.count:,} x", traffic(c.bytes)] for c in found[:COLLECTIVES]]
-    yield from aligned(rows, "<<>>")
-    yield from _more(found, COLLECTIVES, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
+    title = "Collectives of a micro-batch on one device, from the compiled program"
+    yield from _listed(title, rows, "<<>>", found, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
 
 
 def _kernels(estimate: Estimate) -> Iterator[str]:
-    if not estimate.kernels:
-        return
-    yield "Custom kernels (estimates from their shapes, by kernels that were measured)"
     found = sorted(estimate.kernels, key=lambda k: -k.seconds)
     rows = [
         [k.name, f"{k.count:,} x", flops(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
         for k in found[:KERNELS]
     ]
-    yield from aligned(rows, "<>>>>")
-    yield from _more(found, KERNELS, milliseconds(sum(k.seconds for k in found[KERNELS:])))
+    title = "Custom kernels (estimates from their shapes, by kernels that were measured)"
+    yield from _listed(title, rows, "<>>>>", found, milliseconds(sum(k.seconds for k in found[KERNELS:])))
 
 
 def _temporaries(estimate: Estimate) -> Iterator[str]:
-    if not estimate.largest:
-        return
-    yield "Largest temporaries, at the peak of memory (GiB)"
-    found = sorted(estimate.largest, key=lambda t: -t.bytes)
-    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found[:TEMPORARIES]]
-    yield from aligned(rows, ">><<")
+    found = sorted(estimate.largest, key=lambda t: -t.bytes)[:TEMPORARIES]
+    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found]
+    yield from _listed("Largest temporaries, at the peak of memory (GiB)", rows, ">><<")
+
+
+def _listed(
+    title: str, rows: Sequence[Sequence[str]], align: str, found: Sequence[object] = (), rest: str = ""
+) -> Iterator[str]:
+    """Yield a table of the first rows of what was found, and what the others are together."""
+    if rows:
+        yield title
+        yield from aligned(rows, align)
+        if len(found) > len(rows):
+            yield f"  and {len(found) - len(rows)} more, {rest} together"
+
+
+def _at(amount: float, speed: float, unit: str, size: float) -> str:
+    return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
 
 
 def _run(run: RunLength) -> Iterator[str]:
@@ -321,11 +306,6 @@ def _foot(plan: Plan) -> Iterator[str]:
     yield from wrapped(", ".join(f"{name} {version}" for name, version in plan.versions.items()))
     for note in plan.notes:
         yield from wrapped(f"note: {note}")
-
-
-def _more(found: Sequence[object], shown: int, rest: str) -> Iterator[str]:
-    if len(found) > shown:
-        yield f"  and {len(found) - shown} more, {rest} together"
 
 
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")

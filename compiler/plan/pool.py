@@ -27,7 +27,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install, require_packages
 from recipec.compiler.plan import identity, store
-from recipec.compiler.plan.results import COMPILED, FAILED, JOB, Compiled, Failed, Job
+from recipec.compiler.plan.results import COMPILED, JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.wording import listing
 from recipec.runtime.memory import available_memory
 
@@ -248,13 +248,8 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         line: the last line that it printed.
         said: lines of its stderr.
     """
-    try:
-        if line.startswith('{"compiled": '):
-            return COMPILED.validate_json(line[len('{"compiled": ') : -1])
-        if line.startswith('{"failed": '):
-            return FAILED.validate_json(line[len('{"failed": ') : -1])
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        return RESULT.validate_json(line)
     if status == -signal.SIGKILL:
         return Failed(
             "the compile was killed, most likely because this machine's memory ran out",

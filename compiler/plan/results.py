@@ -504,4 +504,5 @@ class Failed:
 
 
 JOB: TypeAdapter[Job] = TypeAdapter(Job)
-FAILED: TypeAdapter[Failed] = TypeAdapter(Failed)
+RESULT: TypeAdapter[Compiled | Failed] = TypeAdapter(Compiled | Failed)
+"""What a worker prints."""

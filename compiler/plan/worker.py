@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.plan.results import COMPILED, FAILED, JOB, Compiled, Failed, Job
+from recipec.compiler.plan.results import JOB, RESULT, Compiled, Failed, Job
 from recipec.runtime.addresses import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
@@ -44,9 +44,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
-    kind = "compiled" if isinstance(result, Compiled) else "failed"
-    print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
+    print(RESULT.dump_json(result).decode(), flush=True)
     os._exit(0)  # a compile that is needed only up to its schedule still generates code in its thread
 
 

@@ -70,9 +70,11 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
-DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
-MAMBA = re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$")
-CONV = re.compile(r"conv\.(in_proj|out_proj)\.kernel$")
+MIXERS = {
+    "gated delta nets": re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$"),
+    "Mamba mixers": re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$"),
+    "short convolutions": re.compile(r"conv\.(in_proj|out_proj)\.kernel$"),
+}
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 
 
@@ -119,11 +121,14 @@ def weights(program: Program) -> list[Weights]:
 
     The scales of quantization are left out; they take less than 0.1 %.
     """
-    lines: dict[tuple[str, int, str], Weights] = {}
+    lines: dict[tuple[str, int, str], list[Weights]] = {}
     for one in (*_text(program), *_vision(program)):
-        key = (one.name, one.number_bytes, one.placed)
-        lines[key] = _sum(lines[key], one) if key in lines else one
-    return list(lines.values())
+        lines.setdefault((one.name, one.number_bytes, one.placed), []).append(one)
+    figures = ("bytes", "read_bytes", "per_token", "per_sample")
+    return [
+        Weights(*key, *(sum(getattr(one, name) for one in each) for name in figures))
+        for key, each in lines.items()
+    ]
 
 
 def missing(program: Program) -> str | None:
@@ -134,18 +139,6 @@ def missing(program: Program) -> str | None:
     if more is None or text_alone or catalog.title(model) in TOWERS:
         return None
     return f"multimodal checkpoints have {more} whose size is not known here: it is not counted"
-
-
-def _sum(a: Weights, b: Weights) -> Weights:
-    return Weights(
-        a.name,
-        a.number_bytes,
-        a.placed,
-        a.bytes + b.bytes,
-        a.read_bytes + b.read_bytes,
-        a.per_token + b.per_token,
-        a.per_sample + b.per_sample,
-    )
 
 
 def _text(program: Program) -> Iterator[Weights]:
@@ -176,12 +169,8 @@ def _text(program: Program) -> Iterator[Weights]:
             padded = head if latent_of(program.architecture) else padded_head(head)
             local = numbers * padded / head / tp
             yield _used("attention", linear, split, local)
-        elif DELTA.search(path):
-            yield _used("gated delta nets", by_server, split, numbers / tp)
-        elif MAMBA.search(path):
-            yield _used("Mamba mixers", by_server, split, numbers / tp)
-        elif CONV.search(path):
-            yield _used("short convolutions", by_server, split, numbers / tp)
+        elif name := next((name for name, pattern in MIXERS.items() if pattern.search(path)), ""):
+            yield _used(name, by_server, split, numbers / tp)
         elif MLP.search(path):
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):

@@ -235,26 +235,16 @@ def run_worker(python: Path, made: ServeJob, folder: Path, say: Say, timeout: fl
     )
     started = time.monotonic()
     with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-        process = subprocess.Popen(
-            [str(python), "-P", str(WORKER), str(folder)],
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=worker_environment(made),
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(JOB.dump_json(made).decode(), timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise ArtifactError(
-                f"compiling the serving step took longer than {timeout / 60:.0f} minutes",
-                "plan without --exact, or on a faster machine",
-            ) from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        command = [str(python), "-P", str(WORKER), str(folder)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        with environment.process_group(command, env=worker_environment(made), **pipes) as process:
+            try:
+                output, _ = process.communicate(JOB.dump_json(made).decode(), timeout=timeout)
+            except subprocess.TimeoutExpired:
+                raise ArtifactError(
+                    f"compiling the serving step took longer than {timeout / 60:.0f} minutes",
+                    "plan without --exact, or on a faster machine",
+                ) from None
         if process.returncode == -signal.SIGKILL:
             raise WorkerKilled
         if process.returncode != 0:
