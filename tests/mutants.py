@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant("hlo-trip-count", "test_hlo_parse -k trip",
            'if direction in ("LE", "GE"):\n        distance += 1',
            'if direction in ("LE", "GE"):\n        distance += 0'),
-    Mutant("hlo-reduce-scatter", "test_hlo_collectives",
+    Mutant("hlo-reduce-scatter", "test_hlo_schedule",
            'if i.opcode == "dynamic-slice")', 'if i.opcode == "slice")'),
     Mutant("hlo-peak", "test_liveness",
            "change[buffer.last + 1] -= buffer.bytes", "change[buffer.last] -= buffer.bytes"),

@@ -315,3 +315,17 @@ def _compiled(sets: tuple[str, ...], seconds: float, gib: float, tokens: float) 
         mfu=381.2e12 / 11_919 / per_token / 459e12,
         exposed_seconds=0.148,
     )
+
+
+def estimate(temporaries: float, seconds: float = 1.0) -> Estimate:
+    """Estimate a step with 20 GiB of arguments on devices of 95 GiB.
+
+    Args:
+        temporaries: GiB.
+    """
+    memory = Memory(14.5 * GIB, 1.5 * GIB, 3 * GIB, 0, 0, temporaries * GIB, 1 * GIB, 95 * GIB)
+    largest = (
+        Temporary("layers.{}.mlp.gate_proj.kernel / dot_general", "bf16[3072,21504]", 60, 7.38 * GIB),
+        Temporary("embedder.input_embedding / all-gather", "bf16[262144,5376]", 1, 2.625 * GIB),
+    )
+    return replace(ESTIMATE, memory=memory, largest=largest, seconds=seconds, rows=4, row_length=3072)

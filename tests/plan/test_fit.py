@@ -24,7 +24,7 @@ from recipec.compiler.plan.fit import (
 from recipec.compiler.plan.results import Estimate
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
-from tests.plan.estimates import estimate
+from tests.plan.plans import estimate
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGSHIP = RECIPES / "gemma4-31b-v5p8.yaml"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from recipec.compiler.plan.hlo.collectives import collectives
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates, schedule
+from recipec.compiler.plan.results import COPIES
 from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, priced
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
-from tests.plan.hlo_text import module
-from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
+from tests.plan.hlo_text import OVERLAPPED, OVERLAPPED_ENTRY, module
 
 CLOCK, FLOPS, HBM, HOST = 1e6, 1e9, 1e9, 1e8
 ROW = Torus((8,), (False,), tuple((n, 0) for n in range(8)), 1e9, 1e7)
@@ -39,8 +41,19 @@ def unknown(name: str, operands: Sequence[Array], results: Sequence[Array]) -> f
 def read(
     entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: Kernel = unknown
 ) -> Schedule:
-    rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)
-    return priced(*schedule(module(entry, *computations), rates, axes, ROW, slices))
+    """Read a schedule, and check that its collectives are those of the module."""
+    rates, read = Rates(CLOCK, FLOPS, HBM, HOST, kernel), module(entry, *computations)
+    found = priced(*schedule(read, rates, axes, ROW, slices))
+    moved: Counter[tuple[object, ...]] = Counter()
+    for one in timeline(found, Reached()).transfers:
+        if one.kind not in COPIES:
+            moved[one.kind, one.axes, one.over_dcn, "count"] += round(one.count)
+            moved[one.kind, one.axes, one.over_dcn, "bytes"] += round(one.bytes)
+    for every in collectives(read, axes, slices):
+        key = every.kind, every.axes, every.over_dcn
+        assert (moved.pop((*key, "count")), moved.pop((*key, "bytes"))) == (every.count, every.bytes)
+    assert not moved
+    return found
 
 
 def total(found: Schedule) -> Work:

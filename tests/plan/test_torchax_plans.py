@@ -23,7 +23,7 @@ from recipec.compiler.plan.planner import placements
 from recipec.compiler.plan.results import Job
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
-from tests.plan.estimates import estimate
+from tests.plan.plans import estimate
 
 RECIPE = """\
 recipe: 1
