@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,6 @@ SCHEDULED_STEPS = 1000
 """Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
 
 
-class Jitted(Protocol):
-    """The interface of a backend's step."""
-
-    def jit(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class AbstractStep:
     """A step to lower.
@@ -66,7 +60,7 @@ class AbstractStep:
         sizes: bytes of the arguments on one device, by kind.
     """
 
-    step: Jitted
+    step: Any
     arguments: tuple[Any, Any, Any]
     sizes: Compiled
 
@@ -105,7 +99,7 @@ def abstract_step(
 
 def _tunix(
     program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh, optimizer: Any
-) -> tuple[Jitted, tuple[Any, Any], Any]:
+) -> tuple[Any, tuple[Any, Any], Any]:
     """Return the step of train.py, what it changes, and its base."""
     train = settings.train
     built = abstract_model(
@@ -128,7 +122,7 @@ def _tunix(
 
 def _torchax(
     program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh, optimizer: Any
-) -> tuple[Jitted, tuple[Any, Any], Any]:
+) -> tuple[Any, tuple[Any, Any], Any]:
     """Return the same of train_torchax.py."""
     from recipec.runtime.backends.torchax.model import abstract_model, with_reference
     from recipec.runtime.backends.torchax.step import Step

@@ -53,19 +53,6 @@ class Measured:
     date: str
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The correction of one kind of estimates by probes.
-
-    Attributes:
-        factor: measured over planned time.
-        interval: the error interval of estimates that are multiplied by the factor.
-    """
-
-    factor: float
-    interval: Interval
-
-
 def path() -> Path:
     """Return the path of calibration.json."""
     return store.folder() / FILE
@@ -90,15 +77,15 @@ def keep(rows: Sequence[Measured]) -> None:
     write_text(path(), json.dumps([asdict(row) for row in every.values()], indent=1) + "\n")
 
 
-def known(generation: str, lora: bool) -> Calibration | None:
-    """Return the calibration of a generation, or None without a probe of it."""
+def known(generation: str, lora: bool) -> tuple[float, Interval]:
+    """Return the factor of a generation's estimates, and their interval; 1 without a probe of it."""
+    published = rates.interval(generation, lora)
     rows = [row for row in kept() if (row.generation, row.lora) == (generation, lora)]
     if not rows:
-        return None
+        return 1.0, published
     factor = math.exp(sum(math.log(row.found / row.planned) for row in rows) / len(rows))
-    published = rates.interval(generation, lora)
     basis = f"{plural(len(rows), 'probe')} on {generation} took {factor:.3g} times the estimate: {path()}."
-    return Calibration(factor, Interval(published.low, published.high, f"{basis} {published.basis}"))
+    return factor, Interval(published.low, published.high, f"{basis} {published.basis}")
 
 
 def digest(program: Program) -> str:

@@ -39,9 +39,8 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
     found = Timeline()
     if whole.out_of_memory is None:
         found = timeline(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
-    lora = program.lora is not None
-    measured = calibration.known(accelerator.generation, lora)
-    seconds = found.seconds * (measured.factor if measured else 1.0)
+    factor, interval = calibration.known(accelerator.generation, program.lora is not None)
+    seconds = found.seconds * factor
     needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
     peak = accelerator.peak_flops_per_device
     return Estimate(
@@ -52,7 +51,7 @@ def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
         bytes=whole.bytes,
         timeline=found,
         seconds=seconds,
-        interval=measured.interval if measured else rates.interval(accelerator.generation, lora),
+        interval=interval,
         peak_flops=peak,
         bandwidth=accelerator.bandwidth_per_device,
         model_flops=needed,
@@ -194,7 +193,7 @@ def settings(program: Program) -> dict[str, str]:
     return out
 
 
-Array = tuple[str, tuple[int, ...], Spec, int]
+PlacedArray = tuple[str, tuple[int, ...], Spec, int]
 """Path, shape, sharding, and bytes of each number."""
 
 
@@ -214,7 +213,7 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
     return tuple(sorted(found, key=lambda placement: -placement.bytes))
 
 
-def _tunix(program: Program) -> Iterator[Array]:
+def _tunix(program: Program) -> Iterator[PlacedArray]:
     whole = {p.path for p in program.whole}
     for p in program.parameters:
         dtype = program.lora.dtype if program.lora and p.path in whole else program.recipe.model.dtype
@@ -225,7 +224,7 @@ def _tunix(program: Program) -> Iterator[Array]:
             yield from ((*array, BYTES[program.lora.dtype]) for array in x.arrays)
 
 
-def _torchax(program: Program) -> Iterator[Array]:
+def _torchax(program: Program) -> Iterator[PlacedArray]:
     """Yield transformers' tensors, and PEFT's adapters on them."""
     from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 

@@ -84,7 +84,7 @@ def search(program: Program, options: SearchOptions, progress: Progress | None =
         SearchInterrupted: after Ctrl-C.
     """
     check_target(program)
-    run, most = _Run(options, progress), options.most
+    run, most = _RunningSearch(options, progress), options.most
     every = [
         variant
         for variant in variants(program, options.free_batch)
@@ -104,7 +104,7 @@ def search(program: Program, options: SearchOptions, progress: Progress | None =
 
 
 @dataclass
-class _Run:
+class _RunningSearch:
     """The state of a running search.
 
     Attributes:

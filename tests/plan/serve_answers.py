@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Collective, Moved, Timeline
 from recipec.compiler.plan.serve.results import ServeAnswer, ServeDepth, ServeJob, ServeProgram
 from recipec.compiler.plan.serve.search import plan_serve
-from recipec.spec.load import load
+from tests.plan import plans
 
 RECIPE = """\
 recipe: 1
@@ -62,9 +61,7 @@ LOCAL, GLOBAL = "RPAd-p_16-bq_1_1-bkv_16384_16384-sw_1024", "RPAd-p_16-bq_1_1-bk
 def lowered(folder: Path, recipe: str, *sets: str) -> Program:
     path = folder / "recipe.yaml"
     path.write_text(recipe)
-    program = lower(load(path, sets)).program
-    assert program is not None
-    return program
+    return plans.lowered(path, *sets)
 
 
 def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:

@@ -10,32 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from recipec.compiler.cli import main as cli
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.plan import calibration
-from recipec.spec.load import load
-from tests.plan.test_commands import RECIPE
+from tests.plan.plans import lowered
+from tests.plan.test_commands import RECIPE, run
 
-RUNNER = CliRunner()
-pytestmark = pytest.mark.usefixtures("full_speed")
-
+pytestmark = pytest.mark.usefixtures("full_speed", "told")
 
 TIMES = {"micro_batch_seconds": 64.0, "peak_bytes": 2**30}
-
-
-@pytest.fixture(autouse=True)
-def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
 
 
 def probe(folder: Path, seconds: float, **changes: Any) -> Path:
     """Write a recipe and a probe of it."""
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    program = lower(load(folder / "recipe.yaml")).program
-    assert program is not None
+    program = lowered(folder / "recipe.yaml")
     found = {
         "probe": 1,
         "date": "2026-11-26",
@@ -50,12 +39,8 @@ def probe(folder: Path, seconds: float, **changes: Any) -> Path:
     return folder / "probe.json"
 
 
-def run(*arguments: Any) -> str:
-    return RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False).stdout
-
-
 def planned(folder: Path) -> tuple[float, str]:
-    estimate = json.loads(run("plan", folder / "recipe.yaml", "--json"))["plan"]["estimate"]
+    estimate = json.loads(run("plan", folder / "recipe.yaml", "--json").stdout)["plan"]["estimate"]
     return estimate["seconds"], estimate["interval"]["basis"]
 
 
@@ -63,15 +48,17 @@ def test_plan_uses_and_cites_the_calibrated_probe(tmp_path: Path) -> None:
     file = probe(tmp_path, 35.2)
     before, _ = planned(tmp_path)
     assert before == pytest.approx(32)  # 2 outside of the layers and 0.5 in each of the 60
-    said = run("calibrate", file)
+    said = run("calibrate", file).stdout
     assert "1.100 times the planned" in said and "outside" not in said
     seconds, basis = planned(tmp_path)
     assert seconds == pytest.approx(35.2)
     assert "1 probe on v5p took 1.1 times the estimate" in basis and str(calibration.path()) in basis
-    assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml")
+    assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml").stdout
     assert "matrix products" not in said
     parts = {"products": 30.0, "other": 3.0, "idle": 2.2}
-    said = run("calibrate", probe(tmp_path, 35.2, time=TIMES | {"micro_batch_seconds": 35.2, "parts": parts}))
+    said = run(
+        "calibrate", probe(tmp_path, 35.2, time=TIMES | {"micro_batch_seconds": 35.2, "parts": parts})
+    ).stdout
     assert "    matrix products 30,000.0 ms, planned " in said and "\n    no operation 2,200.0 ms" in said
     assert "HBM at its peak: 1.00 GiB, planned" in said
     # A new probe of the same recipe replaces the old one. It is compared with the uncalibrated plan.
@@ -97,7 +84,7 @@ def test_plan_uses_and_cites_the_calibrated_probe(tmp_path: Path) -> None:
 def test_probe_outside_the_interval_gets_a_likely_cause(
     tmp_path: Path, seconds: float, changes: dict[str, Any], cause: str
 ) -> None:
-    said = run("calibrate", probe(tmp_path, seconds, **changes))
+    said = run("calibrate", probe(tmp_path, seconds, **changes)).stdout
     assert "outside the interval; a likely cause: " in said and cause in said
 
 

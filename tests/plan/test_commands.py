@@ -24,10 +24,7 @@ train: {steps: 100, global_batch_size: 4}
 RUNNER = CliRunner()
 
 
-@pytest.fixture(autouse=True)
-def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("told")
 
 
 @pytest.fixture

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import run_settings
 from recipec.runtime.model import forward
-from recipec.spec.load import load
+from tests.plan.plans import abstract, lowered
 
 SETS = (
     "mesh.axes={fsdp: 2, tp: 2}",
@@ -31,24 +28,13 @@ LAYERS = (4, 5)
 
 
 @pytest.fixture(scope="module")
-def program(root: Path) -> Program:
-    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", SETS), planning=True).program
-    assert found is not None
-    return found
+def program() -> Program:
+    return lowered("gemma4-31b-v5p8", *SETS)
 
 
 def constraints(program: Program) -> Counter[str]:
     """Count the shardings that the step's HLO constrains arrays to, before partitioning."""
-    import jax
-
-    from recipec.compiler.plan.abstract import abstract_step
-    from recipec.runtime.model.mesh import arrange
-
-    settings = run_settings(program)
-    mesh = arrange(settings.mesh.axes, jax.devices("cpu")[:4])
-    with mesh:
-        made = abstract_step(program, LAYERS, settings, mesh)
-        text = made.step.jit().lower(*made.arguments).as_text()
+    _, text = abstract(program, LAYERS, lowering=True)
     found = re.findall(r"sdy\.sharding_constraint %\S+ (<.*?>) : (tensor<\S+>)", text)
     assert found or "sharding_constraint" not in text
     return Counter(f"{array} {spec}" for spec, array in found)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.depth import Part, parts, probed
 from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.rates import interval
 from recipec.compiler.plan.results import Collective, Compiled, Kernel, Moved, OutOfMemory, Temporary
 from recipec.compiler.plan.schedule import Exposed, Operation, Prices, Schedule, Start, Transfer, Wait, Work
-from recipec.spec.load import load
+from tests.plan.plans import lowered
 
 pytestmark = pytest.mark.usefixtures("full_speed")
 
@@ -149,13 +147,8 @@ SETS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def programs(root: Path) -> dict[str, Program]:
-    out = {}
-    for name, sets in SETS.items():
-        found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", ("serve=null", *sets)), True)
-        assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
-        out[name] = found.program
-    return out
+def programs() -> dict[str, Program]:
+    return {name: lowered("gemma4-31b-v5p8", "serve=null", *sets) for name, sets in SETS.items()}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.plan.hlo.assigned import parse_refusal, parse_vmem
-from recipec.compiler.plan.results import Temporary
+from recipec.compiler.plan.results import OutOfMemory, Temporary
 
 GIB, MIB = 2**30, 2**20
 
@@ -69,11 +69,23 @@ Program hbm requirement 38.02G:
 """The message of other libtpu versions, for a program with a memory layout."""
 
 
-def test_refusal_with_only_the_sum_gives_used_and_limit() -> None:
-    refused = parse_refusal(SUM)
-    assert refused is not None
-    assert (refused.used, refused.limit) == (19.09 * GIB, 15.75 * GIB)
-    assert refused.largest == ()
+EARLY = (
+    "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have "
+    "enough device memory. Requires 38.62G, has 15.75G available. If more detailed logging is desired, set "
+    "--xla_tpu_impure_oom_fast_exit_threshold=-1"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "used", "limit"),
+    [
+        (SUM, 19.09 * GIB, 15.75 * GIB),
+        (SUM.replace("19.09G", "768.00M").replace("15.75G", "1536K"), 768 * MIB, 1.5 * MIB),
+        (EARLY, 38.62 * GIB, 15.75 * GIB),
+    ],
+)
+def test_refusal_with_only_the_sum_gives_used_and_limit(message: str, used: float, limit: float) -> None:
+    assert parse_refusal(message) == OutOfMemory(used, limit)
 
 
 def test_refusal_with_a_listing_gives_the_largest_arrays() -> None:
@@ -86,11 +98,6 @@ def test_refusal_with_a_listing_gives_the_largest_arrays() -> None:
     )
 
 
-EARLY = (
-    "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have "
-    "enough device memory. Requires 38.62G, has 15.75G available. If more detailed logging is desired, set "
-    "--xla_tpu_impure_oom_fast_exit_threshold=-1"
-)
 DUMPED = """HloModule jit__train, is_scheduled=true
 
 ENTRY %main.1_spmd (p.0: bf16[1024,512]) -> f32[] {
@@ -100,12 +107,6 @@ ENTRY %main.1_spmd (p.0: bf16[1024,512]) -> f32[] {
 }
 
 """
-
-
-def test_early_abort_refusal_gives_used_and_limit() -> None:
-    refused = parse_refusal(EARLY)
-    assert refused is not None
-    assert (refused.used, refused.limit) == (38.62 * GIB, 15.75 * GIB)
 
 
 def test_largest_arrays_are_read_from_the_dumped_program(tmp_path: Path) -> None:
@@ -119,12 +120,6 @@ def test_largest_arrays_are_read_from_the_dumped_program(tmp_path: Path) -> None
 def test_refusal_without_a_dumped_program_has_no_arrays(tmp_path: Path) -> None:
     refused = parse_refusal(SUM, tmp_path)
     assert refused is not None and refused.largest == ()
-
-
-def test_refusal_sizes_in_megabytes_and_kilobytes_are_parsed() -> None:
-    refused = parse_refusal(SUM.replace("19.09G", "768.00M").replace("15.75G", "1536K"))
-    assert refused is not None
-    assert (refused.used, refused.limit) == (768 * MIB, 1.5 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import run_length as counting
 from recipec.compiler.lowering.families import FAMILIES
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import (
     Statistics,
@@ -31,8 +30,7 @@ from recipec.runtime.data.prepare import prepare
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.data.tokenizer import load_tokenizer
-from recipec.spec.load import load
-from tests.plan.plans import ESTIMATE
+from tests.plan.plans import ESTIMATE, lowered
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +51,6 @@ def _empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kept() -> list[Path]:
     return list(store.folder().glob("*/*.json"))
-
-
-def lowered(path: Path, *sets: str) -> Program:
-    program = lower(load(path, sets)).program
-    assert program is not None
-    return program
 
 
 @pytest.fixture

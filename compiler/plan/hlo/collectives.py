@@ -148,7 +148,9 @@ def _groups_of(instruction: Instruction, devices: int) -> Groups:
         return _mesh_groups(*mesh.groups(default=""))
     iota = IOTA.search(attributes)
     if iota:
-        return _rows(_iota(iota[2], iota[3] or ""), _numbers(iota[1])[-1])
+        sizes, length = _numbers(iota[2]), _numbers(iota[1])[-1]
+        order = _numbers(iota[3] or "") or range(len(sizes))
+        return _transposed(range(math.prod(sizes)), sizes, order, length)
     explicit = EXPLICIT.search(attributes)
     groups = [tuple(_numbers(group)) for group in BRACES.findall(explicit[1])] if explicit else []
     return groups or [tuple(range(devices))]
@@ -213,25 +215,17 @@ def _over(devices: Sequence[int], shape: Sequence[tuple[int, bool]]) -> Groups:
     Args:
         shape: each dimension's size, and whether a group runs along it.
     """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    places = itertools.product(*(range(size) for size, _ in shape))
-    for device, place in zip(devices, places, strict=True):
-        row = tuple(at for at, (_, along) in zip(place, shape, strict=True) if not along)
-        rows.setdefault(row, []).append(device)
-    return [tuple(row) for row in rows.values()]
+    sizes, chosen = [size for size, _ in shape], [n for n, (_, along) in enumerate(shape) if along]
+    order = sorted(range(len(sizes)), key=chosen.__contains__)
+    return _transposed(devices, sizes, order, math.prod(sizes[n] for n in chosen))
 
 
-def _iota(sizes: str, transposed: str) -> list[int]:
-    """Return the devices that "[4,2]T(1,0)" lists: 0 to 7 as [4, 2], transposed and flattened."""
-    dimensions = _numbers(sizes)
-    order = _numbers(transposed) or list(range(len(dimensions)))
-    strides = [math.prod(dimensions[n + 1 :]) for n in range(len(dimensions))]
-    places = itertools.product(*(range(dimensions[n]) for n in order))
-    return [sum(at * strides[n] for at, n in zip(place, order, strict=True)) for place in places]
+def _transposed(devices: Sequence[int], sizes: Sequence[int], order: Sequence[int], length: int) -> Groups:
+    """Return rows of a length of an array of devices, with its dimensions in another order."""
+    import numpy as np
 
-
-def _rows(devices: list[int], length: int) -> Groups:
-    return [tuple(devices[n : n + length]) for n in range(0, len(devices), length)]
+    rows = np.reshape(devices, sizes).transpose(order).reshape(-1, length)
+    return [tuple(row) for row in rows.tolist()]
 
 
 def _numbers(text: str) -> list[int]:

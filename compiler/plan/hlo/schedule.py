@@ -84,11 +84,11 @@ def schedule(
         axes: the sizes of the mesh's axes in order, including the axis of slices.
         torus: the devices of a slice, in the order of the mesh.
     """
-    return _Reader(module, rates, axes, torus, slices).read()
+    return _ScheduleReader(module, rates, axes, torus, slices).read()
 
 
 @dataclass
-class _Reader:
+class _ScheduleReader:
     module: Module
     rates: Rates
     axes: Mapping[str, int]

@@ -21,7 +21,7 @@ from recipec.compiler.plan.roofline.memory import (
     runs_jax_model,
     sequence_bytes,
 )
-from recipec.compiler.plan.roofline.results import SERVING_PLAN, Cache, Comparison, ServingPlan, Step
+from recipec.compiler.plan.roofline.results import SERVING_PLAN, Cache, Comparison, ServingPlan, StepBounds
 from recipec.compiler.serving import published
 from recipec.compiler.serving.memory import memory_share
 from recipec.compiler.wording import listing, plural
@@ -93,7 +93,7 @@ def plan_serving(program: Program) -> ServingPlan:
     )
 
 
-def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[Step]:
+def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[StepBounds]:
     """Yield decode steps at each context, with one sequence and with as many as the server takes."""
     limits, most = server.limits, server.program.recipe.server.max_num_seqs
     for context in contexts:
@@ -125,7 +125,7 @@ def _comparisons(program: Program, server: Server, weight_bytes: float) -> Itera
         yield _compared(f"TPOT: the {key}, compared with {held_against}", found.tpot_ms[key], step)
 
 
-def _compared(what: str, measured: float, step: Step) -> Comparison:
+def _compared(what: str, measured: float, step: StepBounds) -> Comparison:
     return Comparison(what, "ms", measured, step.bound_seconds * 1e3, step.estimate_seconds * 1e3)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import hardware, pins
+from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.roofline.memory import pair_flops
 from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated, padded
@@ -37,28 +37,8 @@ KERNEL_EFFICIENCY = 0.5
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The rates of a device.
-
-    Attributes:
-        bandwidth: bandwidth of its memory, bytes/s.
-        peak: FLOP/s in bfloat16.
-    """
-
-    bandwidth: float
-    peak: float
-
-
-def machine(generation: str) -> Machine:
-    """Return the rates of a generation's device."""
-    data = hardware.generations()[generation]
-    per_chip = data["devices_per_chip"]
-    return Machine(data["hbm_gb_per_s"] * 1e9 / per_chip, data["bf16_tflops"] * 1e12 / per_chip)
-
-
-@dataclass(frozen=True)
 class Steps:
-    """The compiled steps of a whole model, and the machine that they run on.
+    """The compiled steps of a whole model, and the rates of the devices that they run on.
 
     Attributes:
         decode, prefill, head: the programs.
@@ -68,7 +48,7 @@ class Steps:
             on one device.
         windowed_width: the part of `attention_width` in layers with a window.
         window: tokens that layers with a window see; 0 without such layers.
-        machine: the rates of the device.
+        bandwidth, peak: of a device, bytes/s of its memory and FLOP/s in bfloat16.
     """
 
     decode: ServeProgram
@@ -79,12 +59,13 @@ class Steps:
     attention_width: float
     windowed_width: float
     window: int
-    machine: Machine
+    bandwidth: float
+    peak: float
 
     def decode_seconds(self, sequences: float, context: float) -> float:
         """Return the seconds of a decode step of `sequences` sequences with `context` tokens each."""
         reads = sequences * cache_reads(self.decode, self.token_bytes, context)
-        return self._fixed(self.decode) + reads / self.machine.bandwidth
+        return self._fixed(self.decode) + reads / self.bandwidth
 
     def prefill_seconds(self, tokens: float, context: float = 0.0) -> float:
         """Return the seconds of a prefill step of `tokens` prompt tokens, after `context` earlier tokens.
@@ -111,7 +92,7 @@ class Steps:
         It is at least the time to read the weights once.
         """
         timeline = program.timeline
-        work = max(timeline.products + timeline.memory, self.weights / self.machine.bandwidth)
+        work = max(timeline.products + timeline.memory, self.weights / self.bandwidth)
         return work + timeline.exposed + self.head.timeline.seconds
 
     def _attention_seconds(self, tokens: float, context: float) -> float:
@@ -119,7 +100,7 @@ class Steps:
         seen = context + tokens / 2
         full = self.attention_width - self.windowed_width
         width = full * seen + self.windowed_width * min(seen, self.window or seen)
-        return 4 * tokens * width / (KERNEL_EFFICIENCY * self.machine.peak)
+        return 4 * tokens * width / (KERNEL_EFFICIENCY * self.peak)
 
 
 def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: float) -> float:
@@ -328,7 +309,8 @@ def steps_of(
     kinds = {p.kind: p for p in programs}
     if "decode" not in kinds:
         raise ArtifactError("the worker answered without a decode step", "make the serving environment again")
-    architecture = program.architecture
+    architecture, accelerator = program.architecture, program.serve_accelerator
+    assert accelerator is not None
     windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
     layers = range(architecture.num_layers)
     widths = [pair_flops(architecture, layer) / 4 / made.tensor_parallel for layer in layers]
@@ -341,7 +323,8 @@ def steps_of(
         attention_width=sum(widths),
         windowed_width=sum(w for w, window in zip(widths, windows, strict=True) if window),
         window=max(window or 0 for window in windows),
-        machine=machine(made.generation),
+        bandwidth=accelerator.bandwidth_per_device,
+        peak=accelerator.peak_flops_per_device,
     )
 
 

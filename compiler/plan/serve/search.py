@@ -7,8 +7,8 @@ and a window saves no reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.errors import ArtifactError
@@ -62,32 +62,22 @@ BLOCK = 1024
 """Tokens of the decode kernel's block that is tried in addition to its default."""
 
 
-@dataclass(frozen=True)
-class ServingChoice:
-    """One configuration, before anything is compiled."""
-
-    tensor_parallel: int
-    data_parallel: int
-    kv_cache_dtype: str
-    decode_blocks: str | None
-
-
 def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
     """Compile every configuration that is not ruled out on paper.
 
     Raises:
         ArtifactError: the recipe itself cannot be compiled.
     """
-    own = _own(program)
+    own = _choice(program, *_own(program))
     say("the recipe as it is")
-    candidates = [_judged(program, own, serving(program, exact, say, run))]
+    candidates = [_judged(own, serving(program, exact, say, run))]
     # A prefill does not depend on the cache's type or the decode blocks, so each TP needs only one.
     prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
     every = [choice for choice in choices(program) if choice != own]
     for number, choice in enumerate(every, 1):
         reason = ruled_out(program, choice)
         if reason:
-            candidates.append(_candidate(program, choice, "refused", reason))
+            candidates.append(replace(choice, status="refused", reason=reason))
             continue
         say(
             f"{number} of {len(every)}: TP {choice.tensor_parallel} x DP {choice.data_parallel}, "
@@ -101,8 +91,8 @@ def searched(program: Program, exact: bool, say: Say, run: Run | None = None) ->
     return ServingSearch(tuple(candidates), best if speeds[best] else None)
 
 
-def choices(program: Program) -> Iterator[ServingChoice]:
-    """Yield all configurations of the recipe's machine."""
+def choices(program: Program) -> Iterator[ServingCandidate]:
+    """Yield all configurations of the recipe's machine, before anything is compiled."""
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     types = [serve.kv_cache_dtype, "fp8" if accelerator.fp8_kv_cache else "auto", "auto"]
@@ -113,10 +103,10 @@ def choices(program: Program) -> Iterator[ServingChoice]:
     for size in reversed(divisors(accelerator.devices)):
         for kind in dict.fromkeys(types):
             for block in blocks:
-                yield ServingChoice(size, accelerator.devices // size, kind, block)
+                yield _choice(program, size, accelerator.devices // size, kind, block)
 
 
-def ruled_out(program: Program, choice: ServingChoice) -> str:
+def ruled_out(program: Program, choice: ServingCandidate) -> str:
     """Return why a configuration cannot work, "" where it may work."""
     architecture, size = program.architecture, choice.tensor_parallel
     accelerator = program.serve_accelerator
@@ -143,12 +133,17 @@ def ruled_out(program: Program, choice: ServingChoice) -> str:
     return ""
 
 
-def _own(program: Program) -> ServingChoice:
+def _choice(program: Program, *settings: Any) -> ServingCandidate:
+    return ServingCandidate(_sets(program, settings), *settings, status="")
+
+
+def _own(program: Program) -> tuple[int, int, str, str | None]:
+    """Return the recipe's TP, DP, type of the cache and decode blocks."""
     serve = program.recipe.serve
     if serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
-    sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
-    return ServingChoice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
+    blocks = block_sizes.environment(serve).get(BLOCKS)
+    return serve.tensor_parallel_size, serve.data_parallel_size, serve.kv_cache_dtype, blocks
 
 
 def _prefill(planned: CompiledServing) -> ServeProgram | None:
@@ -158,7 +153,7 @@ def _prefill(planned: CompiledServing) -> ServeProgram | None:
 
 def _compiled(
     program: Program,
-    choice: ServingChoice,
+    choice: ServingCandidate,
     exact: bool,
     say: Say,
     run: Run | None,
@@ -181,36 +176,25 @@ def _compiled(
             environment=tuple(sorted(environment.items())),
         )
     except ArtifactError as error:
-        return _candidate(program, choice, "failed", str(error))
+        return replace(choice, status="failed", reason=str(error))
     if choice.decode_blocks and not _blocks_taken(planned):
-        return _candidate(program, choice, "failed", "the kernel refused the decode block sizes")
-    return _judged(program, choice, planned)
+        return replace(choice, status="failed", reason="the kernel refused the decode block sizes")
+    return _judged(choice, planned)
 
 
-def _judged(program: Program, choice: ServingChoice, planned: CompiledServing) -> ServingCandidate:
+def _judged(choice: ServingCandidate, planned: CompiledServing) -> ServingCandidate:
     if planned.fits:
-        return _candidate(program, choice, "compiled", "", planned)
-    return _candidate(program, choice, "too large", "does not fit the devices' HBM", planned)
+        return replace(choice, status="compiled", serving=planned)
+    return replace(choice, status="too large", reason="does not fit the devices' HBM", serving=planned)
 
 
-def _candidate(
-    program: Program, choice: ServingChoice, status: str, reason: str, planned: CompiledServing | None = None
-) -> ServingCandidate:
-    return ServingCandidate(
-        _sets(program, choice), **vars(choice), status=status, reason=reason, serving=planned
-    )
-
-
-def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
+def _sets(program: Program, settings: Sequence[Any]) -> tuple[str, ...]:
     """Return the --set arguments for what differs from the recipe."""
-    own, env, blocks = _own(program), dict(program.recipe.server.env), choice.decode_blocks
-    keys = {"tensor_parallel": "tensor_parallel_size", "data_parallel": "data_parallel_size"}
-    sets = [
-        f"serve.{keys.get(name, name)}={getattr(choice, name)}"
-        for name in (*keys, "kv_cache_dtype")
-        if getattr(choice, name) != getattr(own, name)
-    ]
-    if blocks != own.decode_blocks:
+    own, env, blocks = _own(program), dict(program.recipe.server.env), settings[3]
+    keys = ("tensor_parallel_size", "data_parallel_size", "kv_cache_dtype")
+    pairs = zip(keys, settings, own, strict=False)
+    sets = [f"serve.{key}={value}" for key, value, present in pairs if value != present]
+    if blocks != own[3]:
         if BLOCKS in env:
             env = {**env, BLOCKS: blocks} if blocks else {name: env[name] for name in env if name != BLOCKS}
             sets.append(f"serve.env={flow(env)}")
