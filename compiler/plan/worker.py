@@ -31,8 +31,6 @@ POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.hlo.assigned import Assigned
-    from recipec.compiler.plan.hlo.parse import Module
-    from recipec.compiler.plan.torus import Torus
 
 
 def main() -> None:
@@ -57,14 +55,20 @@ def end_without(parent: int) -> None:
 
 def compile_step(job: Job) -> Compiled | Failed:
     """Build and compile a job's step."""
+    from recipec.compiler.lowering.libtpu import flags
     from recipec.compiler.lowering.lower import lower
     from recipec.runtime.errors import UserError
+    from recipec.runtime.model.mesh import compile_with
     from recipec.spec.load import load
 
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check shows the errors")
-    _configure(program)
+    import jax
+
+    compile_with(flags(program))  # libtpu is loaded with the topology
+    if program.recipe.model.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
     from recipec.compiler.plan import abstract
 
     accelerator = program.accelerator
@@ -82,24 +86,19 @@ def compile_step(job: Job) -> Compiled | Failed:
         return Failed(error.message, help=error.help or "")
 
 
-def _configure(program: Program) -> None:
-    import jax
-
-    from recipec.compiler.lowering.libtpu import flags
-    from recipec.runtime.model.mesh import compile_with
-
-    compile_with(flags(program))  # libtpu is loaded with the topology
-    if program.recipe.model.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
-
-
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
     from recipec.compiler.lowering.settings import run_settings
+    from recipec.compiler.plan import rates
     from recipec.compiler.plan.abstract import abstract_step, places
     from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
+    from recipec.compiler.plan.hlo.collectives import collectives
+    from recipec.compiler.plan.hlo.costs import costs
+    from recipec.compiler.plan.hlo.liveness import largest
     from recipec.compiler.plan.hlo.parse import parse
+    from recipec.compiler.plan.hlo.schedule import schedule
+    from recipec.compiler.plan.kernels import KernelSeconds, kernels
     from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import mesh as meshes
 
@@ -120,14 +119,25 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             if refused is None:
                 return _refused(error)
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
-    torus = Torus.of(program.accelerator, places(mesh.devices.flat, program.accelerator.slices))
-    read = _read(found, program, module, torus)
+    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    torus = Torus.of(accelerator, places(mesh.devices.flat, accelerator.slices))
+    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
+    flops, moved = costs(module)
+    published = rates.published(accelerator, times.seconds)
+    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
     return replace(
-        read,
+        found,
         arguments=assigned.arguments,
         temporaries=assigned.temporaries,
         code=code + assigned.rest,
         instructions=assigned.instructions,
+        flops=flops,
+        bytes=moved,
+        schedule=steps,
+        prices=prices,
+        collectives=collectives(module, axes, accelerator.slices),
+        kernels=kernels(module, times),
+        largest=largest(module)[1],
         compile_seconds=time.monotonic() - traced,
     )
 
@@ -164,32 +174,6 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     compiled = compiling.result()
     _, memory = assigned.scheduled(folder)
     return compiled.as_text(), memory, compiled.memory_analysis().generated_code_size_in_bytes
-
-
-def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Compiled:
-    """Add what a program's module shows: costs, schedule, collectives, kernels and largest arrays."""
-    from recipec.compiler.plan import rates
-    from recipec.compiler.plan.hlo.collectives import collectives
-    from recipec.compiler.plan.hlo.costs import costs
-    from recipec.compiler.plan.hlo.liveness import largest
-    from recipec.compiler.plan.hlo.schedule import schedule
-    from recipec.compiler.plan.kernels import KernelSeconds, kernels
-
-    accelerator, axes = program.accelerator, program.recipe.mesh.axes
-    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    published = rates.published(accelerator, times.seconds)
-    flops, moved = costs(module)
-    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
-    return replace(
-        found,
-        flops=flops,
-        bytes=moved,
-        schedule=steps,
-        prices=prices,
-        collectives=collectives(module, axes, accelerator.slices),
-        kernels=kernels(module, times),
-        largest=largest(module)[1],
-    )
 
 
 if __name__ == "__main__":

@@ -133,8 +133,11 @@ def ruled_out(program: Program, choice: ServingCandidate) -> str:
     return ""
 
 
-def _choice(program: Program, *settings: Any) -> ServingCandidate:
-    return ServingCandidate(_sets(program, settings), *settings, status="")
+def _choice(
+    program: Program, tensor_parallel: int, data_parallel: int, kind: str, blocks: str | None
+) -> ServingCandidate:
+    sets = _sets(program, (tensor_parallel, data_parallel, kind, blocks))
+    return ServingCandidate(sets, tensor_parallel, data_parallel, kind, blocks, status="")
 
 
 def _own(program: Program) -> tuple[int, int, str, str | None]:
