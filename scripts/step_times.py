@@ -32,8 +32,7 @@ from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.parse import parse
 from recipec.compiler.plan.hlo.schedule import schedule
 from recipec.compiler.plan.kernels import DATA, Attention, KernelSeconds, Splash
-from recipec.compiler.plan.prices import priced
-from recipec.compiler.plan.schedule import Schedule
+from recipec.compiler.plan.schedule import Schedule, priced
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
 

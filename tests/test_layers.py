@@ -33,9 +33,7 @@ BASE = {"pydantic", "pydantic_core", "jinja2", "markupsafe", "ruamel", "typer", 
 ELSEWHERE = {
     "compiler.lsp": "what an editor speaks with, of the extra lsp",
     "compiler.parity": "compares arrays of runs, which trained here",
-    "compiler.plan.abstract": "the step of shapes, in a worker's process",
-    "compiler.plan.abstract_torchax": "the same of the backend TorchAX",
-    "compiler.plan.topology": "libtpu's devices, in a worker's process",
+    "compiler.plan.abstract": "the step of shapes and libtpu's devices, in a worker's process",
 }
 """Parts of the compiler that need more than BASE, and why; no other module imports them at once."""
 

@@ -120,13 +120,11 @@ def _trains_rows(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.train_tokens)
 
 
-<<<<<<< HEAD
 def _of(asks: Asked, room: str, *names: str) -> dict[str, Asked]:
     """Return a function for several modules of a room of runtime/."""
     return dict.fromkeys((f"runtime.{room}.{name}" for name in names), asks)
 
 
-=======
 def _imports_adapters(program: Program) -> bool:
     return program.lora is not None and bool(program.lora.start_from or program.lora.principal)
 
@@ -134,7 +132,6 @@ def _imports_adapters(program: Program) -> bool:
 IMPORTING = ("runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.importing")
 """Modules that read PEFT adapters. An artifact of other backends too, which write adapters, has them."""
 
->>>>>>> lart2
 OPTIONAL: Mapping[str, Asked] = {
     **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     **_of(
@@ -191,7 +188,6 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.own_files": lambda program: (
         program.recipe.model.tokenizer is not None or program.recipe.data.chat_template is not None
     ),
-<<<<<<< HEAD
     **_of(lambda program: program.recipe.merge.quantization, "merging", "quantized", "quantized_sampling"),
     **dict.fromkeys(
         (f"runtime.{name}" for name in ("hosts.group", "hosts.watched", "hosts.local", "metrics.nowhere")),
@@ -204,21 +200,8 @@ OPTIONAL: Mapping[str, Asked] = {
         ),
         lambda program: program.lora is None or program.lora.trains_whole,
     ),
-    **_of(lambda program: program.lora, "peft", "adapter", "exporting", "fitting", "importing"),
-=======
-    "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
-    "runtime.merging.quantized_sampling": lambda program: program.recipe.merge.quantization,
-    "runtime.hosts.group": _on_hosts,
-    "runtime.hosts.watched": _on_hosts,
-    "runtime.metrics.nowhere": _on_hosts,
-    "runtime.hosts.local": _on_hosts,
-    "runtime.checkpoints.full": _trains_whole,
-    "runtime.merging.whole_sampling": _trains_whole,
-    "runtime.model.whole": _trains_whole,
-    "runtime.model.whole_arrays": _trains_whole,
     "runtime.peft.exporting": lambda program: program.lora,
     **dict.fromkeys(IMPORTING, _imports_adapters),
->>>>>>> lart2
     "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
@@ -249,13 +232,7 @@ OPTIONAL: Mapping[str, Asked] = {
         program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
     ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
-<<<<<<< HEAD
-=======
-    "runtime.data.prompts": lambda program: program.recipe.train.samples,
     "runtime.training.maintenance": lambda program: program.recipe.launch.kind,
-    "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
-    "runtime.training.answers": lambda program: program.recipe.train.samples,
->>>>>>> lart2
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
     "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,

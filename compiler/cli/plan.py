@@ -84,21 +84,22 @@ def plan(
         with _refused_flags(loaded, format), progress_line(f"planning {program.name}") as progress:
             planned = session.run(loaded, lowered, asked, progress)
     except SearchInterrupted as interrupted:
-        from recipec.compiler.plan.search_text import text as search_text
+        from recipec.compiler.plan.plan_text import search_text
 
         result(search_text(program, interrupted.found), end="")
         say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
-    served = None
+    sections: list[tuple[str, str]] = []
+    data = None
     if serve:
-        from recipec.compiler.plan.serve.plan import plan_serve
+        from recipec.compiler.plan.serve.search import plan_serve
 
-        served = plan_serve(program, exact, search, note)
-    sections = served.sections if served else []
+        title, said, data = plan_serve(program, exact, search, note)
+        sections = [(title, said)]
     if html is not None:
         _page(html, planned, sections)
     if as_json:
-        print(json.dumps(planned.to_dict() | {"compiled_serving": served and served.data}, indent=2))
+        print(json.dumps(planned.to_dict() | {"compiled_serving": data}, indent=2))
     else:
         _print(planned, program, sections)
         if html is not None:
@@ -158,7 +159,7 @@ def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple
         before, after: a program with the --set that made it.
     """
     from recipec.compiler.lowering.run_length import statistics
-    from recipec.compiler.plan.compare import compare as compared
+    from recipec.compiler.plan.plan_text import compare as compared
     from recipec.compiler.plan.planner import plan as planned
 
     plans = []
@@ -211,7 +212,7 @@ def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) ->
 
     parts = [text(planned.plan)]
     if planned.search is not None:
-        from recipec.compiler.plan.search_text import text as search_text
+        from recipec.compiler.plan.plan_text import search_text
 
         parts.append(search_text(program, planned.search))
     if planned.serving is not None:

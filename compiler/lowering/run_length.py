@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -25,9 +25,10 @@ from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.sources import escapes
 from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.plan import store
 from recipec.compiler.plan.at_hand import AtHand, PlainTokenizer, Subject, Unavailable, contents, look
 from recipec.compiler.wording import plural
-from recipec.runtime.model.families import Architecture, Family, UnsupportedCheckpoint
+from recipec.runtime.model.families import UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -124,16 +125,6 @@ class Length:
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """A recipe with its model."""
-
-    recipe: Recipe
-    source: Path
-    family: Family
-    architecture: Architecture
-
-
-@dataclass(frozen=True)
 class Statistics:
     """The training data of a recipe, tokenized and laid into rows.
 
@@ -222,7 +213,7 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
         model = catalog.find(recipe.model.id, folder)
     except (catalog.UnknownModel, UnsupportedCheckpoint):
         return None
-    found = quick_statistics(_Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
+    found = quick_statistics(Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
     return None if isinstance(found, Unavailable) or not found.samples else found
 
 
@@ -280,27 +271,16 @@ def _text_length(value: Any) -> int:
     return 0
 
 
-class Store(Protocol):
-    """The interface of compiler.plan.store that is used here."""
-
-    def key(self, *parts: object) -> str: ...
-
-    def get(self, name: str, /) -> str | None: ...
-
-    def put(self, name: str, value: str, /) -> None: ...
-
-
 STATISTICS: TypeAdapter[Statistics] = TypeAdapter(Statistics)
 
 
 def statistics(
-    program: Subject, model: Path | None = None, data_dir: Path | None = None, store: Store | None = None
+    program: Program, model: Path | None = None, data_dir: Path | None = None
 ) -> Statistics | Unavailable:
-    """Count the training data of a recipe. This takes as long as tokenizing, unless the store has the result.
+    """Count the training data of a recipe. This takes as long as tokenizing, unless plans keep the result.
 
     Args:
         model, data_dir: as for `at_hand.look`.
-        store: the store for the result; None for the one that plans use.
 
     Raises:
         ArtifactError: a given folder does not exist, or train.py would refuse the data.
@@ -316,16 +296,14 @@ def statistics(
 
         return load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
 
-    store = _plans() if store is None else store
     key = store.key("statistics", contents(found))
-    return _kept(store, key) or _tokenized(found, load, store, key)
+    return _kept(key) or _tokenized(found, load, key)
 
 
-def quick_statistics(program: Subject, store: Store | None = None) -> Statistics | Unavailable:
+def quick_statistics(program: Program | Subject) -> Statistics | Unavailable:
     """Count as `statistics` does, if it takes at most a second or two and runs none of the recipe's code.
 
-    Args:
-        store: as for `statistics`, whose stored results are used as well.
+    Results that `statistics` kept are used as well.
     """
     if missing := _missing(QUICK_PACKAGES):
         return missing
@@ -335,9 +313,8 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
         found = look(program, None, None)
         if isinstance(found, Unavailable):
             return found
-        store = _plans() if store is None else store
         digest = contents(found)
-        kept = _kept(store, store.key("statistics", digest))
+        kept = _kept(store.key("statistics", digest))
         if kept is not None:
             return kept
         files = [found.data_dir / source.path for source in program.recipe.data.train]
@@ -345,7 +322,7 @@ def quick_statistics(program: Subject, store: Store | None = None) -> Statistics
             return Unavailable(f"the data is more than {QUICK_BYTES >> 20} MiB")
         key = store.key("quick statistics", digest)
         own = Path(found.model.tokenizer) if found.model.tokenizer else found.model_dir
-        return _kept(store, key) or _tokenized(found, lambda: PlainTokenizer(own), store, key)
+        return _kept(key) or _tokenized(found, lambda: PlainTokenizer(own), key)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return Unavailable("the data or the tokenizer cannot be read")  # the code that uses them reports why
 
@@ -357,20 +334,14 @@ def _missing(packages: tuple[str, ...]) -> Unavailable | None:
     return Unavailable(f"{', '.join(missing)} cannot be imported ({install('train', 'plan')})")
 
 
-def _plans() -> Store:
-    from recipec.compiler.plan import store
-
-    return store
-
-
-def _kept(store: Store, key: str) -> Statistics | None:
+def _kept(key: str) -> Statistics | None:
     kept = store.get(key)
     with suppress(ValidationError):  # an unreadable entry is counted again
         return None if kept is None else STATISTICS.validate_json(kept)
     return None
 
 
-def _tokenized(found: AtHand, load: Callable[[], Any], store: Store, key: str) -> Statistics:
+def _tokenized(found: AtHand, load: Callable[[], Any], key: str) -> Statistics:
     counted = _count(found, load)
     store.put(key, STATISTICS.dump_json(counted).decode())
     return counted
@@ -429,22 +400,15 @@ def planned_length(
         per_row, answers = float(data.max_length), 2 if data.format == "preference" else 1
     tokens = program.micro_batch_rows * answers * per_row
     micro_batches = program.accumulation_steps
-
-    def hours(seconds: float) -> float | None:
-        return steps * micro_batches * seconds / 3600 if steps and seconds else None
-
-    def usd(seconds: float) -> float | None:
-        time = hours(seconds)
-        return None if time is None or price is None else time * price
-
+    hours = steps * micro_batches * estimate.seconds / 3600 if steps and estimate.seconds else None
     speed = tokens / estimate.seconds if estimate.seconds else 0.0
     return RunLength(
         source=source,
         tokens_per_row=per_row,
         steps=steps,
         micro_batches=micro_batches,
-        hours=hours(estimate.seconds),
-        usd=usd(estimate.seconds),
+        hours=hours,
+        usd=None if hours is None or price is None else hours * price,
         interval=estimate.interval,
         usd_per_hour=price,
         tokens_per_second=speed,

@@ -16,8 +16,7 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, Length
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.plan.bound import kept_bytes, rows, state_bytes
-from recipec.compiler.plan.shapes import Layer, Shapes, shapes
+from recipec.compiler.plan.bound import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
 from recipec.compiler.port.mesh import arrangements
 from recipec.compiler.wording import divisors, split_layer
 

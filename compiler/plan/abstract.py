@@ -1,27 +1,35 @@
-"""Build the training step of a generated train.py, with shapes in place of arrays. Imports jax."""
+"""Build the training step of a generated script, with shapes in place of arrays, and its topology.
+
+This module imports jax. It imports torch only for the step of train_torchax.py.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import qwix
 from flax import nnx
+from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.python_text import source
+from recipec.compiler.lowering.fewer_layers import with_layers
+from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.runtime.model.families.base import parameter_path
+from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.model.loading import Built, abstract_model
 from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
@@ -42,12 +50,6 @@ SCHEDULED_STEPS = 1000
 """Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
 
 
-class Jitted(Protocol):
-    """The interface of a backend's step."""
-
-    def jit(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class AbstractStep:
     """A step to lower.
@@ -58,13 +60,19 @@ class AbstractStep:
         sizes: bytes of the arguments on one device, by kind.
     """
 
-    step: Jitted
+    step: Any
     arguments: tuple[Any, Any, Any]
     sizes: Compiled
 
 
-def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh) -> AbstractStep:
-    """Build the step of a program's train.py with some of the model's layers.
+def abstract_step(
+    program: Program,
+    layers: Sequence[int],
+    settings: RunSettings,
+    mesh: Mesh,
+    backend: Backend = Backend.TUNIX,
+) -> AbstractStep:
+    """Build the step of a backend's script with some of the model's layers.
 
     Args:
         layers: indices of the layers to keep.
@@ -72,26 +80,12 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
         mesh: the mesh that is in scope.
 
     Raises:
-        UserError: when Tunix's model is not what the runtime expects.
+        UserError: when the backend's model is not what the runtime expects.
     """
     lora, train = renumbered(settings.lora, layers), settings.train
-    built = abstract_model(
-        program.family,
-        shortened(program.architecture, layers),
-        settings.model,
-        lora,
-        dict(mesh.shape),
-        settings.rules,
-    )
-    accumulation = train.accumulation_steps(settings.mesh.data_parallel)
-    rule = abstract_optimizer(built, scheduled_optimizer(program), accumulation, mesh)
-    loss = functools.partial(micro_batch_loss, built, train)
-    step = Step(built, rule, train, mesh, loss)
-    trained, state = (
-        placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
-    )
-    reference = trained if keeps_copy(train, lora) else None
-    base = (placed_base(step.base[0], built.quantized, mesh), reference)
+    rule = scheduled_optimizer(program)
+    build = _torchax if backend is Backend.TORCHAX else _tunix
+    step, (trained, state), base = build(program, layers, replace(settings, lora=lora), mesh, rule)
     batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
     sizes = Compiled(
         layers=len(layers),
@@ -103,16 +97,54 @@ def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings
     return AbstractStep(step, ((trained, state), base, batch), sizes)
 
 
+def _tunix(
+    program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh, optimizer: Any
+) -> tuple[Any, tuple[Any, Any], Any]:
+    """Return the step of train.py, what it changes, and its base."""
+    train = settings.train
+    built = abstract_model(
+        program.family,
+        shortened(program.architecture, layers),
+        settings.model,
+        settings.lora,
+        dict(mesh.shape),
+        settings.rules,
+    )
+    accumulation = train.accumulation_steps(settings.mesh.data_parallel)
+    rule = abstract_optimizer(built, optimizer, accumulation, mesh)
+    step = Step(built, rule, train, mesh, functools.partial(micro_batch_loss, built, train))
+    trained, state = (
+        placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
+    )
+    reference = trained if keeps_copy(train, settings.lora) else None
+    return step, (trained, state), (placed_base(step.base[0], built.quantized, mesh), reference)
+
+
+def _torchax(
+    program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh, optimizer: Any
+) -> tuple[Any, tuple[Any, Any], Any]:
+    """Return the same of train_torchax.py."""
+    from recipec.runtime.backends.torchax.model import abstract_model, with_reference
+    from recipec.runtime.backends.torchax.step import Step
+
+    train, architecture = settings.train, None
+    if isinstance(program.architecture, TransformersArchitecture):
+        architecture = program.architecture.shortened(layers)
+        config = architecture.values
+    else:
+        config = with_layers(program.config, layers)
+    model = abstract_model(config, settings.model, settings.lora, mesh, settings.rules, architecture)
+    accumulation = train.accumulation_steps(settings.mesh.data_parallel)
+    step = Step(model, optimizer, train, accumulation, mesh)
+    if not keeps_copy(train, settings.lora):
+        return step, step.live, model.base
+    return step, step.live, with_reference(model, model.base, step.live[0])
+
+
 def abstract_optimizer(
     built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
 ) -> nnx.Optimizer:
-    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays.
-
-    Args:
-        built: from `runtime.model.loading.abstract_model`.
-        optimizer: the recipe's chain.
-        accumulation: micro-batches of an optimizer step.
-    """
+    """Make the optimizer of a model of shapes, as Tunix's trainer makes it for a model of arrays."""
     rule: Any = update_rule(built, optimizer)
     if accumulation > 1:
         rule = optax.MultiSteps(rule, accumulation)
@@ -172,9 +204,6 @@ def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
     """Add shardings to the state of a model that is not trained.
 
     A quantized weight has codes and scales, each with its own sharding.
-
-    Args:
-        quantized: the layouts of `runtime.model.loading.Built`.
     """
 
     def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:
@@ -202,3 +231,30 @@ def device_bytes(tree: Any) -> float:
 def _bits(dtype: Any) -> int:
     name = jnp.dtype(dtype).name
     return 4 if name in ("int4", "uint4") else jnp.dtype(dtype).itemsize * 8
+
+
+@functools.cache
+def devices(accelerator: Accelerator) -> Any:
+    """Return the devices of all slices.
+
+    Raises:
+        Exception: when libtpu does not know the topology; jax raises several kinds.
+    """
+    name = f"{accelerator.generation}:{accelerator.topology}"
+    more: dict[str, Any] = {}
+    if config := generations()[accelerator.generation]["compiler"]["chip_config"]:
+        more["chip_config_name"] = config
+    if accelerator.slices > 1:
+        more["num_slices"] = accelerator.slices
+    if accelerator.chips == accelerator.slices:
+        more["chips_per_host_bounds"] = (1, 1, 1)  # one chip on a host; libtpu assumes four chips on a host
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
+
+
+def places(devices: Iterable[Any], slices: int = 1) -> list[tuple[int, ...]]:
+    """Return where the devices of the first slice are, in the order of the mesh, whose first axis is slices.
+
+    Each place is the coordinates of the device's chip, and the device's number on the chip.
+    """
+    every = [(*device.coords, device.core_on_chip) for device in devices]
+    return every[: len(every) // slices]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.preview import TOKENIZER_FILES, TOKENIZERS
@@ -17,6 +17,7 @@ from recipec.compiler.lowering.settings import data_settings, model_settings
 from recipec.compiler.lowering.sources import is_inline
 
 if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Architecture, Family
     from recipec.runtime.settings import DataSettings, ModelSettings
     from recipec.spec.language import Recipe
@@ -25,17 +26,14 @@ DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 """Packages that decide how rows are read, rendered and tokenized."""
 
 
-class Subject(Protocol):
-    """Something with training data: a program, or a recipe with its model before it is lowered."""
+@dataclass(frozen=True)
+class Subject:
+    """A recipe with its model before it is lowered: what counting reads of a program."""
 
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def source(self) -> Path: ...
-    @property
-    def family(self) -> Family: ...
-    @property
-    def architecture(self) -> Architecture: ...
+    recipe: Recipe
+    source: Path
+    family: Family
+    architecture: Architecture
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class PlainTokenizer:
         return str(self.chat_template)
 
 
-def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
+def look(program: Program | Subject, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
     """Find the training data and the tokenizer.
 
     Args:
@@ -189,7 +187,7 @@ def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None
 
 
 def _tokenizer(
-    program: Subject, given: Path | None, data_dir: Path
+    program: Program | Subject, given: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
     """Return the folder for runtime.data.load_tokenizer, and the model settings."""
     model = program.recipe.model

@@ -21,14 +21,13 @@ from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.recorded import to_record
 from recipec.compiler.plan import rates, store
-from recipec.compiler.plan.compare import TIMES
 from recipec.compiler.plan.results import Estimate, Interval, Plan
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.wording import plural
 
 FILE = "calibration.json"
-PARTS = dict(zip(("products", "other", "kernels", "collectives", "copies"), TIMES, strict=True))
-"""Parts of a step, by the keys of probe.json. Plans are multiplied by the factor of the whole step; the parts
+PARTS = ("products", "other", "kernels", "collectives", "copies")
+"""The keys of `Timeline.parts` in probe.json. Plans are multiplied by the factor of the whole step; the parts
 only explain it."""
 VERSION = 1
 """Version of the format of probe.json."""
@@ -52,19 +51,6 @@ class Measured:
     planned: float
     found: float
     date: str
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The correction of one kind of estimates by probes.
-
-    Attributes:
-        factor: measured over planned time.
-        interval: the error interval of estimates that are multiplied by the factor.
-    """
-
-    factor: float
-    interval: Interval
 
 
 def path() -> Path:
@@ -91,15 +77,15 @@ def keep(rows: Sequence[Measured]) -> None:
     write_text(path(), json.dumps([asdict(row) for row in every.values()], indent=1) + "\n")
 
 
-def known(generation: str, lora: bool) -> Calibration | None:
-    """Return the calibration of a generation, or None without a probe of it."""
+def known(generation: str, lora: bool) -> tuple[float, Interval]:
+    """Return the factor of a generation's estimates, and their interval; 1 without a probe of it."""
+    published = rates.interval(generation, lora)
     rows = [row for row in kept() if (row.generation, row.lora) == (generation, lora)]
     if not rows:
-        return None
+        return 1.0, published
     factor = math.exp(sum(math.log(row.found / row.planned) for row in rows) / len(rows))
-    published = rates.interval(generation, lora)
     basis = f"{plural(len(rows), 'probe')} on {generation} took {factor:.3g} times the estimate: {path()}."
-    return Calibration(factor, Interval(published.low, published.high, f"{basis} {published.basis}"))
+    return factor, Interval(published.low, published.high, f"{basis} {published.basis}")
 
 
 def digest(program: Program) -> str:
@@ -198,9 +184,8 @@ def _causes(program: Program, probe: Mapping[str, Any], plan: Plan, row: Measure
 def _parts(probe: Mapping[str, Any], plan: Plan) -> list[tuple[str, float, float]]:
     """Return each part's name, measured seconds and planned seconds; [] where the probe traced no parts."""
     found = probe["time"].get("parts") or {}
-    rows = [
-        (words, found.get(key, 0.0), TIMES[words](plan.estimate.timeline)) for key, words in PARTS.items()
-    ]
+    planned = plan.estimate.timeline.parts.items()
+    rows = [(words, found.get(key, 0.0), own) for key, (words, own) in zip(PARTS, planned, strict=True)]
     return [*rows, ("no operation", found.get("idle", 0.0), 0.0)] if found else []
 
 

@@ -15,7 +15,7 @@ from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.settings import model_settings
 from recipec.compiler.plan import store
-from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.results import Job
 from recipec.runtime.model.families import Architecture
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
@@ -55,10 +55,7 @@ NEWER = {
 }
 """Fields of the parts of a description that are newer than cached plans, by class. They count only if they
 differ from their default."""
-OF_A_COMPILE = (
-    *("abstract", "abstract_torchax", "depth", "job"),
-    *("kernels", "prices", "results", "schedule", "topology", "torus", "worker"),
-)
+OF_A_COMPILE = (*("abstract", "depth", "kernels", "results", "schedule", "torus", "worker"),)
 """Modules of this folder that a compile runs, besides all of hlo/. The others work on its result."""
 OF_DATA = ("max_length",)
 """The only keys of `data` that affect the step."""

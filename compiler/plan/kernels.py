@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.hardware import Accelerator, generations
-from recipec.compiler.plan.hlo.parse import Array, Module
-from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.hlo.parse import Array, Module, executed
 from recipec.compiler.plan.results import Kernel
 
 DATA = Path(__file__).parents[1] / "data" / "kernels.json"
@@ -153,19 +152,19 @@ class KernelSeconds:
 def kernels(module: Module, seconds: KernelSeconds) -> tuple[Kernel, ...]:
     """Return all custom kernels by name, with loops counted in full."""
     found: dict[str, Kernel] = {}
-    for e in executed(module):
-        if e.instruction.opcode != "custom-call" or TARGET not in e.instruction.attributes:
+    for instruction, computation, times in executed(module):
+        if instruction.opcode != "custom-call" or TARGET not in instruction.attributes:
             continue
-        named = module.by_name[e.computation]
-        operands = [array for name in e.instruction.operands for array in named[name].arrays]
-        one = seconds.of(e.instruction.name, operands, e.instruction.arrays)
+        named = module.by_name[computation]
+        operands = [array for name in instruction.operands for array in named[name].arrays]
+        one = seconds.of(instruction.name, operands, instruction.arrays)
         old = found.get(one.name, Kernel(one.name, 0, 0.0, 0.0, 0.0))
         found[one.name] = replace(
             old,
-            count=old.count + e.times,
-            flops=old.flops + e.times * one.flops,
-            bytes=old.bytes + e.times * one.bytes,
-            seconds=old.seconds + e.times * one.seconds,
+            count=old.count + times,
+            flops=old.flops + times * one.flops,
+            bytes=old.bytes + times * one.bytes,
+            seconds=old.seconds + times * one.seconds,
         )
     return tuple(sorted(found.values(), key=lambda one: one.name))
 

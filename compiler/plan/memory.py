@@ -10,8 +10,7 @@ from pathlib import Path
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import identity, store
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.job import Job
-from recipec.compiler.plan.results import COMPILED, Compiled, Memory
+from recipec.compiler.plan.results import COMPILED, Compiled, Job, Memory
 
 TIMES = ("schedule", "prices")
 """Fields of a result that only its time depends on. They are most of its text, and memory needs none."""

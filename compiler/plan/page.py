@@ -41,9 +41,9 @@ from recipec.compiler.pages.numbers import (
     percent,
     usd,
 )
-from recipec.compiler.plan.compare import TIMES
+from recipec.compiler.plan.fit import yaml_lines
+from recipec.compiler.plan.plan_text import STATUSES
 from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
-from recipec.compiler.plan.search_text import yaml_lines
 from recipec.compiler.wording import listing, mesh_axes, plural
 from recipec.runtime.model.partition_rules import axes_of
 
@@ -68,8 +68,6 @@ MEANT = {
 """The meaning of each part of a step."""
 LANES = ("core", "kernel", "wait", "links", "memory", "host", "loop")
 """Rows of the timeline, from top to bottom."""
-STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
-"""The order in which points that are not on the front are listed."""
 SHOWN, MOST_DRAWN, WAITS = 6, 512, 12
 """Rows of arrays that are shown before the rest is folded away; devices that are drawn at most, for equal
 slices; transfers that are listed as waits."""
@@ -231,8 +229,8 @@ def _time(estimate: Estimate) -> Section:
     if not estimate.seconds:
         refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
         return Section("time", "Time", aside, (refused,))
-    found = {name: of(estimate.timeline) for name, of in TIMES.items()}
-    parts = [(name, MEANT[name], seconds) for name, seconds in found.items() if seconds]
+    found = estimate.timeline.parts.items()
+    parts = [(name, MEANT[name], seconds) for name, seconds in found if seconds]
     peak = estimate.model_flops / estimate.peak_flops
     drawn = [
         *(
@@ -580,33 +578,31 @@ def _search(search: Search) -> Section:
     def share(point: Point) -> str:
         return said(percent(point.memory.share if point.memory else None))
 
-    front = tuple(
+    front = [
         (
-            *(
-                str(place),
-                sets(index),
-                said(ms_per_token(point.seconds_per_token)),
-                said(ms(point.step_seconds)),
-            ),
-            *(
-                said(ms(point.exposed_seconds)),
-                share(point),
-                said(usd(point.usd_per_million_tokens)),
-                said(percent(point.mfu)),
-            ),
+            str(place),
+            sets(index),
+            said(ms_per_token(point.seconds_per_token)),
+            said(ms(point.step_seconds)),
+            said(ms(point.exposed_seconds)),
+            share(point),
+            said(usd(point.usd_per_million_tokens)),
+            said(percent(point.mfu)),
         )
         for place, index in enumerate(search.front, start=1)
         for point in (search.points[index],)
-    )
-    behind = tuple(
+    ]
+    behind = [
         (
-            *(sets(index), said(ms_per_token(point.seconds_per_token))),
-            *(said(ms_per_token(point.bound_seconds_per_token or None)), share(point)),
+            sets(index),
+            said(ms_per_token(point.seconds_per_token)),
+            said(ms_per_token(point.bound_seconds_per_token or None)),
+            share(point),
             f"{point.status}: {point.reason}" if point.reason else point.status,
         )
         for index in sorted(others, key=order)
         for point in (search.points[index],)
-    )
+    ]
     blocks: list[Any] = [*_front(search)]
     if lines := best(search):
         blocks += [Text("The fastest, as lines of the recipe", "heading"), Text(lines, "code")]

@@ -1,11 +1,15 @@
-"""Write the text that `recipe plan` prints."""
+"""Write what `recipe plan`, `recipe plan --search` and `recipe diff A B --plan` print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from recipec.compiler.plan.compare import PARTS, TIMES, mesh
-from recipec.compiler.plan.results import Estimate, Plan, RunLength
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.fit import yaml_lines
+from recipec.compiler.plan.planner import settings
+from recipec.compiler.plan.results import Collective, Estimate, Plan, Point, RunLength, Search
 from recipec.compiler.plan.units import (
     WIDTH,
     aligned,
@@ -18,7 +22,95 @@ from recipec.compiler.plan.units import (
     traffic,
     wrapped,
 )
-from recipec.compiler.wording import plural
+from recipec.compiler.wording import mesh_axes, plural
+
+PARTS = {
+    "weights": "base weights",
+    "adapters": "adapters",
+    "optimizer": "optimizer",
+    "batch": "batch",
+    "padding": "padding of their layouts",
+    "temporaries": "activations and temporaries",
+    "code": "code",
+}
+"""The parts of Memory, in words."""
+
+Write = Callable[[float], str]
+"""Formats a figure."""
+
+ESTIMATES = (
+    "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own. "
+    "Nothing was measured on a TPU."
+)
+
+
+def compare(before: Plan, after: Plan) -> str:
+    """Return the text of a comparison: a table of the figures whose printed values differ."""
+    moved = dict.fromkeys(_name(c) for plan in (before, after) for c in plan.estimate.collectives)
+    rows = [["", "before", "after", "change"]]
+    for (name, old, write), (_, new, _) in zip(_figures(before, moved), _figures(after, moved), strict=True):
+        texts = ["unknown" if number is None else write(number) for number in (old, new)]
+        if texts[0] != texts[1]:
+            rows.append([name, *texts, _change(old, new)])
+    head = [*wrapped(f"before: {_title(before)}"), *wrapped(f"after:  {_title(after)}"), ""]
+    if len(rows) == 1:
+        return "\n".join([*head, "Nothing changes in memory, time or cost."]) + "\n"
+    return "\n".join([*head, *aligned(rows, "<>>>", indent=""), "", *wrapped(ESTIMATES)]) + "\n"
+
+
+def _figures(plan: Plan, collectives: Iterable[str]) -> Iterator[tuple[str, float | None, Write]]:
+    """Yield the figures by which plans are compared. A step that was not compiled has no times."""
+    estimate, run, memory = plan.estimate, plan.run, plan.estimate.memory
+    seconds, speed = estimate.seconds or None, run.tokens_per_second or None
+    yield "HBM of a device", memory.used, _gib
+    for key, words in PARTS.items():
+        yield f"  {words}", float(getattr(memory, key)), _gib
+    yield "HBM available", memory.available, _gib
+    yield "share of it", memory.share, percent
+    yield "real tokens of a micro-batch", run.tokens_per_second * estimate.seconds or None, _whole
+    yield "its step", seconds, milliseconds
+    for name, part in estimate.timeline.parts.items():
+        yield f"  {name}", part if seconds else None, milliseconds
+    yield "a real token", 1 / speed if speed else None, milliseconds
+    yield "tokens/s", speed, _whole
+    yield "MFU", estimate.mfu or None, percent
+    for name in collectives:
+        found = sum(c.bytes for c in estimate.collectives if _name(c) == name)
+        yield name, found if seconds else None, traffic
+    yield "devices", plan.devices, _whole
+    yield "steps of the run", run.steps, _whole
+    yield "hours", run.hours, _hundredths
+    yield "US$", run.usd, _hundredths
+    yield "US$ a million tokens", run.usd_per_million_tokens, _hundredths
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.recipe} on {plan.accelerator.partition(':')[0]}, mesh {mesh_axes(plan.axes)}"
+
+
+def _name(collective: Collective) -> str:
+    return f"{collective.kind}, {groups(collective)}"
+
+
+def _change(old: float | None, new: float | None) -> str:
+    if old is None or new is None:
+        return ""
+    if not old:
+        return "new"
+    return f"{100 * (new / old - 1):+,.1f} %" if new else "gone"
+
+
+def _gib(count: float) -> str:
+    return f"{gib(count)} GiB"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _hundredths(number: float) -> str:
+    return f"{number:,.2f}"
+
 
 EXPOSED, WORKED, COLLECTIVES, KERNELS, TEMPORARIES = 4, 3, 4, 4, 2
 """How many rows of each table are shown."""
@@ -28,23 +120,13 @@ ROUNDED = 1e-6
 
 def text(plan: Plan) -> str:
     """Return the whole text, in at most 100 columns."""
-    compiled = plan.estimate.seconds > 0
-    sections = [list(_head(plan)), list(_memory(plan.estimate))]
-    if compiled:
-        sections += [
-            list(_time(plan)),
-            list(_exposed(plan.estimate)),
-            list(_worked(plan.estimate)),
-            list(_collectives(plan.estimate)),
-            list(_kernels(plan.estimate)),
-        ]
-    else:
-        sections.append(["The compiler refused the step, so its time is not known."])
-    sections.append(list(_temporaries(plan.estimate)))
-    if compiled:
-        sections.append(list(_run(plan.run)))
-    sections.append(list(_foot(plan)))
-    lines = "\n\n".join("\n".join(section) for section in sections if section).split("\n")
+    estimate, refused = plan.estimate, ["The compiler refused the step, so its time is not known."]
+    sections: list[Iterable[str]] = [_head(plan), _memory(estimate), refused, _temporaries(estimate)]
+    if estimate.seconds:
+        parts = (_exposed, _worked, _collectives, _kernels, _temporaries)
+        sections[2:] = [_time(plan), *(part(estimate) for part in parts), _run(plan.run)]
+    written = ["\n".join(section) for section in (*sections, _foot(plan))]
+    lines = "\n\n".join(filter(None, written)).split("\n")
     return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines) + "\n"
 
 
@@ -54,8 +136,8 @@ def _head(plan: Plan) -> Iterator[str]:
     yield from wrapped(plan.accelerator)
     slices = f" of {plural(plan.slices, 'slice')}" if plan.slices > 1 else ""
     yield from wrapped(
-        f"mesh {mesh(plan)} = {plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}{slices}; "
-        f"a micro-batch is {plural(estimate.rows, 'row')} of {estimate.row_length:,} tokens"
+        f"mesh {mesh_axes(plan.axes)} = {plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"
+        f"{slices}; a micro-batch is {plural(estimate.rows, 'row')} of {estimate.row_length:,} tokens"
     )
     yield from wrapped(", ".join(f"{path} {value}" for path, value in plan.settings.items()))
     layers = plural(estimate.layers, "layer")
@@ -95,8 +177,8 @@ def _time(plan: Plan) -> Iterator[str]:
     estimate, run = plan.estimate, plan.run
     most = "" if run.source == "data" else "at most "
     yield "One micro-batch, forward, backward and update (estimates)"
-    parts = {name: of(estimate.timeline) for name, of in TIMES.items()}
-    rows = [[name, milliseconds(seconds)] for name, seconds in parts.items() if seconds]
+    parts = estimate.timeline.parts.items()
+    rows = [[name, milliseconds(seconds)] for name, seconds in parts if seconds]
     if abs(more := estimate.seconds - estimate.timeline.seconds) > ROUNDED * estimate.seconds:
         rows.append(["by probes of such machines", milliseconds(more)])
     low, high = estimate.interval.of(estimate.seconds)
@@ -128,63 +210,58 @@ def _time(plan: Plan) -> Iterator[str]:
 
 def _exposed(estimate: Estimate) -> Iterator[str]:
     found = [one for one in estimate.timeline.transfers if one.exposed]
-    if not found:
-        return
-    yield "The longest waits of the device, of all layers together"
     rows = [
         [one.kind, one.name.replace("{}", "*"), milliseconds(one.exposed), f"of {milliseconds(one.seconds)}"]
         for one in found[:EXPOSED]
     ]
-    yield from aligned(rows, "<<>>")
-    yield from _more(found, EXPOSED, milliseconds(sum(one.exposed for one in found[EXPOSED:])))
+    rest = milliseconds(sum(one.exposed for one in found[EXPOSED:]))
+    yield from _listed("The longest waits of the device, of all layers together", rows, "<<>>", found, rest)
 
 
 def _worked(estimate: Estimate) -> Iterator[str]:
-    found = estimate.timeline.operations
-    if not found:
-        return
-    yield "The longest operations, of all layers together"
     rows = [
         [one.name.replace("{}", "*"), f"{one.count:,.0f} x", milliseconds(one.seconds)]
-        for one in found[:WORKED]
+        for one in estimate.timeline.operations[:WORKED]
     ]
-    yield from aligned(rows, "<>>")
-
-
-def _at(amount: float, speed: float, unit: str, size: float) -> str:
-    return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
+    yield from _listed("The longest operations, of all layers together", rows, "<>>")
 
 
 def _collectives(estimate: Estimate) -> Iterator[str]:
-    if not estimate.collectives:
-        return
-    yield "Collectives of a micro-batch on one device, from the compiled program"
     found = sorted(estimate.collectives, key=lambda c: -c.bytes)
     rows = [[c.kind, groups(c), f"{c.count:,} x", traffic(c.bytes)] for c in found[:COLLECTIVES]]
-    yield from aligned(rows, "<<>>")
-    yield from _more(found, COLLECTIVES, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
+    title = "Collectives of a micro-batch on one device, from the compiled program"
+    yield from _listed(title, rows, "<<>>", found, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
 
 
 def _kernels(estimate: Estimate) -> Iterator[str]:
-    if not estimate.kernels:
-        return
-    yield "Custom kernels (estimates from their shapes, by kernels that were measured)"
     found = sorted(estimate.kernels, key=lambda k: -k.seconds)
     rows = [
         [k.name, f"{k.count:,} x", flops(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
         for k in found[:KERNELS]
     ]
-    yield from aligned(rows, "<>>>>")
-    yield from _more(found, KERNELS, milliseconds(sum(k.seconds for k in found[KERNELS:])))
+    title = "Custom kernels (estimates from their shapes, by kernels that were measured)"
+    yield from _listed(title, rows, "<>>>>", found, milliseconds(sum(k.seconds for k in found[KERNELS:])))
 
 
 def _temporaries(estimate: Estimate) -> Iterator[str]:
-    if not estimate.largest:
-        return
-    yield "Largest temporaries, at the peak of memory (GiB)"
-    found = sorted(estimate.largest, key=lambda t: -t.bytes)
-    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found[:TEMPORARIES]]
-    yield from aligned(rows, ">><<")
+    found = sorted(estimate.largest, key=lambda t: -t.bytes)[:TEMPORARIES]
+    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found]
+    yield from _listed("Largest temporaries, at the peak of memory (GiB)", rows, ">><<")
+
+
+def _listed(
+    title: str, rows: Sequence[Sequence[str]], align: str, found: Sequence[object] = (), rest: str = ""
+) -> Iterator[str]:
+    """Yield a table of the first rows of what was found, and what the others are together."""
+    if rows:
+        yield title
+        yield from aligned(rows, align)
+        if len(found) > len(rows):
+            yield f"  and {len(found) - len(rows)} more, {rest} together"
+
+
+def _at(amount: float, speed: float, unit: str, size: float) -> str:
+    return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
 
 
 def _run(run: RunLength) -> Iterator[str]:
@@ -231,6 +308,143 @@ def _foot(plan: Plan) -> Iterator[str]:
         yield from wrapped(f"note: {note}")
 
 
-def _more(found: Sequence[object], shown: int, rest: str) -> Iterator[str]:
-    if len(found) > shown:
-        yield f"  and {len(found) - shown} more, {rest} together"
+STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
+REASONS = 6
+"""How many reasons of refused and of failed configurations are shown."""
+LEGEND = (
+    "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
+    "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} waits: seconds of a step "
+    "that the device waits for collectives and copies, a part of `step`."
+)
+
+
+def search_text(program: Program, found: Search) -> str:
+    """Return the whole text, in at most 100 columns.
+
+    Args:
+        program: the program of the unchanged recipe.
+    """
+    sections = [list(_front(program, found)), list(_standing(program, found)), list(_best(program, found))]
+    sections.append(list(_rest(found)))
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _front(program: Program, found: Search) -> Iterator[str]:
+    yield from wrapped(
+        "Configurations that no other beats in time, memory and cost: estimates of the compiler; "
+        "nothing was measured on a TPU"
+    )
+    if not found.front:
+        yield "  none: nothing that was compiled fits"
+        return
+    yield from _table(program, found, found.front)
+    price = _price(program, found.points[found.front[0]])[0]
+    said = (
+        "US$/M: of a million real tokens."
+        if price == "US$/M"
+        else f"{price}: seconds of all devices together for a million real tokens; there is no price."
+    )
+    yield from wrapped(LEGEND.format(axes=" x ".join(program.recipe.mesh.axes), price=said))
+
+
+def _standing(program: Program, found: Search) -> Iterator[str]:
+    """Say where the unchanged recipe is among the results."""
+    if found.baseline is None:
+        point = next((point for point in found.points if not point.sets), None)
+        reason = f": {point.reason}" if point and point.reason else ""
+        yield from wrapped(f"The recipe as it stands has no estimate{reason}.")
+    elif found.front and found.front[0] == found.baseline:
+        yield "The recipe as it stands is the fastest of them."
+    elif found.baseline in found.front:
+        place = found.front.index(found.baseline) + 1
+        yield f"The recipe as it stands is number {place} of them. {_gain(found)}"
+    else:
+        yield f"The recipe as it stands is not one of them. {_gain(found)}"
+        yield from _table(program, found, [found.baseline])
+
+
+def _gain(found: Search) -> str:
+    assert found.baseline is not None
+    fastest, own = (found.points[i].seconds_per_token for i in (found.front[0], found.baseline))
+    assert fastest is not None and own is not None
+    return f"The fastest takes {fastest / own:.3f} times its time a token."
+
+
+def _best(program: Program, found: Search) -> Iterator[str]:
+    """Show the recipe lines of the fastest configuration."""
+    if not found.front or not found.points[found.front[0]].sets:
+        return
+    best = found.points[found.front[0]]
+    yield "The fastest, as lines of the recipe:"
+    yield from (f"  {line}" for line in yaml_lines(best.sets))
+    values, changed = settings(program), _values(best.sets)
+    rows = "train.global_batch_size"
+    if rows in changed:
+        yield from wrapped(
+            f"It raises {rows} from {values[rows]} to {changed[rows]}: another optimization, with fewer "
+            "steps over the same data."
+        )
+
+
+def _kernel(values: Mapping[str, str]) -> str:
+    """Return a configuration's attention, with the block size unless it is the accelerator's own."""
+    block = values["model.attention_block"]
+    return values["model.attention"] + ("" if block == "null" else f" {block}")
+
+
+def _rest(found: Search) -> Iterator[str]:
+    counts = Counter(point.status for point in found.points)
+    words = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    total = plural(len(found.points), "configuration")
+    yield f"{total} in {duration(found.seconds)}: {words or 'none was looked at'}."
+    for note in found.notes:
+        yield from wrapped(note)
+    for status in ("refused", "failed"):
+        reasons = Counter(point.reason for point in found.points if point.status == status)
+        for reason, count in reasons.most_common(REASONS):
+            yield from wrapped(f"{status}, {count} x: {reason}", indent="  ")
+        if len(reasons) > REASONS:
+            yield f"  {status}: and {len(reasons) - REASONS} reasons more"
+
+
+def _table(program: Program, found: Search, indices: Sequence[int]) -> list[str]:
+    base = settings(program)
+    every = [base | _values(found.points[i].sets) for i in found.front]
+    raised = any(values["train.global_batch_size"] != base["train.global_batch_size"] for values in every)
+    price = _price(program, found.points[indices[0]])[0]
+    head = ["mesh", "micro", *(["rows"] if raised else []), "remat", "attn.", "flags", "ms/token", "step"]
+    head += ["GiB", "HBM", "MFU", price, "waits"]
+    rows = [_row(program, found.points[i], base, raised) for i in indices]
+    return aligned([head, *rows], "<>" + (">" if raised else "") + "<<<>>>>>>>")
+
+
+def _row(program: Program, point: Point, base: Mapping[str, str], raised: bool) -> list[str]:
+    values = {**base, **_values(point.sets)}
+    memory = point.memory
+    assert memory and point.seconds_per_token and point.step_seconds and point.mfu is not None
+    return [
+        " x ".join(re.findall(r"\d+", values["mesh.axes"])),
+        values["train.micro_batch_size"],
+        *([values["train.global_batch_size"]] if raised else []),
+        values["remat.policy"],
+        _kernel(values),
+        values["xla.profile"],
+        f"{1000 * point.seconds_per_token:.4f}",
+        f"{point.step_seconds:.3f}",
+        f"{memory.used / 2**30:.1f}",
+        f"{100 * memory.share:.0f} %",
+        f"{100 * point.mfu:.0f} %",
+        _price(program, point)[1],
+        "" if point.exposed_seconds is None else f"{point.exposed_seconds:.3f}",
+    ]
+
+
+def _price(program: Program, point: Point) -> tuple[str, str]:
+    """Return the cost of a million tokens: the column's name, and the figure."""
+    if point.usd_per_million_tokens is not None:
+        return "US$/M", f"{point.usd_per_million_tokens:.3f}"
+    return "dev-s/M", f"{1e6 * (point.seconds_per_token or 0) * program.accelerator.devices:.0f}"
+
+
+def _values(sets: Sequence[str]) -> dict[str, str]:
+    return {path: value for path, _, value in (argument.partition("=") for argument in sets)}

@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, planned_length
-from recipec.compiler.plan import identity
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.plan import calibration, identity, rates
 from recipec.compiler.plan.at_hand import Unavailable
+from recipec.compiler.plan.bound import model_flops, rows
 from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.estimate import estimate
-from recipec.compiler.plan.job import Failed, Job
-from recipec.compiler.plan.placements import placements
+from recipec.compiler.plan.memory import memory, with_refusal
 from recipec.compiler.plan.pool import Progress, compile_jobs
-from recipec.compiler.plan.results import Compiled, Estimate, Plan
+from recipec.compiler.plan.results import Compiled, Estimate, Failed, Job, Placement, Plan, Timeline
+from recipec.compiler.plan.schedule import priced
+from recipec.compiler.plan.timeline import timeline
+from recipec.compiler.wording import split_layer
+from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.partition_rules import divisible, shards
 from recipec.spec.core_schema import flow
+
+
+def estimate(program: Program, compiled: Sequence[Compiled]) -> Estimate:
+    """Return the estimate of a program.
+
+    Args:
+        compiled: the results of the compiles in `depth.parts`, in order: the first has all layers, the last
+            was compiled to the end.
+    """
+    whole, few = with_refusal(compiled[0]), compiled[-1]
+    accelerator = program.accelerator
+    found = Timeline()
+    if whole.out_of_memory is None:
+        found = timeline(priced(whole.schedule, few.prices), rates.reached(accelerator.generation))
+    factor, interval = calibration.known(accelerator.generation, program.lora is not None)
+    seconds = found.seconds * factor
+    needed = model_flops(program, rows(program) * program.recipe.data.max_length) / accelerator.devices
+    peak = accelerator.peak_flops_per_device
+    return Estimate(
+        layers=program.architecture.num_layers,
+        compiled_layers=(few.layers,),
+        memory=memory(program, compiled),
+        flops=whole.flops,
+        bytes=whole.bytes,
+        timeline=found,
+        seconds=seconds,
+        interval=interval,
+        peak_flops=peak,
+        bandwidth=accelerator.bandwidth_per_device,
+        model_flops=needed,
+        mfu=needed / (seconds * peak) if seconds else 0.0,
+        rows=rows(program),
+        row_length=program.recipe.data.max_length,
+        collectives=whole.collectives,
+        kernels=tuple(sorted(whole.kernels, key=lambda kernel: -kernel.seconds)),
+        largest=whole.largest,
+        compile_seconds=sum(one.trace_seconds + one.compile_seconds for one in compiled),
+    )
+
 
 SEARCHED = (
     "mesh.axes",
@@ -146,3 +191,52 @@ def settings(program: Program) -> dict[str, str]:
         section, key = path.split(".")
         out[path] = flow(values[section][key])
     return out
+
+
+PlacedArray = tuple[str, tuple[int, ...], Spec, int]
+"""Path, shape, sharding, and bytes of each number."""
+
+
+def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Placement, ...]:
+    """Return the model's arrays as a backend shards them, the largest first.
+
+    Base weights are in the model's dtype and adapters in their own. Quantized weights are counted in the
+    dtype before quantization.
+    """
+    arrays = _torchax(program) if backend is Backend.TORCHAX else _tunix(program)
+    axes = program.recipe.mesh.axes
+    groups: dict[tuple[str, tuple[int, ...], Spec], list[float]] = {}
+    for path, shape, spec, size in arrays:
+        parts = math.prod(shards(axis, axes) for axis in spec)
+        groups.setdefault((split_layer(path)[0], shape, spec), []).append(math.prod(shape) * size / parts)
+    found = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
+    return tuple(sorted(found, key=lambda placement: -placement.bytes))
+
+
+def _tunix(program: Program) -> Iterator[PlacedArray]:
+    whole = {p.path for p in program.whole}
+    for p in program.parameters:
+        dtype = program.lora.dtype if program.lora and p.path in whole else program.recipe.model.dtype
+        yield p.path, p.shape, p.spec, BYTES[dtype]
+    if program.lora is not None:
+        yield from ((p.path, p.shape, p.spec, BYTES[program.lora.dtype]) for p in program.token_rows)
+        for x in program.adapters:
+            yield from ((*array, BYTES[program.lora.dtype]) for array in x.arrays)
+
+
+def _torchax(program: Program) -> Iterator[PlacedArray]:
+    """Yield transformers' tensors, and PEFT's adapters on them."""
+    from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
+
+    axes = program.recipe.mesh.axes
+    specs = tensor_specs(program.family, program.architecture, program.rules, axes)
+    for source in (source for parameter in program.parameters for source in parameter.sources):
+        yield source.name, source.shape, specs[source.name], BYTES[program.recipe.model.dtype]
+    if program.lora is None:
+        return
+    for adapter in program.adapters:
+        for part in adapter.projections:
+            pair = adapter_specs(specs[f"{part.name}.weight"])
+            for letter, shape, spec in zip("AB", adapter.shapes(part), pair, strict=True):
+                found = divisible(shape, spec, axes)
+                yield f"{part.name}.lora_{letter}", shape, found, BYTES[program.lora.dtype]

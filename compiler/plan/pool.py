@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
 
 from recipec import ROOT
 from recipec.compiler.emitters.backends import Backend
@@ -27,13 +26,13 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install, require_packages
 from recipec.compiler.plan import identity, store
-from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
-from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.compiler.plan.results import COMPILED, JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.wording import listing
 from recipec.runtime.memory import available_memory
 
 WORKER = ("-P", "-m", "recipec.compiler.plan.worker")
 """-P keeps the working directory out of sys.path, because it may hold another `compiler` package."""
+OUTPUT, ERRORS = "stdout", "stderr"
 POLL_SECONDS = 0.1
 BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
 """Estimated bytes that a compile needs, and bytes for each layer. A compile starts only when that much memory
@@ -51,13 +50,11 @@ Progress = Callable[[float, str], None]
 
 @dataclass
 class _Running:
-    """A process that compiles, and the folder of its temporary files, to which it writes until it ends."""
+    """A process that compiles, and the folder of its temporary files and its output."""
 
     index: int
     job: Job
     process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    errors: IO[bytes]
     folder: Path
     started: float = field(default_factory=time.monotonic)
 
@@ -187,28 +184,25 @@ class _Pool:
 
     def _start(self, index: int) -> None:
         job = self._jobs[index]
-        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         folder = Path(tempfile.mkdtemp(prefix="recipec-"))
-        process = subprocess.Popen(
-            [sys.executable, *WORKER, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            env={**environment(), "TMPDIR": str(folder)},
-            start_new_session=True,
-        )
+        with (folder / OUTPUT).open("wb") as output, (folder / ERRORS).open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, *WORKER, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                env={**environment(), "TMPDIR": str(folder)},
+                start_new_session=True,
+            )
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.write(JOB.dump_json(job))
             process.stdin.close()
-        self._running.append(_Running(index, job, process, output, errors, folder))
+        self._running.append(_Running(index, job, process, folder))
 
     def _result(self, item: _Running) -> Compiled | Failed:
-        with item.output, item.errors:
-            item.output.seek(0)
-            item.errors.seek(0)
-            lines = item.output.read().decode(errors="replace").strip().splitlines()
-            said = item.errors.read().decode(errors="replace").strip().splitlines()
+        texts = ((item.folder / name).read_text("utf-8", "replace") for name in (OUTPUT, ERRORS))
+        lines, said = (text.strip().splitlines() for text in texts)
         shutil.rmtree(item.folder, ignore_errors=True)
         self._pace = (time.monotonic() - item.started) / self._work(item.index)
         return read_result(item.process.returncode, lines[-1] if lines else "", said)
@@ -235,8 +229,6 @@ class _Pool:
             with suppress(ProcessLookupError):
                 os.killpg(item.process.pid, signal.SIGKILL)
             item.process.wait()
-            item.output.close()
-            item.errors.close()
             shutil.rmtree(item.folder, ignore_errors=True)
         self._running.clear()
 
@@ -249,13 +241,8 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
         line: the last line that it printed.
         said: lines of its stderr.
     """
-    try:
-        if line.startswith('{"compiled": '):
-            return COMPILED.validate_json(line[len('{"compiled": ') : -1])
-        if line.startswith('{"failed": '):
-            return FAILED.validate_json(line[len('{"failed": ') : -1])
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        return RESULT.validate_json(line)
     if status == -signal.SIGKILL:
         return Failed(
             "the compile was killed, most likely because this machine's memory ran out",

@@ -7,11 +7,12 @@ update), unless a field says otherwise. Nothing here is measured on a TPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from recipec.compiler.plan.prices import Prices
-from recipec.compiler.plan.schedule import Schedule, Worked
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.plan.schedule import Prices, Schedule, Worked
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,17 @@ class Timeline:
     @property
     def seconds(self) -> float:
         return self.products + self.memory + self.kernels + self.exposed
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts by name, which add up to `seconds`."""
+        return {
+            "matrix products": self.products,
+            "other operations": self.memory,
+            "custom kernels": self.kernels,
+            "exposed collectives": self.exposed_in(True),
+            "exposed copies": self.exposed_in(False),
+        }
 
 
 @dataclass(frozen=True)
@@ -449,3 +461,48 @@ COMPILED: TypeAdapter[Compiled] = TypeAdapter(Compiled)
 """To and from JSON: `COMPILED.validate_json(text)`, `COMPILED.dump_json(value)`."""
 PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 SEARCH: TypeAdapter[Search] = TypeAdapter(Search)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compile.
+
+    Attributes:
+        recipe: absolute path of the recipe's file.
+        sets: the --set arguments.
+        layers: indices of the model's layers that are compiled, in ascending order.
+        backend: the backend whose step is compiled: train.py's, or train_torchax.py's.
+        scheduled: whether the compile stops after the schedule, before code is generated.
+    """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
+
+    recipe: Path
+    sets: tuple[str, ...]
+    layers: tuple[int, ...]
+    backend: Backend = Backend.TUNIX
+    scheduled: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that gave no result.
+
+    Attributes:
+        message: one sentence.
+        killed: whether the process was killed, as the kernel does when memory runs out.
+        help: how to solve the problem; "" where no help is known.
+        flag: the libtpu flag whose value libtpu refuses; "" for another reason.
+    """
+
+    __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it
+
+    message: str
+    killed: bool = False
+    help: str = ""
+    flag: str = ""
+
+
+JOB: TypeAdapter[Job] = TypeAdapter(Job)
+RESULT: TypeAdapter[Compiled | Failed] = TypeAdapter(Compiled | Failed)
+"""What a worker prints."""

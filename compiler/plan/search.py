@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Any, get_args
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.libtpu import profiles
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
-from recipec.compiler.plan import planner, pool
 from recipec.compiler.plan.bound import bound, rows
-from recipec.compiler.plan.depth import Part, parts
-from recipec.compiler.plan.estimate import estimate
-from recipec.compiler.plan.job import Failed, Job
-from recipec.compiler.plan.pool import Progress
-from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
+from recipec.compiler.plan.depth import parts
+from recipec.compiler.plan.planner import check_target, estimate, job
+from recipec.compiler.plan.pool import Progress, compile_jobs
+from recipec.compiler.plan.results import Collective, Compiled, Failed, Job, Point, Search
 from recipec.compiler.wording import divisors, plural
 from recipec.runtime.model.partition_rules import TOKENS, data_parallel
 from recipec.spec.core_schema import flow
@@ -44,16 +42,6 @@ TOGETHER = 4
 GIB = 2**30
 INTERRUPTED = "the search was interrupted before that"
 
-OnDone = Callable[[int, Compiled | Failed, bool], None]
-
-
-class Compile(Protocol):
-    """`pool.compile_jobs`, or a test's."""
-
-    def __call__(
-        self, work: Sequence[tuple[Program, Job]], progress: Progress | None, *, on_done: OnDone
-    ) -> object: ...
-
 
 class SearchInterrupted(Exception):
     """A search that Ctrl-C ended.
@@ -65,23 +53,6 @@ class SearchInterrupted(Exception):
     def __init__(self, found: Search) -> None:
         super().__init__("the search was interrupted")
         self.found = found
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The functions that a search calls: the compiler's own, or a test's.
-
-    Attributes:
-        settle: loads, checks and lowers a recipe with --set arguments.
-        parts: returns the compiles of a program, as `depth.parts`.
-        compile_jobs: as `pool.compile_jobs`.
-        estimate: as `estimate.estimate`.
-    """
-
-    settle: Callable[[Path, Sequence[str]], Lowered] = lambda path, sets: lower(load(path, sets), True)
-    parts: Callable[[Program], Sequence[Part]] = parts
-    compile_jobs: Compile = pool.compile_jobs
-    estimate: Callable[[Program, Sequence[Compiled]], Estimate] = estimate
 
 
 @dataclass(frozen=True)
@@ -105,20 +76,15 @@ class SearchOptions:
     fixed: Sequence[str] = ()
 
 
-def search(
-    program: Program,
-    options: SearchOptions,
-    progress: Progress | None = None,
-    tools: Tools | None = None,
-) -> Search:
+def search(program: Program, options: SearchOptions, progress: Progress | None = None) -> Search:
     """Search for the best configurations of a program.
 
     Raises:
         ArtifactError: when nothing can be compiled at all.
         SearchInterrupted: after Ctrl-C.
     """
-    planner.check_target(program)
-    run, most = _Run(options, progress, tools or Tools()), options.most
+    check_target(program)
+    run, most = _RunningSearch(options, progress), options.most
     every = [
         variant
         for variant in variants(program, options.free_batch)
@@ -138,7 +104,7 @@ def search(
 
 
 @dataclass
-class _Run:
+class _RunningSearch:
     """The state of a running search.
 
     Attributes:
@@ -150,7 +116,6 @@ class _Run:
 
     options: SearchOptions
     progress: Progress | None
-    tools: Tools
     points: list[Point] = field(default_factory=list)
     reached: dict[int, Objectives] = field(default_factory=dict)
     large: list[Candidate] = field(default_factory=list)
@@ -164,7 +129,7 @@ class _Run:
         for number, variant in enumerate(every):
             if self.progress:
                 self.progress(0.0, f"checking {number + 1} of {plural(len(every), 'configuration')}")
-            settled = self.tools.settle(source, [*self.options.sets, *variant.sets])
+            settled = lower(load(source, [*self.options.sets, *variant.sets]), planning=True)
             if settled.program is None:
                 error = next(d for d in settled.diagnostics if d.severity == "error")
                 self.points.append(Point(variant.sets, "refused", f"{error.code}: {error.message}", 0.0, 0.0))
@@ -188,13 +153,12 @@ class _Run:
         places: list[range] = []
         for candidate in now:
             program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
-            chosen = self.tools.parts(program)
-            jobs = [planner.job(program, sets, part, self.options.backend) for part in chosen]
+            jobs = [job(program, sets, part, self.options.backend) for part in parts(program)]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
         try:
-            self.tools.compile_jobs(
+            compile_jobs(
                 work,
                 self._progress_of(len(now)),
                 on_done=lambda index, result, _: done.update({index: result}),
@@ -258,38 +222,30 @@ class _Run:
             return
         compiled = [result for result in results if isinstance(result, Compiled)]
         program = candidate.program
-        estimate = self.tools.estimate(program, compiled)
+        found = estimate(program, compiled)
         refused = next((one for one in compiled if one.out_of_memory), None)
-        if refused is not None or estimate.memory.headroom < 0:
-            needed = f"{estimate.memory.used / GIB:.1f} GiB of {estimate.memory.available / GIB:.1f} GiB"
+        if refused is not None or found.memory.headroom < 0:
+            needed = f"{found.memory.used / GIB:.1f} GiB of {found.memory.available / GIB:.1f} GiB"
             self.large.append(candidate)
-            self._settle(candidate, "too large", f"it needs {needed}", estimate)
+            self._settle(candidate, "too large", f"it needs {needed}", memory=found.memory)
             return
-        seconds, price = estimate.seconds / candidate.tokens, program.usd_per_hour
-        point = replace(
-            self._settle(candidate, "compiled", "", estimate),
+        seconds, price = found.seconds / candidate.tokens, program.usd_per_hour
+        self.reached[len(self.points)] = _objectives(program, seconds, found.memory.used)
+        self._settle(
+            candidate,
+            "compiled",
+            memory=found.memory,
             seconds_per_token=seconds,
-            step_seconds=estimate.seconds,
+            step_seconds=found.seconds,
             usd_per_million_tokens=None if price is None else price / 3600 * seconds * 1e6,
-            mfu=estimate.mfu,
-            exposed_seconds=estimate.timeline.exposed,
+            mfu=found.mfu,
+            exposed_seconds=found.timeline.exposed,
         )
-        self.points[-1] = point
-        self.reached[len(self.points) - 1] = _objectives(program, seconds, estimate.memory.used)
 
-    def _settle(
-        self, candidate: Candidate, status: str, reason: str, estimate: Estimate | None = None
-    ) -> Point:
-        point = Point(
-            sets=candidate.variant.sets,
-            status=status,
-            reason=reason,
-            tokens=candidate.tokens,
-            bound_seconds_per_token=candidate.lowest[0],
-            memory=estimate.memory if estimate else None,
-        )
-        self.points.append(point)
-        return point
+    def _settle(self, candidate: Candidate, status: str, reason: str = "", **figures: Any) -> None:
+        """Record the outcome of a configuration."""
+        sets, tokens, least = candidate.variant.sets, candidate.tokens, candidate.lowest[0]
+        self.points.append(Point(sets, status, reason, tokens, least, **figures))
 
     def _progress_of(self, count: int) -> Progress | None:
         """Return a callback that reports compiling `count` configurations as part of the whole search."""

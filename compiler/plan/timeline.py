@@ -40,7 +40,7 @@ class Reached:
 
 def timeline(schedule: Schedule, reached: Reached) -> Timeline:
     """Run a schedule, and return the time of its parts."""
-    run = _Run(schedule.transfers, reached)
+    run = _Simulation(schedule.transfers, reached)
     run.steps(schedule.steps)
     return Timeline(
         products=run.work.products,
@@ -83,7 +83,7 @@ def combined(timelines: Sequence[Timeline], of: Callable[[Sequence[float]], floa
 
 
 @dataclass
-class _Run:
+class _Simulation:
     transfers: tuple[Transfer, ...]
     reached: Reached
     now: float = 0.0
@@ -158,7 +158,7 @@ class _Run:
             if turn == 1 and loop.times > 2:
                 self._again(before, loop.times - 2)
 
-    def _again(self, before: _Run, times: int) -> None:
+    def _again(self, before: _Simulation, times: int) -> None:
         """Count everything that happened since `before` again, `times` times."""
         work, moved = before.work, before.moved
         seconds = (self.now - before.now) * times

@@ -22,9 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
-from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.compiler.plan.results import JOB, RESULT, Compiled, Failed, Job
 from recipec.runtime.errors import first_line
 
 POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
@@ -32,11 +30,7 @@ POLL_SECONDS, STILL_SECONDS = 0.1, 1.0
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.plan.abstract import AbstractStep
     from recipec.compiler.plan.hlo.assigned import Assigned
-    from recipec.compiler.plan.hlo.parse import Module
-    from recipec.compiler.plan.torus import Torus
-    from recipec.runtime.settings import RunSettings
 
 
 def main() -> None:
@@ -48,9 +42,7 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
-    kind = "compiled" if isinstance(result, Compiled) else "failed"
-    print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
+    print(RESULT.dump_json(result).decode(), flush=True)
     os._exit(0)  # a compile that is needed only up to its schedule still generates code in its thread
 
 
@@ -63,21 +55,28 @@ def end_without(parent: int) -> None:
 
 def compile_step(job: Job) -> Compiled | Failed:
     """Build and compile a job's step."""
+    from recipec.compiler.lowering.libtpu import flags
     from recipec.compiler.lowering.lower import lower
     from recipec.runtime.errors import UserError
+    from recipec.runtime.model.mesh import compile_with
     from recipec.spec.load import load
 
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check shows the errors")
-    _configure(program)
-    from recipec.compiler.plan import topology
+    import jax
 
+    compile_with(flags(program))  # libtpu is loaded with the topology
+    if program.recipe.model.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
+    from recipec.compiler.plan import abstract
+
+    accelerator = program.accelerator
     try:
-        devices = topology.devices(program.accelerator)
+        devices = abstract.devices(accelerator)
     except Exception as error:  # jax raises exceptions of several kinds, with libtpu's own message
         return Failed(
-            f"libtpu does not know the topology {topology.name(program.accelerator)}: "
+            f"libtpu does not know the topology {accelerator.generation}:{accelerator.topology}: "
             f"{first_line(error)[:600]}",
             help="choose another mesh.accelerator or mesh.topology",
         )
@@ -87,25 +86,19 @@ def compile_step(job: Job) -> Compiled | Failed:
         return Failed(error.message, help=error.help or "")
 
 
-def _configure(program: Program) -> None:
-    import jax
-
-    from recipec.compiler.lowering.libtpu import flags
-    from recipec.runtime.model.mesh import compile_with
-
-    compile_with(flags(program))  # libtpu is loaded with the topology
-    if program.recipe.model.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
-
-
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
     from recipec.compiler.lowering.settings import run_settings
-    from recipec.compiler.plan import topology
-    from recipec.compiler.plan.hlo.assigned import untupled
+    from recipec.compiler.plan import rates
+    from recipec.compiler.plan.abstract import abstract_step, places
+    from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
+    from recipec.compiler.plan.hlo.collectives import collectives
+    from recipec.compiler.plan.hlo.costs import costs
+    from recipec.compiler.plan.hlo.liveness import largest
     from recipec.compiler.plan.hlo.parse import parse
-    from recipec.compiler.plan.hlo.refusal import parse_refusal
+    from recipec.compiler.plan.hlo.schedule import schedule
+    from recipec.compiler.plan.kernels import KernelSeconds, kernels
     from recipec.compiler.plan.torus import Torus
     from recipec.runtime.model import mesh as meshes
 
@@ -113,7 +106,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     mesh = meshes.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
     with mesh:
-        made = _abstract(job, program, settings, mesh)
+        made = abstract_step(program, job.layers, settings, mesh, job.backend)
         lowered = made.step.jit().lower(*made.arguments)
     traced = time.monotonic()
     found = replace(made.sizes, trace_seconds=traced - start)
@@ -126,20 +119,31 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             if refused is None:
                 return _refused(error)
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
-    torus = Torus.of(program.accelerator, topology.places(mesh.devices.flat, program.accelerator.slices))
-    read = _read(found, program, module, torus)
+    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    torus = Torus.of(accelerator, places(mesh.devices.flat, accelerator.slices))
+    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
+    flops, moved = costs(module)
+    published = rates.published(accelerator, times.seconds)
+    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
     return replace(
-        read,
+        found,
         arguments=assigned.arguments,
         temporaries=assigned.temporaries,
         code=code + assigned.rest,
         instructions=assigned.instructions,
+        flops=flops,
+        bytes=moved,
+        schedule=steps,
+        prices=prices,
+        collectives=collectives(module, axes, accelerator.slices),
+        kernels=kernels(module, times),
+        largest=largest(module)[1],
         compile_seconds=time.monotonic() - traced,
     )
 
 
 def _refused(error: BaseException) -> Failed:
-    from recipec.compiler.plan.hlo.refusal import parse_vmem
+    from recipec.compiler.plan.hlo.assigned import parse_vmem
 
     if found := parse_vmem(str(error)):
         return Failed(
@@ -157,7 +161,7 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     from concurrent.futures import ThreadPoolExecutor
 
     from recipec.compiler.plan.hlo import assigned
-    from recipec.compiler.plan.hlo.refusal import dump_options
+    from recipec.compiler.plan.hlo.assigned import dump_options
 
     compiling = ThreadPoolExecutor(1).submit(lowered.compile, compiler_options=dump_options(folder))
     before, since = None, time.monotonic()
@@ -170,43 +174,6 @@ def _compiled(lowered: Any, folder: Path, scheduled: bool) -> tuple[str, Assigne
     compiled = compiling.result()
     _, memory = assigned.scheduled(folder)
     return compiled.as_text(), memory, compiled.memory_analysis().generated_code_size_in_bytes
-
-
-def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
-    """Return the backend's step."""
-    if job.backend is Backend.TORCHAX:
-        from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
-
-        return abstract_torchax_step(program, job.layers, settings, mesh)
-    from recipec.compiler.plan.abstract import abstract_step
-
-    return abstract_step(program, job.layers, settings, mesh)
-
-
-def _read(found: Compiled, program: Program, module: Module, torus: Torus) -> Compiled:
-    """Add what a program's module shows: costs, schedule, collectives, kernels and largest arrays."""
-    from recipec.compiler.plan import rates
-    from recipec.compiler.plan.hlo.collectives import collectives
-    from recipec.compiler.plan.hlo.costs import costs
-    from recipec.compiler.plan.hlo.liveness import largest
-    from recipec.compiler.plan.hlo.schedule import schedule
-    from recipec.compiler.plan.kernels import KernelSeconds, kernels
-
-    accelerator, axes = program.accelerator, program.recipe.mesh.axes
-    times = KernelSeconds(accelerator, 1 / axes.get("ep", 1))
-    published = rates.published(accelerator, times.seconds)
-    flops, moved = costs(module)
-    steps, prices = schedule(module, published, axes, torus, accelerator.slices)
-    return replace(
-        found,
-        flops=flops,
-        bytes=moved,
-        schedule=steps,
-        prices=prices,
-        collectives=collectives(module, axes, accelerator.slices),
-        kernels=kernels(module, times),
-        largest=largest(module)[1],
-    )
 
 
 if __name__ == "__main__":

@@ -152,18 +152,10 @@ class Folder:
         return json_value(self.read(name) or b"")
 
     @contextmanager
-<<<<<<< HEAD:compiler/report/folder.py
     def _reading(self, name: str = "") -> Iterator[None]:
         """Turn errors within the block into ArtifactErrors; ignore missing files."""
         if self.system:
             self.system.invalidate_cache()
-=======
-    def _reading(self) -> Iterator[None]:
-        """Turn errors of an address's library into ArtifactErrors within the block; ignore missing files."""
-        from recipec.runtime.stores import failed
-
-        self.system.invalidate_cache()
->>>>>>> lart2:compiler/report/place.py
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +163,7 @@ class Folder:
         except ArtifactError:
             raise
         except Exception as error:  # of this machine, or of any library that handles the address
-            from recipec.runtime.addresses import failed
+            from recipec.runtime.stores import failed
 
             if self.system is None and isinstance(error, OSError):
                 message = f"{self.name}/{name} cannot be read: {error.strerror or error}"

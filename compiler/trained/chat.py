@@ -13,13 +13,8 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
-<<<<<<< HEAD
 from recipec.compiler.trained.folder import Trained, open_trained, template_variables
-from recipec.runtime.addresses import first_line
-=======
-from recipec.compiler.trained.folder import Trained, open_trained, read_json, template_variables
 from recipec.runtime.errors import first_line
->>>>>>> lart2
 
 Message = dict[str, str]
 RESET, EXIT = "/reset", "/exit"

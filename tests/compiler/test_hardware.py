@@ -13,8 +13,7 @@ from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.kernels import KernelSeconds
-from recipec.compiler.plan.serve import program as serve_program
-from recipec.compiler.plan.serve.estimate import machine
+from recipec.compiler.plan.serve.compile import job as serve_job
 from recipec.compiler.plan.torus import Torus
 from recipec.runtime.serving.bench_server import GENERATIONS
 from recipec.spec.language.mesh import Mesh
@@ -155,9 +154,8 @@ launch: {kind: [tpu-vm, gke, xpk], zone: us-east5-a, cluster: tpus, image: examp
     assert (chip.clock, chip.flops, chip.hbm) == (1.75e9, 459e12, 819e9)
     assert rates.reached("v9z") == rates.reached("v9y") and rates.interval("v9z", lora=False).low > 0
     assert Torus.of(program.accelerator, [(0, 0, 0, 0)]).link == 100e9
-    made = serve_program.job(program, [6])
+    made = serve_job(program, [6])
     assert (made.chip, made.kernel_version, made.topology) == ("TPU v9", 9, "v9z:2x2")
-    assert machine("v9z").peak == 459e12
     with pytest.raises(hardware.UnknownAccelerator) as caught:
         hardware.from_name("v9z-3")
     assert "v9z-4" in caught.value.help

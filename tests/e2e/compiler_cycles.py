@@ -15,14 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.plan import topology
+from recipec.compiler.plan import abstract
 from recipec.compiler.plan.hlo.schedule import CYCLES
 
 SIZE = 8192
 
 
 def main(name: str) -> None:
-    mesh = Mesh(np.array(topology.devices(from_name(name))[:1]), ("one",))
+    mesh = Mesh(np.array(abstract.devices(from_name(name))[:1]), ("one",))
     matrix = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec()))
     text = jax.jit(jnp.matmul).lower(matrix, matrix).compile().as_text()
     cycles = sum(int(found[1]) for found in re.finditer(CYCLES, text))

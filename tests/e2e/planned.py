@@ -12,9 +12,8 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.job import Job
 from recipec.compiler.plan.pool import compile_jobs
-from recipec.compiler.plan.results import Compiled
+from recipec.compiler.plan.results import Compiled, Job
 from recipec.spec.load import load
 from tests.tpu_environment import environment
 

@@ -14,10 +14,9 @@ import pytest
 
 from recipec.compiler.lowering.hardware import from_name, generations
 from recipec.compiler.plan.depth import parts
-from recipec.compiler.plan.estimate import estimate
-from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.planner import estimate
 from recipec.compiler.plan.planner import job as job_of
-from recipec.compiler.plan.results import Compiled
+from recipec.compiler.plan.results import Compiled, Job
 from tests.e2e import planned
 from tests.e2e.planned import program_of
 
@@ -124,9 +123,9 @@ def test_sharding_constraints_change_the_compiled_collectives(root: Path, small:
     kept = compiled(small, {"kept": (sets, 2)})["kept"]
     job = Job(small, sets, (0, 1))
     script = root / "tests" / "e2e" / "dropped_constraints.py"
-    from recipec.compiler.plan.job import JOB
     from recipec.compiler.plan.pool import environment as of_workers
     from recipec.compiler.plan.pool import read_result
+    from recipec.compiler.plan.results import JOB
 
     done = subprocess.run(
         [sys.executable, str(script), str(os.getpid())],

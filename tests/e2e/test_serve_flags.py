@@ -20,9 +20,9 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.families import architecture_class, class_name
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.cache import DTYPES
+from recipec.compiler.plan.roofline.memory import DTYPES
 from recipec.compiler.plan.serve import environment as serve_environment
-from recipec.compiler.plan.serve.program import config_of
+from recipec.compiler.plan.serve.compile import config_of
 from recipec.compiler.rehearse.miniature import write_tokenizer
 from recipec.compiler.serving import blocks, features
 from recipec.compiler.serving import flags as vllm

@@ -14,8 +14,8 @@ import pytest
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.plan.serve import environment as serve_environment
 from recipec.compiler.plan.serve.hlo import attention_kernel
-from recipec.compiler.plan.serve.plan import plan_serve
 from recipec.compiler.plan.serve.results import COMPILED_SERVING, CompiledServing
+from recipec.compiler.plan.serve.search import plan_serve
 from recipec.spec.load import load
 
 pytestmark = pytest.mark.nightly
@@ -67,10 +67,9 @@ def environment(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def planned(recipe: Path, *sets: str) -> tuple[str, CompiledServing]:
     found = lower(load(recipe, sets))
     assert found.program is not None, [d.message for d in found.diagnostics]
-    served = plan_serve(found.program, say=print)
-    ((_, text),) = served.sections
+    _, text, data = plan_serve(found.program, say=print)
     print(text)
-    return text, COMPILED_SERVING.validate_python(served.data)
+    return text, COMPILED_SERVING.validate_python(data)
 
 
 @pytest.fixture

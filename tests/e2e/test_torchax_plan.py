@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.plan.job import Job
-from recipec.compiler.plan.results import Compiled
+from recipec.compiler.plan.results import Compiled, Job
 from tests.e2e import planned
 from tests.e2e.planned import program_of
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import pool, rates
 from recipec.compiler.plan.timeline import Reached
-from recipec.spec.load import load
+from tests.plan import plans
 from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"
@@ -40,12 +39,17 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.fixture
+def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let the fake worker compile whatever it is asked for."""
+    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
+    return monkeypatch
+
+
 @pytest.fixture(scope="session")
-def program(root: Path) -> Program:
+def program() -> Program:
     """Lower the flagship's recipe."""
-    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
-    assert found is not None
-    return found
+    return plans.lowered("gemma4-31b-v5p8")
 
 
 @pytest.fixture(scope="session")

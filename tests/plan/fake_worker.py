@@ -29,7 +29,7 @@ def main() -> None:
         largest = {"name": "loss / logits", "shape": "f32[4,4]", "count": 1, "bytes": 2e10}
         refused = {"used": 3e11, "limit": 1.02e11, "largest": [largest]}
         held = {"weights": 1e9, "adapters": 1.0, "optimizer": 1.0, "batch": 1.0}
-        give("compiled", layers=layers, **held, out_of_memory=refused)
+        give(layers=layers, **held, out_of_memory=refused)
         return
     if told == "late":
         time.sleep(0.3)
@@ -43,12 +43,11 @@ def main() -> None:
         print("noise", said, "trace", sep="\n", file=sys.stderr)
         sys.exit(1)
     if told == "failed":
-        give("failed", message="it is not to be", help="do else")
+        give(message="it is not to be", help="do else")
         return
     # 2 seconds outside of the layers, and 0.5 in each layer.
     figure = 2.0 + 0.5 * layers
     give(
-        "compiled",
         layers=layers,
         weights=figure,
         adapters=figure,
@@ -64,8 +63,8 @@ def main() -> None:
     )
 
 
-def give(kind: str, **result: Any) -> None:
-    print(json.dumps({kind: result}))
+def give(**result: Any) -> None:
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
-"""Plans and searches with made-up figures, for the tests of what prints and draws them.
+"""Programs, and plans and searches with made-up figures, for the tests of what prints and draws them.
 
 The figures resemble the estimates of a Gemma 4 31B step. None was measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan.results import (
     Collective,
     Estimate,
@@ -24,8 +31,38 @@ from recipec.compiler.plan.results import (
     Timeline,
 )
 from recipec.compiler.plan.schedule import Worked
+from recipec.spec.load import load
+
+if TYPE_CHECKING:
+    from recipec.compiler.plan.abstract import AbstractStep
 
 GIB = 2**30
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def lowered(recipe: Path | str, *sets: str) -> Program:
+    """Lower a recipe for planning: a file, or a shipped recipe by its name."""
+    path = RECIPES / f"{recipe}.yaml" if isinstance(recipe, str) else recipe
+    found = lower(load(path, sets), planning=True)
+    assert found.program is not None, [one.message for one in found.diagnostics]
+    return found.program
+
+
+def abstract(
+    program: Program, layers: Sequence[int], backend: Backend = Backend.TUNIX, lowering: bool = False
+) -> tuple[AbstractStep, str]:
+    """Build a program's step on virtual devices, and its lowered text, "" if it is not wanted."""
+    import jax
+
+    from recipec.compiler.plan.abstract import abstract_step
+    from recipec.runtime.model.mesh import arrange
+
+    settings = run_settings(program)
+    mesh = arrange(settings.mesh.axes, jax.devices("cpu")[: settings.mesh.devices])
+    with mesh:
+        made = abstract_step(program, layers, settings, mesh, backend)
+        return made, made.step.jit().lower(*made.arguments).as_text() if lowering else ""
+
 
 MEMORY = Memory(
     weights=14.62 * GIB,
@@ -315,3 +352,17 @@ def _compiled(sets: tuple[str, ...], seconds: float, gib: float, tokens: float) 
         mfu=381.2e12 / 11_919 / per_token / 459e12,
         exposed_seconds=0.148,
     )
+
+
+def estimate(temporaries: float, seconds: float = 1.0) -> Estimate:
+    """Estimate a step with 20 GiB of arguments on devices of 95 GiB.
+
+    Args:
+        temporaries: GiB.
+    """
+    memory = Memory(14.5 * GIB, 1.5 * GIB, 3 * GIB, 0, 0, temporaries * GIB, 1 * GIB, 95 * GIB)
+    largest = (
+        Temporary("layers.{}.mlp.gate_proj.kernel / dot_general", "bf16[3072,21504]", 60, 7.38 * GIB),
+        Temporary("embedder.input_embedding / all-gather", "bf16[262144,5376]", 1, 2.625 * GIB),
+    )
+    return replace(ESTIMATE, memory=memory, largest=largest, seconds=seconds, rows=4, row_length=3072)

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Collective, Moved, Timeline
-from recipec.compiler.plan.serve.job import ServeAnswer, ServeDepth, ServeJob, ServeProgram
-from recipec.compiler.plan.serve.plan import plan_serve
-from recipec.spec.load import load
+from recipec.compiler.plan.serve.results import ServeAnswer, ServeDepth, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.search import plan_serve
+from tests.plan import plans
 
 RECIPE = """\
 recipe: 1
@@ -62,9 +61,7 @@ LOCAL, GLOBAL = "RPAd-p_16-bq_1_1-bkv_16384_16384-sw_1024", "RPAd-p_16-bq_1_1-bk
 def lowered(folder: Path, recipe: str, *sets: str) -> Program:
     path = folder / "recipe.yaml"
     path.write_text(recipe)
-    program = lower(load(path, sets)).program
-    assert program is not None
-    return program
+    return plans.lowered(path, *sets)
 
 
 def program_of(kind: str, tokens: int, layers: int, pages: int) -> ServeProgram:
@@ -116,6 +113,5 @@ def answered(made: ServeJob, say: Any = None) -> ServeAnswer:
 
 def planned_texts(program: Program, **options: Any) -> tuple[str, dict[str, Any]]:
     """Plan a server, and return the printed text and the values."""
-    served = plan_serve(program, **options)
-    ((_, text),) = served.sections
-    return text, json.loads(json.dumps(served.data))
+    _, text, data = plan_serve(program, **options)
+    return text, json.loads(json.dumps(data))

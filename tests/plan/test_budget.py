@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.plan import budget
 from recipec.compiler.plan.results import Plan
+from recipec.compiler.plan.session import check_budget
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.load import load
 from tests.plan import plans
 
 RECIPE = """\
@@ -32,9 +30,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def found(recipe: Path, plan: Plan, *sets: str) -> list[Diagnostic]:
-    program = lower(load(recipe, [f"budget.{item}" for item in sets])).program
-    assert program is not None
-    return budget.check(program, plan)
+    return check_budget(plans.lowered(recipe, *(f"budget.{item}" for item in sets)), plan)
 
 
 def test_plan_without_a_budget_has_no_diagnostics(recipe: Path) -> None:

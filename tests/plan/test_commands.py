@@ -1,4 +1,4 @@
-"""Tests of the commands `plan`, `cost` and `diff --plan`, with a fake compiler."""
+"""Tests of the commands `plan`, `cost`, `diff --plan` and `calibrate`, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.plan import calibration
+from tests.plan.plans import lowered
 
 RECIPE = """\
 recipe: 1
@@ -24,10 +26,7 @@ train: {steps: 100, global_batch_size: 4}
 RUNNER = CliRunner()
 
 
-@pytest.fixture(autouse=True)
-def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("full_speed", "told")
 
 
 @pytest.fixture
@@ -47,7 +46,6 @@ def planned(*arguments: Any) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.usefixtures("full_speed")
 def test_plan_gives_figures_of_all_layers_and_caches_them(file: Path) -> None:
     plan = planned(file)["plan"]
     # 2 outside of the layers and 0.5 in each of the 60.
@@ -58,7 +56,6 @@ def test_plan_gives_figures_of_all_layers_and_caches_them(file: Path) -> None:
     assert planned(file)["plan"]["cached"] is True
 
 
-@pytest.mark.usefixtures("full_speed")
 def test_note_on_another_mesh_takes_its_time_only_from_the_cache(file: Path, fake: Path) -> None:
     command = f"recipe plan {file} --set 'mesh.axes={{fsdp: 2, tp: 2}}'"
     (note,) = planned(file)["plan"]["notes"]
@@ -98,7 +95,6 @@ def test_refused_libtpu_flag_error_points_at_recipe_or_environment(
         assert place in str(caught.value.help)
 
 
-@pytest.mark.usefixtures("full_speed")
 def test_plan_above_its_hour_budget_exits_with_E1003(file: Path) -> None:
     sets = ("--set", "budget={max_hours: 0.5, max_usd: 1000, max_hbm_share: 0.5}")
     done = run("plan", file, *sets)
@@ -206,3 +202,91 @@ def test_plan_search_prints_a_table_of_configurations(file: Path) -> None:
     done = run("plan", file, "--search", "--most", "4", "--set", "model.id=google/gemma-3-1b-it")
     assert done.exit_code == 0, done.stderr
     assert "remat" in done.stdout
+
+
+MEASURED = {"micro_batch_seconds": 64.0, "peak_bytes": 2**30}
+
+
+def probe(folder: Path, seconds: float, **changes: Any) -> Path:
+    """Write a recipe and a probe of it."""
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    program = lowered(folder / "recipe.yaml")
+    found = {
+        "probe": 1,
+        "date": "2026-11-26",
+        "recipe": calibration.digest(program),
+        "machine": {"platform": "tpu", "flags": list(calibration.flags(program))},
+        "versions": {},
+        "time": {"micro_batch_seconds": seconds, "peak_bytes": None},
+        "problems": [],
+        **changes,
+    }
+    (folder / "probe.json").write_text(json.dumps(found), encoding="utf-8")
+    return folder / "probe.json"
+
+
+def seconds_and_basis(folder: Path) -> tuple[float, str]:
+    estimate = planned(folder / "recipe.yaml")["plan"]["estimate"]
+    return estimate["seconds"], estimate["interval"]["basis"]
+
+
+def test_plan_uses_and_cites_the_calibrated_probe(tmp_path: Path) -> None:
+    file = probe(tmp_path, 35.2)
+    before, _ = seconds_and_basis(tmp_path)
+    assert before == pytest.approx(32)  # 2 outside of the layers and 0.5 in each of the 60
+    said = run("calibrate", file).stdout
+    assert "1.100 times the planned" in said and "outside" not in said
+    seconds, basis = seconds_and_basis(tmp_path)
+    assert seconds == pytest.approx(35.2)
+    assert "1 probe on v5p took 1.1 times the estimate" in basis and str(calibration.path()) in basis
+    assert "by probes of such machines" in run("plan", tmp_path / "recipe.yaml").stdout
+    assert "matrix products" not in said
+    parts = {"products": 30.0, "other": 3.0, "idle": 2.2}
+    said = run(
+        "calibrate", probe(tmp_path, 35.2, time=MEASURED | {"micro_batch_seconds": 35.2, "parts": parts})
+    ).stdout
+    assert "    matrix products 30,000.0 ms, planned " in said and "\n    no operation 2,200.0 ms" in said
+    assert "HBM at its peak: 1.00 GiB, planned" in said
+    # A new probe of the same recipe replaces the old one. It is compared with the uncalibrated plan.
+    run("calibrate", probe(tmp_path, 32.0))
+    assert seconds_and_basis(tmp_path)[0] == pytest.approx(32)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "cause"),
+    [
+        (64.0, {"versions": {"jax": "0.0.1"}}, "the probe ran jax 0.0.1"),
+        (64.0, {"machine": {"platform": "tpu", "flags": []}}, "other flags of libtpu"),
+        (64.0, {"product": {"slow": ["device 3 takes 2.00 times as long"]}}, "device 3 takes 2.00 times"),
+        (16.0, {}, "reach more than those of published runs"),
+        (64.0, {}, "none that the files show"),
+        (
+            64.0,
+            {"time": MEASURED | {"parts": {"products": 32.0, "collectives": 24.0, "idle": 8.0}}},
+            "exposed collectives took 24,000.0 ms, and 0 ms were planned",
+        ),
+    ],
+)
+def test_probe_outside_the_interval_gets_a_likely_cause(
+    tmp_path: Path, seconds: float, changes: dict[str, Any], cause: str
+) -> None:
+    said = run("calibrate", probe(tmp_path, seconds, **changes)).stdout
+    assert "outside the interval; a likely cause: " in said and cause in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"probe": 2}, "a probe of version 2"),
+        ({"machine": {"platform": "cpu"}}, "from a cpu"),
+        ({"problems": ["on a mesh it differs"]}, "on a mesh it differs"),
+        ({"time": {}}, "no time of the step"),
+        ({"time": MEASURED | {"parts": {"products": "much"}}}, "parts of a step are not times"),
+        ({"time": MEASURED | {"parts": 3}}, "is not the file of a probe"),
+        ({"recipe": "another"}, "of another recipe"),
+    ],
+)
+def test_calibrate_refuses_invalid_probes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        run("calibrate", probe(tmp_path, 32.0, **changes))
+    assert not calibration.path().exists()

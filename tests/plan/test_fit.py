@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.fit import (
     FitResult,
@@ -23,10 +22,8 @@ from recipec.compiler.plan.fit import (
 )
 from recipec.compiler.plan.results import Estimate
 from recipec.spec.diagnostics import render_text
-from recipec.spec.load import load
-from tests.plan.estimates import estimate
+from tests.plan.plans import RECIPES, estimate, lowered
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGSHIP = RECIPES / "gemma4-31b-v5p8.yaml"
 STATED = (
     "model.attention=splash",
@@ -41,9 +38,7 @@ STATED = (
 
 @functools.cache
 def program(*sets: str, recipe: Path = FLAGSHIP) -> Program:
-    lowered = lower(load(recipe, (*STATED, *sets) if recipe == FLAGSHIP else sets), planning=True)
-    assert lowered.program is not None, lowered.diagnostics
-    return lowered.program
+    return lowered(recipe, *(STATED if recipe == FLAGSHIP else ()), *sets)
 
 
 class Compiler:
@@ -140,7 +135,7 @@ def test_every_suggested_reduction_passes_the_checks(recipe: str) -> None:
     ways_out = sets_of(program(recipe=path))
     assert ways_out
     for sets in ways_out:
-        assert lower(load(path, sets), planning=True).program is not None, sets
+        assert lowered(path, *sets)
 
 
 def test_find_tries_the_last_rung_then_bisects_to_the_first_fitting_rung() -> None:

@@ -9,7 +9,6 @@ from recipec.compiler.plan.hlo.costs import costs
 from recipec.compiler.plan.hlo.liveness import largest
 from recipec.compiler.plan.results import Collective
 from tests.plan.hlo_text import module
-from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 
 AXES = {"fsdp": 2, "tp": 4}
 TWO_SLICES = {"dcn": 2, "fsdp": 2, "tp": 2}
@@ -59,27 +58,27 @@ def test_replica_groups_are_named_by_their_mesh_axes(groups: str, axes: tuple[st
     assert over(f", replica_groups={groups}", AXES)[0] == axes
 
 
-def test_mesh_axes_of_size_1_are_not_named() -> None:
-    assert over(", replica_groups={{0,1,2,3}}", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
-    assert over("", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
-
-
-def test_groups_over_two_of_three_axes_are_named_by_both() -> None:
-    axes = {"dp": 2, "fsdp": 2, "tp": 2}
-    assert over(", replica_groups={{0,1,4,5},{2,3,6,7}}", axes)[0] == ("dp", "tp")
-    assert over(", replica_groups=[4,2]<=[2,2,2]T(0,2,1)", axes)[0] == ("fsdp",)
-
-
-def test_devices_are_numbered_within_a_slice() -> None:
-    """Number the devices of one slice of two, as the program does."""
-    assert over(", replica_groups={{0,1},{2,3}}", TWO_SLICES, slices=2) == (("tp",), False)
-    assert over(", replica_groups={{0,2},{1,3}}", TWO_SLICES, slices=2) == (("fsdp",), False)
-    assert over("", TWO_SLICES, slices=2) == (("fsdp", "tp"), False)
-
-
-def test_dcn_is_an_ordinary_mesh_axis_without_slices() -> None:
-    assert over(", replica_groups={{0,1},{2,3},{4,5},{6,7}}", TWO_SLICES) == (("tp",), False)
-    assert over(", replica_groups={{0,4},{1,5},{2,6},{3,7}}", TWO_SLICES) == (("dcn",), False)
+@pytest.mark.parametrize(
+    ("groups", "mesh", "slices", "axes"),
+    [
+        # Axes of size 1 are not named.
+        (", replica_groups={{0,1,2,3}}", {"dp": 1, "fsdp": 4, "tp": 1}, 1, ("fsdp",)),
+        ("", {"dp": 1, "fsdp": 4, "tp": 1}, 1, ("fsdp",)),
+        (", replica_groups={{0,1,4,5},{2,3,6,7}}", {"dp": 2, "fsdp": 2, "tp": 2}, 1, ("dp", "tp")),
+        (", replica_groups=[4,2]<=[2,2,2]T(0,2,1)", {"dp": 2, "fsdp": 2, "tp": 2}, 1, ("fsdp",)),
+        # Devices are numbered within a slice.
+        (", replica_groups={{0,1},{2,3}}", TWO_SLICES, 2, ("tp",)),
+        (", replica_groups={{0,2},{1,3}}", TWO_SLICES, 2, ("fsdp",)),
+        ("", TWO_SLICES, 2, ("fsdp", "tp")),
+        # Without slices, dcn is an axis like any other.
+        (", replica_groups={{0,1},{2,3},{4,5},{6,7}}", TWO_SLICES, 1, ("tp",)),
+        (", replica_groups={{0,4},{1,5},{2,6},{3,7}}", TWO_SLICES, 1, ("dcn",)),
+    ],
+)
+def test_replica_groups_are_named_in_other_meshes(
+    groups: str, mesh: dict[str, int], slices: int, axes: tuple[str, ...]
+) -> None:
+    assert over(groups, mesh, slices) == (axes, False)
 
 
 def megascale(transfer: str) -> str:
@@ -91,23 +90,9 @@ _xla_megascale_target="{{1,2}}x{{0:3}}"{transfer}}}"""
 
 @pytest.mark.parametrize(
     ("transfer", "kind"),
-    [("ALL_GATHER", "all-gather"), ("ALL_REDUCE", "all-reduce"), ("ONE_TO_ONE", "collective-permute")],
-)
-def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
-    how = megascale(f',_xla_megascale_transfer_type="{transfer}"')
-    entry = f"""%p = {REDUCED} parameter(0)
-        %t = token[] after-all()
-        %s = ({REDUCED}, u32[], token[]) send(%p, %t), channel_id=59, {how}
-        %r = ({REDUCED}, u32[], token[]) recv(%t), channel_id=60, {how}
-        %d = ({REDUCED}, token[]) recv-done(%r), channel_id=60, is_host_transfer=true
-        ROOT %g = {REDUCED} get-tuple-element(%d), index=0"""
-    found = collectives(module(entry), TWO_SLICES, slices=2)
-    assert found == (Collective(kind, ("dcn",), True, 1, REDUCED_BYTES),)
-
-
-@pytest.mark.parametrize(
-    ("transfer", "kind"),
     [
+        (',_xla_megascale_transfer_type="ALL_GATHER"', "all-gather"),
+        (',_xla_megascale_transfer_type="ONE_TO_ONE"', "collective-permute"),
         (',_xla_megascale_transfer_type="RING.2 OF-LATER"', "ring.2 of-later"),
         (',_xla_megascale_transfer_type=""', "transfer"),
         ("", "transfer"),
@@ -178,35 +163,3 @@ replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%sum
         Collective("all-gather", ("tp",), False, 13, (12 * 4 + 3) * one),
         Collective("all-reduce", ("fsdp",), False, 1, 2 * one),
     )
-
-
-def test_wrapped_async_collective_counts_once() -> None:
-    wrapped = f"""wrapped
-        %p = {PERMUTED} parameter(0)
-        ROOT %r = f32[2,128]{{1,0:T(2,128)}} reduce-scatter(%p), channel_id=6, replica_groups=[2,4]<=[8], \
-dimensions={{0}}, to_apply=%sum"""
-    entry = f"""%p = {PERMUTED} parameter(0)
-        %s = (({PERMUTED}), f32[2,128]{{1,0:T(2,128)}}, u32[]) async-start(%p), calls=%wrapped
-        %u = (({PERMUTED}), f32[2,128]{{1,0:T(2,128)}}, u32[]) async-update(%s), calls=%wrapped
-        ROOT %d = f32[2,128]{{1,0:T(2,128)}} async-done(%u), calls=%wrapped"""
-    expected = Collective("reduce-scatter", ("tp",), False, 1, 2 * 128 * 4)
-    assert collectives(module(entry, SUM, wrapped), AXES) == (expected,)
-
-
-def test_fused_all_reduce_and_slice_is_a_reduce_scatter() -> None:
-    fused = """all-reduce-scatter.1
-        %p = f32[16,128]{1,0:T(8,128)} parameter(0)
-        %r = f32[16,128]{1,0:T(8,128)} all-reduce(%p), channel_id=6, \
-replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%sum
-        %i = u32[] partition-id()
-        %zero = u32[] constant(0)
-        ROOT %s = f32[8,128]{1,0:T(8,128)} dynamic-slice(%r, %i, %zero), dynamic_slice_sizes={8,128}"""
-    entry = """%p = f32[16,128]{1,0:T(8,128)} parameter(0)
-        ROOT %f = f32[8,128]{1,0:T(8,128)} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1"""
-    expected = Collective("reduce-scatter", ("fsdp",), False, 1, 8 * 128 * 4)
-    assert collectives(module(entry, SUM, fused), AXES) == (expected,)
-
-
-def test_collective_split_over_fusions_counts_once() -> None:
-    expected = Collective("all-gather", ("fsdp",), False, 1, 256 * 256 * 4)
-    assert collectives(module(OVERLAPPED_ENTRY, *OVERLAPPED), {"fsdp": 4, "tp": 2}) == (expected,)

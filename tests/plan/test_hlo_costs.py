@@ -10,8 +10,7 @@ import pytest
 from jax import lax
 
 from recipec.compiler.plan.hlo.costs import costs, product_flops
-from tests.plan.hlo_text import module
-from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
+from tests.plan.hlo_text import OVERLAPPED, OVERLAPPED_ENTRY, module
 
 
 def once(entry: str, *computations: str) -> tuple[float, float]:

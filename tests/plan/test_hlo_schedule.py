@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from recipec.compiler.plan.hlo.collectives import collectives
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates, schedule
-from recipec.compiler.plan.prices import priced
-from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, total
+from recipec.compiler.plan.results import COPIES
+from recipec.compiler.plan.schedule import Exposed, Loop, Schedule, Start, Transfer, Wait, Work, priced
 from recipec.compiler.plan.timeline import Reached, timeline
 from recipec.compiler.plan.torus import Torus
-from tests.plan.hlo_text import module
-from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
+from tests.plan.hlo_text import OVERLAPPED, OVERLAPPED_ENTRY, module
 
 CLOCK, FLOPS, HBM, HOST = 1e6, 1e9, 1e9, 1e8
 ROW = Torus((8,), (False,), tuple((n, 0) for n in range(8)), 1e9, 1e7)
@@ -40,8 +41,25 @@ def unknown(name: str, operands: Sequence[Array], results: Sequence[Array]) -> f
 def read(
     entry: str, *computations: str, axes: Mapping[str, int] = AXES, slices: int = 1, kernel: Kernel = unknown
 ) -> Schedule:
-    rates = Rates(CLOCK, FLOPS, HBM, HOST, kernel)
-    return priced(*schedule(module(entry, *computations), rates, axes, ROW, slices))
+    """Read a schedule, and check that its collectives are those of the module."""
+    rates, read = Rates(CLOCK, FLOPS, HBM, HOST, kernel), module(entry, *computations)
+    found = priced(*schedule(read, rates, axes, ROW, slices))
+    moved: Counter[tuple[object, ...]] = Counter()
+    for one in timeline(found, Reached()).transfers:
+        if one.kind not in COPIES:
+            moved[one.kind, one.axes, one.over_dcn, "count"] += round(one.count)
+            moved[one.kind, one.axes, one.over_dcn, "bytes"] += round(one.bytes)
+    for every in collectives(read, axes, slices):
+        key = every.kind, every.axes, every.over_dcn
+        assert (moved.pop((*key, "count")), moved.pop((*key, "bytes"))) == (every.count, every.bytes)
+    assert not moved
+    return found
+
+
+def total(found: Schedule) -> Work:
+    """Return the core's work, with loops counted in full."""
+    done = timeline(found, Reached())
+    return Work(done.products, done.memory, done.kernels)
 
 
 def gathered(name: str = NAME, size: float = ALL_BYTES) -> Transfer:
@@ -121,7 +139,7 @@ PRODUCT_FLOPS = 2 * 64 * 256 * 256
 
 def test_work_uses_libtpus_estimated_cycles() -> None:
     found = read(f"{PRODUCT}, {cycles(1234)}\n%n = {PART} negate(%c)")
-    assert total(found.steps) == Work(1234 / CLOCK, 2 * PART_BYTES / HBM)
+    assert total(found) == Work(1234 / CLOCK, 2 * PART_BYTES / HBM)
     core = 1234 / CLOCK + 2 * PART_BYTES / HBM
     assert found.costed == pytest.approx(1234 / CLOCK / core)
 
@@ -129,12 +147,12 @@ def test_work_uses_libtpus_estimated_cycles() -> None:
 def test_operation_without_cycles_takes_longer_of_flops_and_bytes_time() -> None:
     assert PRODUCT_FLOPS / FLOPS > (2 * PART_BYTES + ALL_BYTES) / HBM
     for product in (PRODUCT, f"{PRODUCT}, {cycles(2**63 - 1)}"):
-        assert total(read(product).steps) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
+        assert total(read(product)) == Work(products=pytest.approx(PRODUCT_FLOPS / FLOPS))
     few = f"""%w = f32[8,256]{{1,0:T(8,128)}} parameter(0)
         %v = {ALL} parameter(1)
         %c = f32[8,256]{{1,0:T(8,128)}} convolution(%w, %v), dim_labels=bf_io->bf"""
     flops, moved = 2 * 8 * 256 * 256 / FLOPS, (2 * 8 * 256 * 4 + ALL_BYTES) / HBM
-    assert total(read(few).steps) == Work(products=pytest.approx(max(flops, moved)))
+    assert total(read(few)) == Work(products=pytest.approx(max(flops, moved)))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +173,7 @@ def test_float32_product_passes_depend_on_precision(
         %b = {right}[512,512] parameter(1)
         ROOT %c = f32[512,512] convolution(%a, %b), dim_labels=bf_io->bf{precision}"""
     )
-    assert total(found.steps).products == pytest.approx(passes * 2 * 512**3 / FLOPS)
+    assert total(found).products == pytest.approx(passes * 2 * 512**3 / FLOPS)
 
 
 CARRIED = f"(s32[], {PART})"
@@ -175,7 +193,7 @@ def test_loop_trip_count_multiplies_its_work_and_waits() -> None:
     found = read(f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'body', '12')}", f"body\n{TURN}")
     turn = (Start(0, 1), Work(memory=500 / CLOCK), Wait(1), Work(memory=100 / CLOCK))
     assert found.steps == (Loop(12, turn),)
-    assert total(found.steps).memory == pytest.approx(12 * 600 / CLOCK)
+    assert total(found).memory == pytest.approx(12 * 600 / CLOCK)
 
 
 def test_nested_loops_multiply_and_unknown_trip_count_counts_once() -> None:
@@ -187,7 +205,7 @@ def test_nested_loops_multiply_and_unknown_trip_count_counts_once() -> None:
     (inner,) = (step for step in nested.body if isinstance(step, Loop))
     assert inner.times == 5
     copied = 3 * 2 * PART_BYTES / HBM
-    assert total(found.steps).memory == pytest.approx((15 + 1) * 600 / CLOCK + copied, rel=1e-3)
+    assert total(found).memory == pytest.approx((15 + 1) * 600 / CLOCK + copied, rel=1e-3)
     assert timeline(found, Reached()).transfers[0].count == pytest.approx(16)
 
 
@@ -282,7 +300,7 @@ def test_kernel_time_from_its_model_counts_once_per_loop_iteration() -> None:
         ROOT %t = {CARRIED} tuple(%p, %splash.3)"""
     found = read(f"%p = {CARRIED} parameter(0)\n{loop('l', 'p', 'body', '3')}", body, kernel=kernel)
     assert found.steps == (Loop(3, (Work(kernels=4.0),)),)
-    assert total(found.steps) == Work(kernels=12.0)
+    assert total(found) == Work(kernels=12.0)
     assert asked == [("splash.3", [(64, 256)], [(64, 256)])]
 
 

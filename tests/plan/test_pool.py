@@ -10,13 +10,11 @@ import pytest
 
 from recipec.compiler import packages
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
 from recipec.compiler.plan import identity, pool, store
-from recipec.compiler.plan.job import Failed, Job
-from recipec.compiler.plan.results import Compiled
-from recipec.spec.load import load
+from recipec.compiler.plan.results import Compiled, Failed, Job
+from tests.plan.plans import lowered
 from tests.waiting import running
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -149,13 +147,9 @@ def test_missing_libtpu_error_names_the_install_command(monkeypatch: pytest.Monk
         ("serve.max_num_seqs=7", False),
     ],
 )
-def test_step_identity_changes_only_with_settings_that_affect_the_compile(
-    root: Path, program: Program, change: str, other: bool
-) -> None:
+def test_step_identity_changes_only_with_settings_that_affect_the_compile(change: str, other: bool) -> None:
     sets = ("train.global_batch_size=8", change)
-    base = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets[:1])).program
-    changed = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets)).program
-    assert base is not None and changed is not None
+    base, changed = lowered("gemma4-31b-v5p8", sets[0]), lowered("gemma4-31b-v5p8", *sets)
     assert (identity.step(base) != identity.step(changed)) is other
 
 

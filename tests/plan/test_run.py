@@ -15,7 +15,6 @@ from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import run_length as counting
 from recipec.compiler.lowering.families import facts_of
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import (
     Statistics,
@@ -24,24 +23,14 @@ from recipec.compiler.lowering.run_length import (
     run_length,
     statistics,
 )
+from recipec.compiler.plan import store
 from recipec.compiler.plan.at_hand import Unavailable
 from recipec.compiler.rehearse import miniature
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.data.tokenizer import load_tokenizer
-from recipec.spec.load import load
-from tests.plan.plans import ESTIMATE
-
-
-class Kept(dict[str, str]):
-    """A store of texts in memory."""
-
-    def key(self, *parts: object) -> str:
-        return json.dumps(parts)
-
-    def put(self, name: str, value: str, /) -> None:
-        self[name] = value
+from tests.plan.plans import ESTIMATE, lowered
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
 
 
-def lowered(path: Path, *sets: str) -> Program:
-    program = lower(load(path, sets)).program
-    assert program is not None
-    return program
+def kept() -> list[Path]:
+    return list(store.folder().glob("*/*.json"))
 
 
 @pytest.fixture
@@ -130,7 +118,7 @@ def test_planned_steps_equal_the_steps_of_train_py(
     quickstart: Path, model: Path, sets: tuple[str, ...]
 ) -> None:
     program = lowered(quickstart, *sets)
-    counted = statistics(program, model, store=Kept())
+    counted = statistics(program, model)
     assert isinstance(counted, Statistics)
     prepared = trains(program, model)
     found = planned_length(program, ESTIMATE, counted)
@@ -150,7 +138,7 @@ def test_preference_pair_counts_as_two_rows_of_tokens(quickstart: Path, model: P
         *("data.train=[pairs.jsonl]", "data.eval=[]", "data.format=preference", "data.packing=false"),
         *("train.objective=orpo", "train.steps=null", "train.epochs=3", "data.loss_on=completion"),
     )
-    counted = statistics(program, model, tmp_path, Kept())
+    counted = statistics(program, model, tmp_path)
     assert isinstance(counted, Statistics)
     assert (counted.samples, counted.dropped, counted.rows, counted.answers) == (21, 1, 21, 2)
     found = planned_length(program, ESTIMATE, counted)
@@ -175,7 +163,7 @@ def test_paper_run_has_the_published_steps_hours_and_rate(
     (tmp_path / "data" / "train.jsonl").write_text("{}\n")
     program = lowered(root / "recipes" / "gemma4-31b-paper.yaml")
 
-    counted = statistics(program, model, tmp_path, Kept())
+    counted = statistics(program, model, tmp_path)
     assert counted == Statistics(samples=9_952, dropped=48, rows=9_952, answers=1, tokens=922 * 9_952)
     found = planned_length(program, replace(ESTIMATE, seconds=1.21), counted)
     assert (found.steps, found.micro_batches, found.tokens_per_row) == (1_244, 8, 922)
@@ -211,10 +199,10 @@ def test_tokenizer_is_found_in_the_hub_cache(recipe_file: Path, model: Path, tmp
         (repository / "snapshots" / "abc").symlink_to(model)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("abc")
-    given = statistics(lowered(recipe_file), model, store=Kept())
+    given = statistics(lowered(recipe_file), model)
     assert isinstance(given, Statistics) and given.samples == 30
-    assert statistics(lowered(recipe_file), store=Kept()) == given
-    assert statistics(lowered(recipe_file, "model.tokenizer=owner/name"), store=Kept()) == given
+    assert statistics(lowered(recipe_file)) == given
+    assert statistics(lowered(recipe_file, "model.tokenizer=owner/name")) == given
 
 
 def test_missing_folder_or_data_named_by_the_user_is_an_error(
@@ -234,34 +222,33 @@ def test_data_that_train_py_refuses_is_an_error(recipe_file: Path, model: Path, 
     conversations(tmp_path / "train.jsonl", 3)
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write("nonsense\n")
-    kept = Kept()
     with pytest.raises(ArtifactError, match=r"1 of 4 rows of data\.train cannot be used") as error:
-        statistics(lowered(recipe_file), model, store=kept)
-    assert error.value.help and not kept
+        statistics(lowered(recipe_file), model)
+    assert error.value.help and not kept()
 
 
 def test_data_statistics_are_cached_by_data_content(
     recipe_file: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversations(tmp_path / "train.jsonl", 30)
-    kept, program = Kept(), lowered(recipe_file)
-    first = statistics(program, model, store=kept)
+    program = lowered(recipe_file)
+    first = statistics(program, model)
     calls = []
     count = counting._count
     monkeypatch.setattr(counting, "_count", lambda found, load: calls.append(found) or count(found, load))
     batches = lowered(
         recipe_file, "train.epochs=3", "train.global_batch_size=8", "mesh.axes={fsdp: 2, tp: 2}"
     )
-    assert statistics(batches, model, store=kept) == first and not calls
+    assert statistics(batches, model) == first and not calls
 
-    assert statistics(lowered(recipe_file, "data.packing=false"), model, store=kept) != first
+    assert statistics(lowered(recipe_file, "data.packing=false"), model) != first
     conversations(tmp_path / "train.jsonl", 31)
-    assert statistics(program, model, store=kept) != first
-    assert len(calls) == 2 and len(kept) == 3
+    assert statistics(program, model) != first
+    assert len(calls) == 2 and len(kept()) == 3
 
-    for name in kept:
-        kept[name] = "{"
-    again = statistics(program, model, store=kept)
+    for file in kept():
+        file.write_text("{")
+    again = statistics(program, model)
     assert isinstance(again, Statistics) and again.samples == 31 and len(calls) == 3
 
 
@@ -297,8 +284,8 @@ def test_quick_statistics_give_the_same_steps_as_training(
     sets += ["train.objective=dpo"] if format == "preference" else []
     (tmp_path / "tokenizer").symlink_to(model)
     program = lowered(recipe_file, *sets, "model.tokenizer=./tokenizer")
-    quick = quick_statistics(program, store=Kept())
-    assert isinstance(quick, Statistics) and quick == statistics(program, store=Kept())
+    quick = quick_statistics(program)
+    assert isinstance(quick, Statistics) and quick == statistics(program)
     length = run_length(program.recipe, tmp_path)
     assert length.exact and length.steps == trains(program, model).total_steps
     assert length.data is not None

@@ -10,7 +10,7 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.plan.roofline.results import Step
+from recipec.compiler.plan.roofline.results import StepBounds
 from recipec.compiler.plan.roofline.roofline_text import text
 from recipec.compiler.plan.roofline.server import (
     SERVING_PLAN,
@@ -20,6 +20,7 @@ from recipec.compiler.plan.roofline.server import (
     promise,
 )
 from recipec.spec.load import load
+from tests.plan.plans import lowered
 
 RECIPE = """\
 recipe: 1
@@ -64,9 +65,7 @@ def planned(tmp_path: Path) -> Plan:
         if config is not None:
             (tmp_path / "config.json").write_text(json.dumps(config))
             sets = ("model.id=.", *sets)
-        lowered = lower(load(path, sets), planning=True)
-        assert lowered.program is not None, lowered.diagnostics
-        return plan_serving(lowered.program)
+        return plan_serving(lowered(path, *sets))
 
     return run
 
@@ -225,7 +224,7 @@ def test_reference_server_has_the_published_weights_and_cache(planned: Plan) -> 
     ["serve.decode_block_sizes=[1, 1024, 1, 1024]", "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}"],
 )
 def test_small_decode_blocks_reduce_cache_reads(planned: Plan, sets: str) -> None:
-    def full(*changes: str) -> Step:
+    def full(*changes: str) -> StepBounds:
         return next(step for step in planned(*changes).decode if (step.sequences, step.tokens) == (64, 4096))
 
     whole, blocks, odd = full(), full(sets), full("serve.decode_block_sizes=[1, 2048, 1, 2048]")

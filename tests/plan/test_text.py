@@ -1,4 +1,4 @@
-"""Tests of what `recipe plan` prints, word for word."""
+"""Tests of what `recipe plan`, its search and `recipe diff --plan` print, word for word."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from recipec.compiler.plan.plan_text import text
-from recipec.compiler.plan.results import Collective, Kernel, Moved, Temporary, Timeline
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.plan_text import compare, search_text, text
+from recipec.compiler.plan.results import (
+    Collective,
+    Kernel,
+    Memory,
+    Moved,
+    Point,
+    Search,
+    Temporary,
+    Timeline,
+)
 from recipec.compiler.plan.units import aligned, duration, flops, milliseconds, traffic
 from tests.plan import plans
-from tests.plan.plans import ESTIMATE
+from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
 
 FLAGSHIP = """\
 gemma4-31b-v5p8: google/gemma-4-31B-it
@@ -179,3 +189,196 @@ def test_figures_are_printed_in_readable_units() -> None:
     assert [milliseconds(n) for n in (1.2941, 0.0104, 0.000214)] == ["1,294.1 ms", "10.4 ms", "0.214 ms"]
     assert [duration(n) for n in (81.4, 0.73)] == ["81 s", "0.7 s"]
     assert aligned([["a", "10", "x"], ["bcd", "9"]], "<><") == ["  a    10  x", "  bcd   9"]
+
+
+def block() -> plans.Plan:
+    """Plan Gemma 4 31B with recomputation by block: less memory, a longer step, another collective."""
+    gather, *rest = ESTIMATE.collectives
+    estimate = replace(
+        ESTIMATE,
+        memory=replace(MEMORY, temporaries=18.51 * GIB),
+        seconds=1.5,
+        timeline=replace(ESTIMATE.timeline, products=1.1059),
+        mfu=0.5537,
+        collectives=(replace(gather, bytes=177.6e9), rest[0]),
+    )
+    run = replace(
+        RUN,
+        hours=0.3225,
+        usd=5.418,
+        tokens_per_second=7946.0,
+        usd_per_million_tokens=0.5873,
+    )
+    return replace(plans.flagship(), recipe="with-block", estimate=estimate, run=run)
+
+
+def test_comparison_shows_only_changed_figures() -> None:
+    assert compare(plans.flagship(), block()) == (
+        "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "after:  with-block on v5p-8, mesh fsdp 4 x tp 1\n"
+        "\n"
+        "                                   before       after   change\n"
+        "HBM of a device                 72.50 GiB   34.80 GiB  -52.0 %\n"
+        "  activations and temporaries   56.21 GiB   18.51 GiB  -67.1 %\n"
+        "share of it                        76.3 %      36.6 %  -52.0 %\n"
+        "its step                       1,294.1 ms  1,500.0 ms  +15.9 %\n"
+        "  matrix products                900.0 ms  1,105.9 ms  +22.9 %\n"
+        "a real token                     0.109 ms    0.126 ms  +15.9 %\n"
+        "tokens/s                            9,210       7,946  -13.7 %\n"
+        "MFU                                64.2 %      55.4 %  -13.7 %\n"
+        "all-gather, fsdp                 118.4 GB    177.6 GB  +50.0 %\n"
+        "all-reduce, fsdp                   2.1 MB         0 B     gone\n"
+        "hours                                0.28        0.32  +15.9 %\n"
+        "US$                                  4.67        5.42  +16.0 %\n"
+        "US$ a million tokens                 0.51        0.59  +15.9 %\n"
+        "\n"
+        "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own.\n"
+        "Nothing was measured on a TPU.\n"
+    )
+
+
+def test_comparison_ignores_a_change_below_rounding() -> None:
+    slightly = replace(plans.flagship(), estimate=replace(ESTIMATE, seconds=ESTIMATE.seconds + 1e-6))
+    assert compare(plans.flagship(), slightly) == (
+        "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "after:  gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "\n"
+        "Nothing changes in memory, time or cost.\n"
+    )
+
+
+def test_collectives_over_different_axes_have_separate_rows() -> None:
+    shown = compare(plans.flagship(), plans.sliced())
+    assert "\nall-gather, fsdp                  118.4 GB   29.6 GB     -75.0 %\n" in shown
+    assert "\nall-reduce, dcn over DCN               0 B    4.4 GB         new\n" in shown
+    assert "\ncollective-permute, other groups       0 B  200.0 MB         new\n" in shown
+    assert "\ndevices                                  4       256  +6,300.0 %\n" in shown
+
+
+@pytest.mark.parametrize("other", [plans.refused(), plans.unknown_length(), plans.unpriced()])
+def test_comparison_shows_unknown_figures_as_unknown(other: plans.Plan) -> None:
+    lines = [line for line in compare(plans.flagship(), other).splitlines() if "unknown" in line]
+    assert any(line.startswith("US$ ") for line in lines)
+    assert all(line.endswith("unknown") for line in lines)
+
+
+def test_comparison_with_a_refused_step_knows_only_memory() -> None:
+    shown = compare(plans.flagship(), plans.refused())
+    assert "\nHBM of a device                 72.50 GiB  128.69 GiB   +77.5 %\n" in shown
+    for name in ("its step", "a real token", "tokens/s", "MFU", "all-gather, fsdp", "hours", "US$"):
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{name}  ")]
+        assert line.endswith("unknown"), line
+
+
+def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | None = 0.467) -> Point:
+    return Point(
+        sets=sets,
+        status="compiled",
+        reason="",
+        tokens=11_919,
+        bound_seconds_per_token=0.8e-4,
+        seconds_per_token=token,
+        step_seconds=token * 11_919,
+        memory=Memory(gib * GIB, 0, 0, 0, 0, 0, 0, 95.0 * GIB),
+        usd_per_million_tokens=usd,
+        mfu=0.62,
+        exposed_seconds=0.178,
+    )
+
+
+def test_search_text_shows_the_front_and_the_fastest_recipe_lines(program: Program) -> None:
+    points = (
+        a_point(token=1.115e-4, gib=72.5),
+        a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", token=1.083e-4, gib=58.1),
+        a_point("remat.policy=decoder", token=1.432e-4, gib=24.8),
+        Point(("model.attention=dot",), "too large", "it needs 131.0 GiB of 95.0 GiB", 11_919, 1.0e-4),
+        Point(("remat.policy=block",), "pruned", "even its bound is behind a", 11_919, 1.2e-4),
+        Point(("mesh.axes={fsdp: 1, tp: 4}",), "failed", "the compile was killed", 2_980, 1.2e-4),
+        Point(("train.micro_batch_size=3",), "refused", "E0501: not a multiple", 0, 0),
+        Point(("train.micro_batch_size=5",), "refused", "E0501: not a multiple", 0, 0),
+    )
+    found = Search(points, (1, 2), 0, 412.0, ("2 configurations could still be better: because.",))
+    assert search_text(program, found) == EXPECTED
+
+
+EXPECTED = """\
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
+  mesh   micro  remat    attn.   flags  ms/token   step   GiB   HBM   MFU  US$/M  waits
+  2 x 2      2  none     splash  auto     0.1083  1.291  58.1  61 %  62 %  0.467  0.178
+  4 x 1      1  decoder  splash  auto     0.1432  1.707  24.8  26 %  62 %  0.467  0.178
+mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
+micro-batch. GiB, HBM: of each device, and the share of its memory. US$/M: of a million real tokens.
+waits: seconds of a step that the device waits for collectives and copies, a part of `step`.
+
+The recipe as it stands is not one of them. The fastest takes 0.971 times its time a token.
+  mesh   micro  remat  attn.   flags  ms/token   step   GiB   HBM   MFU  US$/M  waits
+  4 x 1      1  none   splash  auto     0.1115  1.329  72.5  76 %  62 %  0.467  0.178
+
+The fastest, as lines of the recipe:
+  mesh:
+    axes: {fsdp: 2, tp: 2}
+  train:
+    micro_batch_size: 2
+
+8 configurations in 412 s: 3 compiled, 1 too large, 1 pruned, 2 refused, 1 failed.
+2 configurations could still be better: because.
+  refused, 2 x: E0501: not a multiple
+  failed, 1 x: the compile was killed
+"""
+
+
+def test_search_text_without_a_price_shows_raised_batch_and_device_seconds(program: Program) -> None:
+    tight = a_point(
+        "train.global_batch_size=8", "train.micro_batch_size=2", token=1.05e-4, gib=93.0, usd=None
+    )
+    found = Search((a_point(token=1.1e-4, usd=None), tight), (1, 0), 0, 4.0)
+    assert search_text(program, found) == RAISED
+
+
+RAISED = """\
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
+  mesh   micro  rows  remat  attn.   flags  ms/token   step   GiB   HBM   MFU  dev-s/M  waits
+  4 x 1      2     8  none   splash  auto     0.1050  1.251  93.0  98 %  62 %      420  0.178
+  4 x 1      1     4  none   splash  auto     0.1100  1.311  70.0  74 %  62 %      440  0.178
+mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a
+micro-batch. GiB, HBM: of each device, and the share of its memory. dev-s/M: seconds of all devices
+together for a million real tokens; there is no price. waits: seconds of a step that the device
+waits for collectives and copies, a part of `step`.
+
+The recipe as it stands is number 2 of them. The fastest takes 0.955 times its time a token.
+
+The fastest, as lines of the recipe:
+  train:
+    global_batch_size: 8
+    micro_batch_size: 2
+It raises train.global_batch_size from 4 to 8: another optimization, with fewer steps over the same
+data.
+
+2 configurations in 4.0 s: 2 compiled.
+"""
+
+
+def test_search_text_offers_no_lines_if_the_recipe_is_the_fastest(program: Program) -> None:
+    said = search_text(program, Search((a_point(),), (0,), 0, 1.0))
+    assert (
+        "The recipe as it stands is the fastest of them.\n\n1 configuration in 1.0 s: 1 compiled.\n" in said
+    )
+    assert "as lines of the recipe" not in said
+
+
+def test_search_text_says_when_no_configuration_fits(program: Program) -> None:
+    large = Point((), "too large", "it needs 131.0 GiB of 95.0 GiB", 11_919, 1.0e-4)
+    assert search_text(program, Search((large,), (), None, 3.0)) == NOTHING
+
+
+NOTHING = """\
+Configurations that no other beats in time, memory and cost: estimates of the compiler; nothing was
+measured on a TPU
+  none: nothing that was compiled fits
+
+The recipe as it stands has no estimate: it needs 131.0 GiB of 95.0 GiB.
+
+1 configuration in 3.0 s: 1 too large.
+"""

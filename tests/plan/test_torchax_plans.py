@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from recipec.compiler.cli import main as cli
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
 from recipec.compiler.plan import fit, identity, pool
-from recipec.compiler.plan.job import Job
-from recipec.compiler.plan.placements import placements
-from recipec.compiler.plan.search import SearchOptions, Tools, search
+from recipec.compiler.plan.planner import placements
+from recipec.compiler.plan.results import Job
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.load import load
-from tests.plan.estimates import estimate
+from tests.plan.plans import estimate, lowered
+from tests.plan.test_commands import planned, run
 
 RECIPE = """\
 recipe: 1
@@ -39,10 +33,7 @@ sharding: {on_indivisible: replicate}
 TORCHAX = ("--backend", "torchax")
 
 
-@pytest.fixture(autouse=True)
-def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
-    return monkeypatch
+pytestmark = pytest.mark.usefixtures("told")
 
 
 @pytest.fixture
@@ -50,21 +41,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE, encoding="utf-8")
     return path
-
-
-def program(file: Path, *sets: str) -> Program:
-    found = lower(load(file, sets), planning=True).program
-    assert found is not None
-    return found
-
-
-def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
-
-
-def planned(*arguments: Any) -> dict[str, Any]:
-    out: dict[str, Any] = json.loads(run("plan", *arguments, "--json").stdout)
-    return out
 
 
 def asked(log: Path) -> set[str]:
@@ -89,7 +65,7 @@ def test_each_backends_step_is_compiled_and_cached_separately(file: Path, fake: 
 def test_cache_key_depends_on_the_backend(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "versions", lambda backend: {})
     jobs = [Job(file, (), (0, 1), backend=backend) for backend in (Backend.TUNIX, Backend.TORCHAX)]
-    assert len({identity.name(program(file), job) for job in jobs}) == 2
+    assert len({identity.name(lowered(file), job) for job in jobs}) == 2
 
 
 def test_text_and_page_name_train_torchax_only_for_its_backend(file: Path, tmp_path: Path) -> None:
@@ -110,19 +86,6 @@ def test_exact_plan_cost_and_budget_compile_the_torchax_step(file: Path, fake: P
     assert asked(fake) == {"torchax"}
 
 
-def test_search_compiles_jobs_of_the_chosen_backend(file: Path) -> None:
-    lowered = lower(load(file), planning=True)
-    assert lowered.program is not None
-    jobs: list[Job] = []
-
-    def compile_jobs(work: Sequence[tuple[Program, Job]], progress: object, *, on_done: object) -> None:
-        jobs.extend(job for _, job in work)
-
-    tools = Tools(settle=lambda path, sets: lowered, compile_jobs=compile_jobs)
-    search(lowered.program, SearchOptions(most=1, backend=Backend.TORCHAX), tools=tools)
-    assert {job.backend for job in jobs} == {Backend.TORCHAX}
-
-
 def test_fit_does_not_try_changes_that_the_backend_refuses(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +94,7 @@ def test_fit_does_not_try_changes_that_the_backend_refuses(
         return [Diagnostic("E0922", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
 
     monkeypatch.setattr(fit, "diagnosed", refuse)
-    large = program(file)
+    large = lowered(file)
     tried: dict[Backend, set[str]] = {}
     for backend in (Backend.TUNIX, Backend.TORCHAX):
         found = fit.find(large, lambda sets: estimate(100), most=50, backend=backend)
@@ -171,7 +134,7 @@ def test_missing_torchax_error_names_the_install_command(
 
 
 def test_torchax_placements_match_the_tensors_of_transformers(file: Path) -> None:
-    one = program(file)
+    one = lowered(file)
     found = {placement.pattern: placement for placement in placements(one, Backend.TORCHAX)}
     query = found["layers.{}.self_attn.q_proj.weight"]
     # 4 heads of 256 by 1152 features in bfloat16, over 4 devices, in each of 26 layers.

@@ -10,12 +10,10 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.fewer_layers import with_layers
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan.depth import shortened
-from recipec.compiler.plan.placements import placements
-from recipec.spec.load import load
+from recipec.compiler.plan.planner import placements
+from tests.plan.plans import abstract, lowered
 
 RECIPE = """\
 recipe: 1
@@ -33,21 +31,11 @@ sharding: {on_indivisible: replicate}
 def program(tmp_path: Path) -> Program:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE, encoding="utf-8")
-    found = lower(load(path), planning=True).program
-    assert found is not None
-    return found
+    return lowered(path)
 
 
 def test_abstract_torchax_step_has_the_bytes_of_one_device(program: Program) -> None:
-    import jax
-
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
-    from recipec.runtime.model.mesh import arrange
-
-    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
-    layers = range(program.architecture.num_layers)
-    with mesh:
-        made = abstract_torchax_step(program, layers, run_settings(program), mesh)
+    made, _ = abstract(program, range(program.architecture.num_layers), Backend.TORCHAX)
     found = placements(program, Backend.TORCHAX)
     adapters = sum(p.bytes for p in found if ".lora_" in p.pattern)
     weights = sum(p.bytes for p in found) - adapters
@@ -61,34 +49,17 @@ def test_abstract_torchax_step_has_the_bytes_of_one_device(program: Program) -> 
 
 
 def test_full_dpo_step_counts_the_weights_twice_for_the_reference(program: Program, tmp_path: Path) -> None:
-    import jax
-
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
-    from recipec.runtime.model.mesh import arrange
-
     sizes = []
     for sets in (["train.objective=orpo"], ["train.objective=dpo"]):
         sets += ["lora=null", "data.format=preference", "data.packing=false", "data.loss_on=completion"]
-        made_of = lower(load(tmp_path / "recipe.yaml", sets), planning=True).program
-        assert made_of is not None
-        mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
-        with mesh:
-            made = abstract_torchax_step(made_of, range(2), run_settings(made_of), mesh)
-            made.step.jit().lower(*made.arguments)
+        made_of = lowered(tmp_path / "recipe.yaml", *sets)
+        made, _ = abstract(made_of, range(2), Backend.TORCHAX, lowering=True)
         sizes.append(made.sizes.weights)
     assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
 
 
 def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> None:
-    import jax
-
-    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
-    from recipec.runtime.model.mesh import arrange
-
-    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
-    with mesh:
-        made = abstract_torchax_step(program, range(2), run_settings(program), mesh)
-        text = made.step.jit().lower(*made.arguments).as_text()
+    made, text = abstract(program, range(2), Backend.TORCHAX, lowering=True)
     (trained, _), base, _ = made.arguments
     assert {name.split(".")[1] for name in trained} == {"0", "1"}
     assert {name.split(".")[2] for name in base if ".layers." in name} == {"0", "1"}

@@ -1,22 +1,30 @@
-"""Tests of what a worker does before it compiles, and of its error messages."""
+"""Tests of what a worker does before it compiles, and of its error messages.
+
+Tunix omits the activation constraints if the default backend is a CPU, and every machine that plans has a CPU
+backend. The reference is Tunix's own helper with a faked TPU backend.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from recipec.compiler.emitters.train import emit_train
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.lowering.settings import run_settings
-from recipec.compiler.plan import topology, worker
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import abstract as steps
+from recipec.compiler.plan import worker
 from recipec.compiler.plan.depth import shortened
-from recipec.compiler.plan.job import Failed, Job
-from recipec.spec.load import load
+from recipec.compiler.plan.results import Failed, Job
+from recipec.runtime.model import forward
+from tests.plan.plans import abstract, lowered
 from tests.waiting import gone, running
 
 RECIPE = """\
@@ -42,7 +50,7 @@ def test_unknown_topology_gives_a_one_sentence_failure(job: Job, monkeypatch: py
     def unknown(accelerator: object) -> None:
         raise RuntimeError("NOT_FOUND: no such layout\nmore of it")
 
-    monkeypatch.setattr(topology, "devices", unknown)
+    monkeypatch.setattr(steps, "devices", unknown)
     assert worker.compile_step(job) == Failed(
         "libtpu does not know the topology v5p:2x2x2: NOT_FOUND: no such layout",
         help="choose another mesh.accelerator or mesh.topology",
@@ -84,8 +92,7 @@ def test_planned_optimizer_updates_equal_the_generated_scripts_updates(
 
     from recipec.compiler.plan.abstract import SCHEDULED_STEPS, scheduled_optimizer
 
-    program = lower(load(job.recipe, sets), planning=True).program
-    assert program is not None
+    program = lowered(job.recipe, *sets)
     script: dict[str, Any] = {"__name__": "train", "__file__": str(job.recipe.parent / "train.py")}
     text = re.sub(r"CHAT_TEMPLATE\.read_text\(.*?\)", "None", emit_train(program))
     exec(compile(text, "train.py", "exec"), script)
@@ -107,18 +114,8 @@ def test_planned_optimizer_updates_equal_the_generated_scripts_updates(
 
 def test_abstract_step_sizes_are_the_bytes_of_one_device(job: Job) -> None:
     """Compare with the sum over the program's own parameters and adapters."""
-    import math
-
-    import jax
-
-    from recipec.compiler.plan.abstract import abstract_step
-    from recipec.runtime.model.mesh import arrange
-
-    program = lower(load(job.recipe), planning=True).program
-    assert program is not None
-    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
-    with mesh:
-        made = abstract_step(program, range(program.architecture.num_layers), run_settings(program), mesh)
+    program = lowered(job.recipe)
+    made, _ = abstract(program, range(program.architecture.num_layers))
     axes = {"fsdp": 4, "tp": 2}
 
     def share(shape: tuple[int, ...], spec: tuple[str | None, ...], size: int) -> float:
@@ -148,26 +145,16 @@ DPO = ("train.objective=dpo", "data.format=preference", "data.packing=false", "d
     ],
 )
 def test_quantized_full_and_preference_steps_lower_with_expected_bytes(
-    root: Path, recipe: str, sets: tuple[str, ...]
+    recipe: str, sets: tuple[str, ...]
 ) -> None:
     """Lower two layers at their real sizes for virtual devices, without computing anything."""
-    import jax
-
-    from recipec.compiler.plan.abstract import abstract_step
-    from recipec.runtime.model.mesh import arrange
-
-    found = lower(load(root / "recipes" / f"{recipe}.yaml", (*sets, "model.attention=dot")), planning=True)
-    assert found.program is not None
-    settings = run_settings(found.program)
-    mesh = arrange(settings.mesh.axes, jax.devices("cpu"))
-    with mesh:
-        made = abstract_step(found.program, (0, 1), settings, mesh)
-        text = made.step.jit().lower(*made.arguments).as_text()
+    program = lowered(recipe, *sets, "model.attention=dot")
+    made, text = abstract(program, (0, 1), lowering=True)
     assert "stablehlo" in text
-    a, lora = found.program.architecture, found.program.lora
-    whole = 2 * sum(size(p.shape) for p in found.program.family.parameters(shortened(a, (0, 1)))) / 8
+    a, lora = program.architecture, program.lora
+    whole = 2 * sum(math.prod(p.shape) for p in program.family.parameters(shortened(a, (0, 1)))) / 8
     if lora is None:
-        copies = 2 if settings.train.objective == "dpo" else 1  # the reference
+        copies = 2 if program.recipe.train.objective == "dpo" else 1  # the reference
         assert made.sizes.adapters == 0 and made.sizes.weights == pytest.approx(copies * whole, rel=0.01)
         return
     # The embedding and the head are not quantized; most of the two layers is.
@@ -177,8 +164,67 @@ def test_quantized_full_and_preference_steps_lower_with_expected_bytes(
     assert made.sizes.weights == pytest.approx(expected, rel=0.01)
 
 
-def size(shape: tuple[int, ...]) -> int:
-    out = 1
-    for length in shape:
-        out *= length
-    return out
+SETS = (
+    "mesh.axes={fsdp: 2, tp: 2}",
+    "model.attention=dot",
+    "train.global_batch_size=2",
+    "data.max_length=64",
+)
+LAYERS = (4, 5)
+"""A sliding and a global layer of Gemma 4 31B, at their real sizes: nothing is computed."""
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return lowered("gemma4-31b-v5p8", *SETS)
+
+
+def constraints(program: Program) -> Counter[str]:
+    """Count the shardings that the step's HLO constrains arrays to, before partitioning."""
+    _, text = abstract(program, LAYERS, lowering=True)
+    found = re.findall(r"sdy\.sharding_constraint %\S+ (<.*?>) : (tensor<\S+>)", text)
+    assert found or "sharding_constraint" not in text
+    return Counter(f"{array} {spec}" for spec, array in found)
+
+
+@pytest.fixture(scope="module")
+def ours(program: Program) -> Counter[str]:
+    return constraints(program)
+
+
+def test_planned_step_has_the_same_constraints_as_tunix_on_a_tpu(
+    program: Program, ours: Counter[str]
+) -> None:
+    with tunix_on_a_tpu():
+        theirs = constraints(program)
+    assert ours == theirs
+    # Queries, keys, values, the feed-forward block and both results, in each layer.
+    assert sum(ours.values()) >= len(LAYERS) * 7
+    assert any('"tp"' in key for key in ours) and any('"fsdp"' in key for key in ours)
+
+
+def test_constraint_count_falls_if_the_constrain_helper_does_nothing(
+    program: Program, ours: Counter[str]
+) -> None:
+    with mock.patch.object(forward.sharding, "constrain", lambda x, spec, eager=False: x):
+        dropped = constraints(program)
+    assert sum(dropped.values()) < sum(ours.values()) / 2
+
+
+def tunix_on_a_tpu() -> Any:
+    """Replace our helper by Tunix's, which is made to see a TPU backend."""
+    import jax
+    from tunix.utils import sharding_utils
+
+    class Tpu:
+        platform = "tpu"
+
+    shard = sharding_utils.shard
+    fake = mock.Mock(wraps=jax)
+    fake.devices = lambda: [Tpu()]
+
+    def on_a_tpu(x: Any, spec: Any, eager: bool = False) -> Any:
+        with mock.patch.object(sharding_utils, "jax", fake):
+            return shard(x, spec, eager)
+
+    return mock.patch.object(forward.sharding, "constrain", on_a_tpu)

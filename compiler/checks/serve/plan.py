@@ -105,7 +105,7 @@ def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
 
 
 def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
-    from recipec.compiler.plan.roofline.notes import none_fits, too_many
+    from recipec.compiler.plan.roofline.server import none_fits, too_many
 
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
@@ -200,7 +200,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
 
 def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """Recommend decode blocks where they save reads, and report them where they have no effect."""
-    from recipec.compiler.plan.roofline.cache import decode_block
+    from recipec.compiler.plan.roofline.memory import decode_block
 
     windowed = [kind for kind in server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
     sizes = blocks.decode_blocks(serve)

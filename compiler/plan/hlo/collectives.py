@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from recipec.compiler.plan.hlo.overlap import COLLECTIVES, Overlap
-from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
-from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.hlo.parse import COLLECTIVES, Array, Instruction, Module, bytes_of, executed
 from recipec.compiler.plan.results import Collective
 
 MEGASCALE = '"xla_megascale_runtime"'
@@ -54,14 +52,13 @@ def collectives(
         slices: number of slices, which are joined over DCN along the axis `across`.
     """
     found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
-    overlap = Overlap(module)
-    for e in executed(module):
-        if overlap.part(e.instruction) in ("step", "done"):
+    for instruction, computation, times in executed(module):
+        if module.part(instruction) in ("step", "done"):
             continue
-        for exchange in exchanges(module, e.instruction, e.computation, axes, slices, across):
+        for exchange in exchanges(module, instruction, computation, axes, slices, across):
             key = (exchange.kind, exchange.axes, exchange.over_dcn)
             one = found.get(key, Collective(*key, count=0, bytes=0.0))
-            found[key] = replace(one, count=one.count + e.times, bytes=one.bytes + e.times * exchange.bytes)
+            found[key] = replace(one, count=one.count + times, bytes=one.bytes + times * exchange.bytes)
     return tuple(sorted(found.values(), key=lambda one: (-one.bytes, one.kind, one.axes)))
 
 
@@ -80,26 +77,26 @@ def exchanges(
     """
     if slices > 1:
         axes = {name: size for name, size in axes.items() if name != across}
-    for kind, inner, size in _of(module, instruction, computation):
+    for kind, inner, moved in _of(module, instruction, computation):
         partners = _partners_of(inner)
         groups = partners or _groups_of(inner, math.prod(axes.values()))
         over_dcn = inner.opcode == "recv"
         along = _axes_between(partners, axes) if partners else _axes_of(groups, axes)
-        yield Exchange(kind, (across,) if over_dcn else along, over_dcn, size, groups)
+        yield Exchange(kind, (across,) if over_dcn else along, over_dcn, moved, groups)
 
 
 def _of(module: Module, instruction: Instruction, computation: str) -> Iterator[tuple[str, Instruction, int]]:
     """Yield (kind, instruction, bytes of the result on one device) for each collective of an operation."""
     kind = instruction.opcode.removesuffix("-start")
     if kind in COLLECTIVES:
-        size = _size(_result(instruction))
+        moved = bytes_of(_result(instruction))
         if kind == "ragged-all-to-all":
             # One of operand and result has room for the most rows possible; the other has the rows sent.
-            size = min(size, _size(module.by_name[computation][instruction.operands[0]].arrays))
-        yield kind, instruction, size
+            moved = min(moved, bytes_of(module.by_name[computation][instruction.operands[0]].arrays))
+        yield kind, instruction, moved
     elif kind == "recv" and MEGASCALE in instruction.attributes:
         # The last array belongs to the transfer itself.
-        yield _transfer(instruction), instruction, _size(instruction.arrays[:-1])
+        yield _transfer(instruction), instruction, bytes_of(instruction.arrays[:-1])
     elif kind == "fusion":
         yield from _fused(module, instruction.calls)
 
@@ -111,21 +108,18 @@ def _transfer(instruction: Instruction) -> str:
 
 
 def _fused(module: Module, calls: Sequence[str]) -> Iterator[tuple[str, Instruction, int]]:
-    for body in (module.computations.get(name, ()) for name in calls):
+    for body in map(module.body, calls):
         for instruction in body:
             if instruction.opcode in COLLECTIVES:
-                part = next((i for i in body if _is_part(i, instruction)), None)
+                slices = (i for i in body if i.opcode == "dynamic-slice")
+                part = next((i for i in slices if i.operands[:1] == (instruction.name,)), None)
                 if instruction.opcode == "all-reduce" and part is not None:
                     # A reduce-scatter: each device keeps its part of the sum.
-                    yield "reduce-scatter", instruction, _size(part.arrays)
+                    yield "reduce-scatter", instruction, bytes_of(part.arrays)
                 else:
-                    yield instruction.opcode, instruction, _size(instruction.arrays)
+                    yield instruction.opcode, instruction, bytes_of(instruction.arrays)
             elif instruction.opcode == "fusion":
                 yield from _fused(module, instruction.calls)
-
-
-def _is_part(instruction: Instruction, whole: Instruction) -> bool:
-    return instruction.opcode == "dynamic-slice" and instruction.operands[:1] == (whole.name,)
 
 
 def _result(instruction: Instruction) -> Sequence[Array]:
@@ -135,10 +129,6 @@ def _result(instruction: Instruction) -> Sequence[Array]:
         return arrays
     count = len(instruction.operands)
     return arrays[count : 2 * count]
-
-
-def _size(arrays: Sequence[Array]) -> int:
-    return sum(array.bytes for array in arrays)
 
 
 EXPLICIT = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}")
@@ -158,7 +148,9 @@ def _groups_of(instruction: Instruction, devices: int) -> Groups:
         return _mesh_groups(*mesh.groups(default=""))
     iota = IOTA.search(attributes)
     if iota:
-        return _rows(_iota(iota[2], iota[3] or ""), _numbers(iota[1])[-1])
+        sizes, length = _numbers(iota[2]), _numbers(iota[1])[-1]
+        order = _numbers(iota[3] or "") or range(len(sizes))
+        return _transposed(range(math.prod(sizes)), sizes, order, length)
     explicit = EXPLICIT.search(attributes)
     groups = [tuple(_numbers(group)) for group in BRACES.findall(explicit[1])] if explicit else []
     return groups or [tuple(range(devices))]
@@ -223,25 +215,17 @@ def _over(devices: Sequence[int], shape: Sequence[tuple[int, bool]]) -> Groups:
     Args:
         shape: each dimension's size, and whether a group runs along it.
     """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    places = itertools.product(*(range(size) for size, _ in shape))
-    for device, place in zip(devices, places, strict=True):
-        row = tuple(at for at, (_, along) in zip(place, shape, strict=True) if not along)
-        rows.setdefault(row, []).append(device)
-    return [tuple(row) for row in rows.values()]
+    sizes, chosen = [size for size, _ in shape], [n for n, (_, along) in enumerate(shape) if along]
+    order = sorted(range(len(sizes)), key=chosen.__contains__)
+    return _transposed(devices, sizes, order, math.prod(sizes[n] for n in chosen))
 
 
-def _iota(sizes: str, transposed: str) -> list[int]:
-    """Return the devices that "[4,2]T(1,0)" lists: 0 to 7 as [4, 2], transposed and flattened."""
-    dimensions = _numbers(sizes)
-    order = _numbers(transposed) or list(range(len(dimensions)))
-    strides = [math.prod(dimensions[n + 1 :]) for n in range(len(dimensions))]
-    places = itertools.product(*(range(dimensions[n]) for n in order))
-    return [sum(at * strides[n] for at, n in zip(place, order, strict=True)) for place in places]
+def _transposed(devices: Sequence[int], sizes: Sequence[int], order: Sequence[int], length: int) -> Groups:
+    """Return rows of a length of an array of devices, with its dimensions in another order."""
+    import numpy as np
 
-
-def _rows(devices: list[int], length: int) -> Groups:
-    return [tuple(devices[n : n + length]) for n in range(0, len(devices), length)]
+    rows = np.reshape(devices, sizes).transpose(order).reshape(-1, length)
+    return [tuple(row) for row in rows.tolist()]
 
 
 def _numbers(text: str) -> list[int]:

@@ -7,9 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from recipec.compiler.plan.hlo.overlap import Overlap, kept
-from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
-from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.hlo.parse import Array, Instruction, Module, bytes_of, executed, kept
 
 KERNEL = 'custom_call_target="tpu_custom_call"'
 
@@ -21,10 +19,10 @@ def costs(module: Module) -> tuple[float, float]:
     """
     products, traffic = Products(module), Traffic(module)
     flops = moved = 0.0
-    for e in executed(module):
-        if KERNEL not in e.instruction.attributes:
-            flops += e.times * products.flops(e.instruction, e.computation)
-            moved += e.times * traffic.bytes(e.instruction, e.computation)
+    for instruction, computation, times in executed(module):
+        if KERNEL not in instruction.attributes:
+            flops += times * products.flops(instruction, computation)
+            moved += times * traffic.bytes(instruction, computation)
     return flops, moved
 
 
@@ -66,7 +64,7 @@ class Products:
 
     def _all(self, computation: str) -> float:
         if computation not in self._of_computation:
-            instructions = self._module.computations.get(computation, ())
+            instructions = self._module.body(computation)
             total = math.fsum(self.flops(instruction, computation) for instruction in instructions)
             self._of_computation[computation] = total
         return self._of_computation[computation]
@@ -178,7 +176,6 @@ class Traffic:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._overlap = Overlap(module)
         self._users: dict[str, dict[str, list[Instruction]]] = {}
 
     def bytes(self, instruction: Instruction, computation: str) -> float:
@@ -193,7 +190,7 @@ class Traffic:
         opcode = instruction.opcode.removesuffix("-start")
         if opcode in NO_DATA | NO_ARRAYS | IN_PARTS or opcode.endswith(("-done", "-update")):
             return 0.0
-        part = self._overlap.part(instruction)
+        part = self._module.part(instruction)
         if part == "done" or (opcode == "custom-call" and NO_WORK.search(instruction.attributes)):
             return 0.0
         operands = [self._instruction(computation, name) for name in instruction.operands]
@@ -210,9 +207,9 @@ class Traffic:
             written = map(min, (_in_hbm((array,)) for array in results), self._written(callee, len(results)))
             return math.fsum(map(min, read, needed)) + math.fsum(written)
         if opcode in SLICES and read:
-            return min(read[0], _size(results)) + sum(read[1:]) + _in_hbm(results)
+            return min(read[0], bytes_of(results)) + sum(read[1:]) + _in_hbm(results)
         if opcode == "dynamic-update-slice" and operands[1]:
-            return sum(read[1:]) + min(_in_hbm(results), _size(operands[1].arrays))
+            return sum(read[1:]) + min(_in_hbm(results), bytes_of(operands[1].arrays))
         return sum(read) + _in_hbm(results)
 
     def _read(self, computation: str, number: int) -> float:
@@ -229,7 +226,7 @@ class Traffic:
         total = 0.0
         for user in self._users_of(computation, name):
             if user.opcode in SLICES and name not in user.operands[1:]:
-                total += _size(user.arrays)
+                total += bytes_of(user.arrays)
             elif user.opcode in VIEWS and not user.root:
                 total += self._touched(computation, user.name)
             elif user.opcode == "fusion":
@@ -241,7 +238,7 @@ class Traffic:
 
     def _written(self, computation: str, results: int) -> list[float]:
         """Return the most bytes that a fused computation writes of each result; infinite for all of it."""
-        root = next((i for i in self._module.computations[computation] if i.root), None)
+        root = self._module.root(computation)
         if root is None:
             return [math.inf] * results
         if root.opcode != "tuple" or len(root.operands) != results:
@@ -258,7 +255,7 @@ class Traffic:
             return self._written(instruction.calls[0], 1)[0]
         if instruction.opcode == "dynamic-update-slice":
             update = self._instruction(computation, instruction.operands[1])
-            return _size(update.arrays) if update else math.inf
+            return bytes_of(update.arrays) if update else math.inf
         return math.inf
 
     def _instruction(self, computation: str, name: str) -> Instruction | None:
@@ -290,7 +287,3 @@ def results_of(instruction: Instruction, operands: int) -> Sequence[Array]:
 
 def _in_hbm(arrays: Sequence[Array]) -> float:
     return float(sum(array.bytes for array in arrays if array.memory_space == 0))
-
-
-def _size(arrays: Sequence[Array]) -> float:
-    return float(sum(array.bytes for array in arrays))

@@ -20,7 +20,6 @@ REFERENCES = (*SAME_ARRAYS, "tuple", "get-tuple-element")
 """Operations that only refer to their operands' memory. The loop is the only one that reads it."""
 BLOCKS = ("while", "call", "conditional")
 """Operations that run other computations. Their arrays are alive in addition to those outside."""
-INDEX = re.compile(r"\bindex=(\d+)")
 ALIASED = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
 MAY_SHARE = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
 INDICES = re.compile(r"\[([^\]]*)\]")
@@ -152,8 +151,7 @@ class _Buffers:
         if opcode in SAME_ARRAYS and len(operands) >= count:
             return operands[:count]
         if opcode == "get-tuple-element":
-            index = INDEX.search(instruction.attributes)
-            start = int(index[1]) if index else 0
+            start = instruction.index or 0
             if len(operands) >= start + count:
                 return operands[start : start + count]
         if opcode.endswith("-done") and instruction.operands[0] in self._outputs:

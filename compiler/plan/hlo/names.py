@@ -13,7 +13,6 @@ from recipec.compiler.plan.hlo.parse import Instruction, Module, split
 MOVES = ("bitcast", "copy", "convert", "reshape", "transpose", "slice", "all-gather", "all-to-all")
 """Operations that return a weight in another place or form."""
 ASYNC = ("copy-start", "copy-done", "all-gather-start", "all-gather-done", "async-start", "async-done")
-INDEX = re.compile(r"\bindex=(\d+)")
 PLUMBING = re.compile(
     r"(jit|pjit|vmap|shard_map|remat\d*|checkpoint|rematted_computation|closed_call|cond|branch_\d+_fun|body"
     r"|einsum|pallas_call|custom_vjp_call|core_call|aten::.*)(\(.*\))?$"
@@ -71,7 +70,7 @@ class Names:
         if instruction.op_name.startswith(TRACED):
             return instruction.op_name
         if instruction.opcode == "fusion":
-            inside = self._module.computations.get(next(iter(instruction.calls), ""), ())
+            inside = self._module.body(next(iter(instruction.calls), ""))
             return next((i.op_name for i in reversed(inside) if i.op_name.startswith(TRACED)), "")
         if instruction.opcode in (*MOVES, *ASYNC, "get-tuple-element"):
             moved = self._by_name.get(instruction.operands[0])
@@ -103,15 +102,14 @@ class Names:
     def _element(self, picked: Instruction) -> Instruction | None:
         """Return the instruction behind an element of a tuple; within a loop, the loop's initial value."""
         source = self._by_name.get(picked.operands[0])
-        index = INDEX.search(picked.attributes)
         if source is not None and source.opcode == "parameter":
             loop = self._loop_of.get(self._home[source.name])
             source = self._by_name.get(loop.operands[0]) if loop else None
-        if source is None or index is None:
+        if source is None or picked.index is None:
             return None
         if source.opcode != "tuple":
             return source if source.opcode == "fusion" else None
-        return self._by_name.get(source.operands[int(index[1])])
+        return self._by_name.get(source.operands[picked.index])
 
 
 def operation(note: str) -> tuple[str, str]:

@@ -1,11 +1,16 @@
-"""Parse the text of an optimized HLO module into instructions, and find how often its loops run."""
+"""Parse the text of an optimized HLO module: its instructions, how often its loops run, what runs at all.
+
+The TPU compiler overlaps some collectives with other operations by fusing a part of them with each. One
+fusion starts the collective, others continue it while they compute something else, and a last one waits for
+its end. Each of them contains the collective's instruction, with the same channel.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -55,6 +60,18 @@ class Instruction:
     root: bool = False
     shape: str = ""
 
+    @property
+    def index(self) -> int | None:
+        """Which element of a tuple it returns; None where it names none."""
+        match = INDEX.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def channel(self) -> str:
+        """Its channel id, "" where it has none."""
+        match = CHANNEL.search(self.attributes)
+        return match[1] if match else ""
+
 
 @dataclass(frozen=True)
 class Module:
@@ -62,18 +79,59 @@ class Module:
 
     Attributes:
         entry: name of the entry computation.
-        trip_counts: how often a loop's body runs, by the body's name. Loops with an unknown count are
-            missing.
     """
 
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
-    trip_counts: dict[str, int]
 
     @functools.cached_property
     def by_name(self) -> dict[str, dict[str, Instruction]]:
         """Each computation's instructions, by name."""
         return {name: {i.name: i for i in body} for name, body in self.computations.items()}
+
+    @functools.cached_property
+    def trip_counts(self) -> dict[str, int]:
+        """How often a loop's body runs, by the body's name. Loops with an unknown count are missing.
+
+        A count is known if the compiler noted it, or if the loop counts up or down to a constant in equal
+        steps. If the start or the step of a counter is not visible, it is assumed to be JAX's: from 0 by 1.
+        """
+        integers, counts = _Integers(self), {}
+        for name, instructions in self.computations.items():
+            for loop in instructions:
+                if loop.opcode == "while":
+                    known = KNOWN.search(loop.attributes)
+                    count = int(known[1]) if known else integers.count(name, loop)
+                    if count is not None:
+                        counts[_called(loop, "body")] = count
+        return counts
+
+    @functools.cached_property
+    def _overlapped(self) -> set[str]:
+        """The channels of the collectives that overlap with other operations."""
+        starts = (body for body in self.computations.values() if _holds(body, START))
+        return {i.channel for body in starts for i in body if i.opcode in COLLECTIVES}
+
+    def body(self, computation: str) -> tuple[Instruction, ...]:
+        """Return a computation's instructions, () for an unknown name."""
+        return self.computations.get(computation, ())
+
+    def root(self, computation: str) -> Instruction | None:
+        """Return the instruction whose result is the computation's."""
+        return next((i for i in self.body(computation) if i.root), None)
+
+    def longest(self, branches: Sequence[str]) -> str:
+        """Return the branch of a conditional that is assumed to run."""
+        return max(branches, key=lambda name: len(self.body(name)))
+
+    def part(self, instruction: Instruction) -> str:
+        """Return "start", "step" or "done" for a part of an overlapped collective; "" for others."""
+        if not self._overlapped or instruction.opcode != "fusion" or not instruction.calls:
+            return ""
+        body = self.body(instruction.calls[0])
+        if not any(i.channel in self._overlapped for i in body if i.opcode in COLLECTIVES):
+            return ""
+        return "start" if _holds(body, START) else "done" if _holds(body, DONE) else "step"
 
 
 HEADER = re.compile(r"(ENTRY\s+)?%?([^\s(]+)\s*\(.*->.*\{$")
@@ -109,7 +167,7 @@ def parse(text: str) -> Module:
             entry = name
     if not entry:
         raise ValueError("The text has no entry computation; it is no HLO module.")
-    return Module(computations, entry, trip_counts(computations))
+    return Module(computations, entry)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -213,6 +271,11 @@ def _parenthesis(text: str, start: int) -> tuple[str, str]:
     return (text[start:end], text[end + 1 :]) if end >= 0 else (text[start:], "")
 
 
+def bytes_of(arrays: Sequence[Array]) -> int:
+    """Return the bytes of arrays together."""
+    return sum(array.bytes for array in arrays)
+
+
 @functools.lru_cache(maxsize=4096)
 def _arrays(shape: str) -> tuple[Array, ...]:
     return tuple(_array(*match) for match in ARRAY.findall(shape) if match[0] not in ("token", "opaque"))
@@ -279,35 +342,16 @@ Argument = Callable[[], Value] | None
 """A parameter of a computation, evaluated lazily; None for the tuple that a loop carries."""
 
 
-def trip_counts(computations: Mapping[str, tuple[Instruction, ...]]) -> dict[str, int]:
-    """Return how often loops run, by the name of the loop's body.
-
-    A count is known if the compiler noted it, or if the loop counts up or down to a constant in equal steps.
-    If the start or the step of a counter is not visible, assume JAX's own: from 0 by 1.
-    """
-    program = _Program(computations)
-    counts = {}
-    for name, instructions in computations.items():
-        for loop in instructions:
-            if loop.opcode == "while":
-                known = KNOWN.search(loop.attributes)
-                count = int(known[1]) if known else program.count(name, loop)
-                if count is not None:
-                    counts[_called(loop, "body")] = count
-    return counts
-
-
 def _called(instruction: Instruction, attribute: str) -> str:
     match = re.search(rf"\b{attribute}=%([^\s,}}]+)", instruction.attributes)
     return match[1] if match else ""
 
 
-class _Program:
-    """Computations in which the values of integers are traced."""
+class _Integers:
+    """The values of a module's integers, as far as they can be traced."""
 
-    def __init__(self, computations: Mapping[str, tuple[Instruction, ...]]) -> None:
-        self._computations = computations
-        self._by_name: dict[str, dict[str, Instruction]] = {}
+    def __init__(self, module: Module) -> None:
+        self._module = module
 
     def count(self, caller: str, loop: Instruction) -> int | None:
         """Return how often a loop runs, or None where the text does not show it."""
@@ -322,7 +366,7 @@ class _Program:
         limit = end if isinstance(end, int) else initial(end.index)
         first = initial(counter.index)
         body = _called(loop, "body")
-        root = self._root(body)
+        root = self._module.root(body)
         after = self._element(body, root.name, counter.index, [None]) if root else None
         step = after.plus if isinstance(after, _Carried) and after.index == counter.index else 1
         if not isinstance(limit, int):
@@ -332,11 +376,11 @@ class _Program:
     def _comparison(self, condition: str) -> tuple[_Carried, str, int | _Carried] | None:
         """Return the counter, the direction and the other side of the comparison that ends a loop."""
         name, arguments = condition, list[Argument]([None])
-        root = self._root(name)
+        root = self._module.root(name)
         while root is not None and root.opcode in ("fusion", "call") and root.calls:
             arguments = self._arguments(name, root, arguments)
             name = root.calls[0]
-            root = self._root(name)
+            root = self._module.root(name)
         if root is None or root.opcode != "compare" or len(root.operands) != 2:
             return None
         direction = DIRECTION.search(root.attributes)
@@ -349,7 +393,7 @@ class _Program:
 
     def _value(self, computation: str, name: str, arguments: list[Argument]) -> Value:
         """Return what is known about an instruction's result."""
-        instruction = self._instruction(computation, name)
+        instruction = self._module.by_name[computation].get(name)
         if instruction is None or len(instruction.arrays) != 1 or instruction.arrays[0].dimensions:
             return None
         operands = instruction.operands
@@ -363,8 +407,8 @@ class _Program:
         if instruction.opcode in SAME_VALUE:
             return self._value(computation, operands[0], arguments)
         if instruction.opcode == "get-tuple-element":
-            index = INDEX.search(instruction.attributes)
-            return self._element(computation, operands[0], int(index[1]), arguments) if index else None
+            index = instruction.index
+            return None if index is None else self._element(computation, operands[0], index, arguments)
         if instruction.opcode in ("add", "subtract"):
             left, right = (self._value(computation, operand, arguments) for operand in operands)
             return _sum(left, right) if instruction.opcode == "add" else _difference(left, right)
@@ -372,7 +416,7 @@ class _Program:
 
     def _element(self, computation: str, name: str, index: int, arguments: list[Argument]) -> Value:
         """Return what is known about an element of an instruction's result, which is a tuple."""
-        instruction = self._instruction(computation, name)
+        instruction = self._module.by_name[computation].get(name)
         if instruction is None:
             return None
         if instruction.opcode == "parameter":
@@ -388,7 +432,7 @@ class _Program:
         self, computation: str, instruction: Instruction, index: int | None, arguments: list[Argument]
     ) -> Value:
         """Return what is known about the result of a fusion or a call, or about an element of it."""
-        root = self._root(instruction.calls[0]) if instruction.calls else None
+        root = self._module.root(instruction.calls[0]) if instruction.calls else None
         if root is None or instruction.opcode not in ("fusion", "call"):
             return None
         given = self._arguments(computation, instruction, arguments)
@@ -401,15 +445,6 @@ class _Program:
             return lambda: self._value(computation, operand, arguments)
 
         return [argument(operand) for operand in caller.operands]
-
-    def _instruction(self, computation: str, name: str) -> Instruction | None:
-        if computation not in self._by_name:
-            instructions = self._computations.get(computation, ())
-            self._by_name[computation] = {instruction.name: instruction for instruction in instructions}
-        return self._by_name[computation].get(name)
-
-    def _root(self, computation: str) -> Instruction | None:
-        return next((i for i in self._computations.get(computation, ()) if i.root), None)
 
 
 def _sum(left: Value, right: Value) -> Value:
@@ -434,3 +469,54 @@ def _iterations(first: int, step: int, direction: str, limit: int) -> int | None
     if direction == "NE" and step < 0:
         distance, step = -distance, -step
     return None if step <= 0 or direction == "EQ" else max(0, -(-distance // step))
+
+
+def executed(module: Module) -> Iterator[tuple[Instruction, str, int]]:
+    """Yield all instructions that run, including those in loops, calls and asynchronous operations.
+
+    Each comes with the name of its computation, and with how often the program runs it. Instructions within
+    fusions are left out.
+    """
+    yield from _executed(module, module.entry, 1)
+
+
+def _executed(module: Module, computation: str, times: int) -> Iterator[tuple[Instruction, str, int]]:
+    for instruction in module.body(computation):
+        yield instruction, computation, times
+        calls = instruction.calls
+        if instruction.opcode == "while":
+            for name in calls:
+                yield from _executed(module, name, times * module.trip_counts.get(name, 1))
+        elif instruction.opcode in ("call", "call-start", "async-start"):
+            for name in calls:
+                yield from _executed(module, name, times)
+        elif instruction.opcode == "conditional" and calls:
+            yield from _executed(module, module.longest(calls), times)
+
+
+COLLECTIVES = frozenset(
+    (
+        "all-gather",
+        "all-reduce",
+        "reduce-scatter",
+        "all-to-all",
+        "ragged-all-to-all",
+        "collective-permute",
+        "collective-broadcast",
+    )
+)
+START = 'custom_call_target="AsyncCollectiveStart"'
+DONE = 'custom_call_target="AsyncCollectiveDone"'
+CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{")
+"""A result, and the operand whose memory it reuses, in output_to_operand_aliasing."""
+
+
+def kept(instruction: Instruction) -> tuple[set[int], set[int]]:
+    """Return the numbers of the operands, and of the results, that share memory with each other."""
+    pairs = ALIAS.findall(instruction.attributes)
+    return {int(operand) for _, operand in pairs}, {int(result or 0) for result, _ in pairs}
+
+
+def _holds(body: tuple[Instruction, ...], target: str) -> bool:
+    return any(i.opcode == "custom-call" and target in i.attributes for i in body)

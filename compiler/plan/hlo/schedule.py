@@ -7,6 +7,7 @@ was compiled to the end, in which libtpu notes each operation's cycles.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,28 +16,29 @@ from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
 from recipec.compiler.plan.hlo.costs import (
     IN_PARTS,
     KERNEL,
+    LABELS,
     NO_ARRAYS,
     NO_DATA,
     NO_WORK,
+    WINDOW,
     Products,
     Traffic,
     results_of,
 )
-from recipec.compiler.plan.hlo.fingerprint import Fingerprints
 from recipec.compiler.plan.hlo.names import LAYER, Names
-from recipec.compiler.plan.hlo.overlap import Overlap, channel
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
-from recipec.compiler.plan.prices import Prices, prices
 from recipec.compiler.plan.schedule import (
     Exposed,
     Loop,
     Operation,
+    Prices,
     Schedule,
     Start,
     Step,
     Transfer,
     Wait,
     Work,
+    prices,
 )
 from recipec.compiler.plan.torus import Torus, between_slices
 
@@ -83,11 +85,11 @@ def schedule(
         axes: the sizes of the mesh's axes in order, including the axis of slices.
         torus: the devices of a slice, in the order of the mesh.
     """
-    return _Reader(module, rates, axes, torus, slices).read()
+    return _ScheduleReader(module, rates, axes, torus, slices).read()
 
 
 @dataclass
-class _Reader:
+class _ScheduleReader:
     module: Module
     rates: Rates
     axes: Mapping[str, int]
@@ -103,7 +105,6 @@ class _Reader:
     def __post_init__(self) -> None:
         self.fingerprints = Fingerprints(self.module)
         self.names = Names(self.module)
-        self.overlap = Overlap(self.module)
         self.products = Products(self.module, passes=True)
         self.traffic = Traffic(self.module)
 
@@ -116,7 +117,7 @@ class _Reader:
     def _steps(self, computation: str) -> tuple[Step, ...]:
         out: list[Step] = []
         open_marks: dict[str, list[int]] = {}
-        for instruction in self.module.computations.get(computation, ()):
+        for instruction in self.module.body(computation):
             for step in self._of(instruction, computation, open_marks):
                 last = out[-1] if out else None
                 if isinstance(step, Work) and isinstance(last, Work):
@@ -129,7 +130,7 @@ class _Reader:
         self, instruction: Instruction, computation: str, open_marks: dict[str, list[int]]
     ) -> Iterator[Step]:
         opcode, calls = instruction.opcode, instruction.calls
-        part = self.overlap.part(instruction)
+        part = self.module.part(instruction)
         if opcode == "while":
             body = next((name for name in calls if name in self.module.trip_counts), None)
             self.uncounted += body is None
@@ -137,15 +138,14 @@ class _Reader:
             inner = [step for name in calls for step in self._steps(name)]
             yield Loop(count, tuple(inner))
         elif opcode == "conditional" and calls:
-            longest = max(calls, key=lambda name: len(self.module.computations.get(name, ())))
-            yield from self._steps(longest)
+            yield from self._steps(self.module.longest(calls))
         elif opcode == "call":
             for name in calls:
                 yield from self._steps(name)
         elif opcode == "recv-done":
             yield Wait(self._received(instruction))
         elif opcode.endswith("-done") or part == "done":
-            key = channel_of(self.module, instruction) if part else self._source(instruction, computation)
+            key = self._channel(instruction) if part else self._source(instruction, computation)
             marks = open_marks.get(key)
             if marks:
                 yield Wait(marks.pop(0))
@@ -157,7 +157,7 @@ class _Reader:
                 yield Start(self._number(transfer), self._received(instruction))
             elif transfer is not None:
                 self.marks += 1
-                key = channel_of(self.module, instruction) if part else instruction.name
+                key = self._channel(instruction) if part else instruction.name
                 open_marks.setdefault(key, []).append(self.marks)
                 yield Start(self._number(transfer), self.marks)
         else:
@@ -166,9 +166,14 @@ class _Reader:
                 yield Exposed(self._number(exchange))
             yield from self._work(instruction, computation, exchange is not None)
 
+    def _channel(self, fusion: Instruction) -> str:
+        """Return the channel of the collective that a fusion is a part of."""
+        inner = (i for name in fusion.calls for i in self.module.body(name))
+        return next((i.channel for i in inner if i.channel), "")
+
     def _received(self, instruction: Instruction) -> int:
         """Return the mark of a channel's transfer. A loop may start it in one turn and wait in the next."""
-        key = channel(instruction)
+        key = instruction.channel
         if key not in self.channels:
             self.marks += 1
             self.channels[key] = self.marks
@@ -262,10 +267,63 @@ class _Reader:
         return found.arrays if found else ()
 
 
-def channel_of(module: Module, instruction: Instruction) -> str:
-    """Return the channel of the collective that a fusion is a part of."""
-    for name in instruction.calls:
-        for inner in module.computations.get(name, ()):
-            if found := channel(inner):
-                return found
-    return ""
+NOTES = re.compile(r",? ?(?:metadata|backend_config)=.*", re.DOTALL)
+"""The end of an instruction's attributes, on which its work does not depend."""
+NAMES = re.compile(r"%[^\s,(){}]+|\bchannel_id=\d+|/\*index=\d+\*/")
+MEMORY = re.compile(r"S\(\d+\)")
+PRODUCTS = ("convolution", "dot")
+
+
+@dataclass
+class Fingerprints:
+    """The fingerprints of a module's operations."""
+
+    module: Module
+    _bodies: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def of(self, instruction: Instruction, computation: str) -> tuple[str, str, str]:
+        """Return three digests of an operation.
+
+        The first is of its computation with shapes, layouts and memories. The second leaves out the memories.
+        The third is of its matrix products alone, "" without any.
+        """
+        named = self.module.by_name[computation]
+        operands = [named[name].shape for name in instruction.operands if name in named]
+        text = self._line(instruction, operands)
+        products = self._products(instruction, computation)
+        alike = " ".join(MEMORY.sub("", text).split())
+        return _digest(text), _digest(alike), _digest("\n".join(products)) if products else ""
+
+    def _line(self, instruction: Instruction, operands: Sequence[str]) -> str:
+        attributes = NAMES.sub("", NOTES.sub("", instruction.attributes))
+        literal = instruction.literal if instruction.opcode == "parameter" else ""
+        bodies = [self._body(name)[0] for name in instruction.calls if name in self.module.computations]
+        shapes = NAMES.sub("", ";".join((instruction.shape, *operands)))
+        return f"{shapes} {instruction.opcode} {literal} {attributes} {' '.join(bodies)}"
+
+    def _body(self, computation: str) -> tuple[str, tuple[str, ...]]:
+        """Return a computation's text without names, and its matrix products."""
+        if computation not in self._bodies:
+            instructions = self.module.computations[computation]
+            numbers = {instruction.name: str(number) for number, instruction in enumerate(instructions)}
+            lines = [self._line(i, [numbers.get(name, "") for name in i.operands]) for i in instructions]
+            products = sorted(one for i in instructions for one in self._products(i, computation))
+            text = "\n".join(lines)
+            memories = " ".join(MEMORY.findall(text))  # separate, because `of` removes them
+            self._bodies[computation] = f"{_digest(MEMORY.sub('', text))} {memories}", tuple(products)
+        return self._bodies[computation]
+
+    def _products(self, instruction: Instruction, computation: str) -> tuple[str, ...]:
+        if instruction.opcode == "fusion":
+            return tuple(one for name in instruction.calls for one in self._body(name)[1])
+        if instruction.opcode not in PRODUCTS:
+            return ()
+        named = self.module.by_name[computation]
+        arrays = [instruction.arrays[0], *(named[name].arrays[0] for name in instruction.operands[:2])]
+        shapes = " ".join(f"{array.dtype}{array.dimensions}" for array in arrays)
+        labels, window = LABELS.search(instruction.attributes), WINDOW.search(instruction.attributes)
+        return (f"{shapes} {labels and labels[0]} {window and window[0]}",)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.cache import (
+from recipec.compiler.plan.bound import seen_pairs
+from recipec.compiler.plan.roofline.memory import (
     caches,
+    pair_flops,
     read_by_blocks,
     read_bytes,
     sequence_bytes,
+    weights,
     windows_bound,
 )
-from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
-from recipec.compiler.plan.roofline.weights import pair_flops, weights
-from recipec.compiler.plan.shapes import seen_pairs
+from recipec.compiler.plan.roofline.results import Cache, Load, StepBounds, Weights
 from recipec.compiler.serving.memory import memory_share
 
 ALL_REDUCES = 2
@@ -88,7 +89,7 @@ class Server:
             sequence_bytes=sequence_bytes(self.caches, serve.max_model_len, bounded),
         )
 
-    def decode(self, sequences: float, context: float) -> Step:
+    def decode(self, sequences: float, context: float) -> StepBounds:
         """Return a decode step, which adds a token to each sequence.
 
         Args:
@@ -106,7 +107,7 @@ class Server:
             handled=sequences,
         )
 
-    def prefill(self, prompt: int, batched: int) -> Step:
+    def prefill(self, prompt: int, batched: int) -> StepBounds:
         """Return the prefill of one prompt, up to its first token, in steps of at most `batched` tokens.
 
         Writing the cache is counted. Reading it in later steps is left out.
@@ -135,7 +136,7 @@ class Server:
         whole_cache_bytes: float,
         flops: float,
         handled: float,
-    ) -> Step:
+    ) -> StepBounds:
         """Return a step with its times.
 
         Args:
@@ -149,7 +150,7 @@ class Server:
         memory = (weight_bytes + cache_bytes) / self.bandwidth
         compute = flops / self.peak_flops
         links = reduced / self.link_bandwidth
-        return Step(
+        return StepBounds(
             sequences=sequences,
             tokens=tokens,
             weight_bytes=weight_bytes,
@@ -256,7 +257,7 @@ def load(
     )
 
 
-def _throughput(server: Server, first: Step, sequences: float, context: float, answer: int) -> float:
+def _throughput(server: Server, first: StepBounds, sequences: float, context: float, answer: int) -> float:
     """Return the output tokens per second of a replica that is always full.
 
     Prompts share their steps with decoding. So they add arithmetic and all-reduces, but no reads of weights.

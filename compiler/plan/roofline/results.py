@@ -65,7 +65,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepBounds:
     """Lower bounds and an estimate of one step: a decode step, or a prompt's prefill.
 
     Attributes:
@@ -199,8 +199,8 @@ class ServingPlan:
     max_num_seqs: int
     tokens_fit: int
     sequences_fit: int
-    decode: tuple[Step, ...]
-    prefill: tuple[Step, ...]
+    decode: tuple[StepBounds, ...]
+    prefill: tuple[StepBounds, ...]
     loads: tuple[Load, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipec.compiler.plan.roofline.results import Cache, Comparison, Load, ServingPlan, Step
+from recipec.compiler.plan.roofline.results import Cache, Comparison, Load, ServingPlan, StepBounds
 from recipec.compiler.wording import plural, table
 
 TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
@@ -111,7 +111,7 @@ def _prefill(serving: ServingPlan) -> list[str]:
     return [*table(rows, head), "Tokens of a prompt that waits for nothing; times in ms, as above."]
 
 
-def _times(step: Step) -> list[str]:
+def _times(step: StepBounds) -> list[str]:
     return [
         _ms(seconds)
         for seconds in (

@@ -1,22 +1,181 @@
-"""Plan one configuration of a server by compiling it: its memory, its speed, and published figures."""
+"""Plan one configuration of a server by compiling it: its memory, its speed, and published figures.
+
+The compiler's cycles at the chip's clock give the time of operations. Three costs without cycles are computed
+from shapes: the attention kernel's reads of the key/value cache, its matrix products in a prefill, and the
+collectives.
+
+The times of the steps give the points of a recipe's benchmark. A replica is assumed to run decode steps and
+prefill steps one after the other, without a pause. The time of the host and the scheduler is not counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.weights import pair_flops
-from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
-from recipec.compiler.plan.serve.estimate import Steps, machine, point
-from recipec.compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
-from recipec.compiler.plan.serve.program import padded
-from recipec.compiler.plan.serve.results import CompiledServing, ServingPoint
+from recipec.compiler.plan.roofline.memory import pair_flops
+from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated, padded
+from recipec.compiler.plan.serve.hlo import attention_kernel
+from recipec.compiler.plan.serve.results import (
+    Bucket,
+    CompiledServing,
+    ServeAnswer,
+    ServeJob,
+    ServeProgram,
+    ServingPoint,
+)
 from recipec.compiler.serving import blocks
 from recipec.compiler.serving import published as figures
+from recipec.runtime.model.families.base import FULL, SLIDING
+
+KERNEL_EFFICIENCY = 0.5
+"""Assumed share of the peak that the attention kernel's matrix products reach."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The compiled steps of a whole model, and the rates of the devices that they run on.
+
+    Attributes:
+        decode, prefill, head: the programs.
+        token_bytes: bytes of the cache on one device for a token in one layer, by the layer's type.
+        weights: bytes of the weights on one device.
+        attention_width: query heads times the mean size of a head's keys and values, summed over the layers,
+            on one device.
+        windowed_width: the part of `attention_width` in layers with a window.
+        window: tokens that layers with a window see; 0 without such layers.
+        bandwidth, peak: of a device, bytes/s of its memory and FLOP/s in bfloat16.
+    """
+
+    decode: ServeProgram
+    prefill: ServeProgram
+    head: ServeProgram
+    token_bytes: dict[str, float]
+    weights: float
+    attention_width: float
+    windowed_width: float
+    window: int
+    bandwidth: float
+    peak: float
+
+    def decode_seconds(self, sequences: float, context: float) -> float:
+        """Return the seconds of a decode step of `sequences` sequences with `context` tokens each."""
+        reads = sequences * cache_reads(self.decode, self.token_bytes, context)
+        return self._fixed(self.decode) + reads / self.bandwidth
+
+    def prefill_seconds(self, tokens: float, context: float = 0.0) -> float:
+        """Return the seconds of a prefill step of `tokens` prompt tokens, after `context` earlier tokens.
+
+        The compiled step's time is scaled by the tokens. The result is at least the time of a decode step,
+        because the weights must be read.
+        """
+        low, high = self._fixed(self.decode), self._fixed(self.prefill)
+        fixed = max(low, high * tokens / self.prefill.tokens)
+        return fixed + self._attention_seconds(tokens, context)
+
+    def prompt_seconds(self, tokens: int, step_tokens: int) -> float:
+        """Return the seconds of a whole prompt, in steps of at most `step_tokens` tokens."""
+        seconds, done = 0.0, 0
+        while done < tokens:
+            size = min(step_tokens, tokens - done)
+            seconds += self.prefill_seconds(size, done)
+            done += size
+        return seconds
+
+    def _fixed(self, program: ServeProgram) -> float:
+        """Return the part of a step's seconds that does not depend on the context.
+
+        It is at least the time to read the weights once.
+        """
+        timeline = program.timeline
+        work = max(timeline.products + timeline.memory, self.weights / self.bandwidth)
+        return work + timeline.exposed + self.head.timeline.seconds
+
+    def _attention_seconds(self, tokens: float, context: float) -> float:
+        """Return the seconds of attention's products, under the causal mask and the layers' windows."""
+        seen = context + tokens / 2
+        full = self.attention_width - self.windowed_width
+        width = full * seen + self.windowed_width * min(seen, self.window or seen)
+        return 4 * tokens * width / (KERNEL_EFFICIENCY * self.peak)
+
+
+def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: float) -> float:
+    """Return the bytes of the cache that a device reads for one sequence's next token.
+
+    The kernel reads whole blocks. It skips only blocks that are entirely before a layer's window.
+    """
+    total = 0.0
+    for name, count in program.kernels:
+        kernel = attention_kernel(name)
+        if kernel is None or not kernel.decode:
+            continue
+        skipped = 0.0
+        if kernel.window is not None:
+            skipped = max(0.0, context - kernel.window) // kernel.block * kernel.block
+        kind = FULL if kernel.window is None else SLIDING
+        size = token_bytes.get(kind, max(token_bytes.values()))
+        total += count * size * (context - skipped)
+    return total
+
+
+ROUNDS = 60
+"""Iterations to find how many requests are handled at once at a rate."""
+
+
+def point(
+    steps: Steps,
+    prompt: int,
+    answer: int,
+    rate: float | None,
+    replicas: int,
+    most: float,
+    step_tokens: int,
+) -> ServingPoint:
+    """Estimate one point of the benchmark.
+
+    Args:
+        prompt, answer: tokens of each request.
+        rate: requests a second over all replicas, None for all at once.
+        replicas: number of replicas.
+        most: requests that a replica can handle at once.
+        step_tokens: max_num_batched_tokens.
+    """
+    context = prompt + answer / 2
+    first = steps.prompt_seconds(prompt, step_tokens)
+    most = max(1.0, most)
+
+    def capacity(sequences: float) -> float:
+        """Return the requests a second of a replica that always handles `sequences` requests."""
+        return 1 / (first + answer * steps.decode_seconds(sequences, context) / sequences)
+
+    def between_tokens(sequences: float, arriving: float) -> float:
+        """Return the seconds between tokens, when prompts take their share of the time."""
+        return steps.decode_seconds(sequences, context) / (1 - arriving * first)
+
+    saturated = rate is None or rate / replicas >= capacity(most)
+    if saturated:
+        sequences, arriving = most, capacity(most)
+    else:
+        assert rate is not None
+        arriving, sequences = rate / replicas, 1.0
+        for _ in range(ROUNDS):
+            latency = first + (answer - 1) * between_tokens(max(sequences, 1.0), arriving)
+            sequences = min(most, arriving * latency)
+    return ServingPoint(
+        input_length=prompt,
+        output_length=answer,
+        request_rate=rate,
+        concurrency=sequences * replicas,
+        ttft=first,
+        tpot=between_tokens(max(sequences, 1.0), arriving),
+        tokens_per_second=arriving * answer * replicas,
+        saturated=saturated,
+    )
+
 
 BLOCKS = blocks.VARIABLE
 
@@ -150,7 +309,8 @@ def steps_of(
     kinds = {p.kind: p for p in programs}
     if "decode" not in kinds:
         raise ArtifactError("the worker answered without a decode step", "make the serving environment again")
-    architecture = program.architecture
+    architecture, accelerator = program.architecture, program.serve_accelerator
+    assert accelerator is not None
     windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
     layers = range(architecture.num_layers)
     widths = [pair_flops(architecture, layer) / 4 / made.tensor_parallel for layer in layers]
@@ -163,7 +323,8 @@ def steps_of(
         attention_width=sum(widths),
         windowed_width=sum(w for w, window in zip(widths, windows, strict=True) if window),
         window=max(window or 0 for window in windows),
-        machine=machine(made.generation),
+        bandwidth=accelerator.bandwidth_per_device,
+        peak=accelerator.peak_flops_per_device,
     )
 
 

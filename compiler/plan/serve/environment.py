@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import pins
@@ -128,6 +129,18 @@ def _candidates() -> Iterator[str]:
 
 
 @contextmanager
+def process_group(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a process group of its own, which is killed at the end."""
+    process = subprocess.Popen(command, text=True, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
 def _locked(folder: Path, say: Say) -> Iterator[None]:
     """Keep other processes from installing the same environment. The lock ends with the process."""
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
@@ -210,22 +223,10 @@ def _run(command: list[str], building: Path) -> None:
     Raises:
         ArtifactError: the step failed; the message has the end of its output.
     """
-    process = subprocess.Popen(
-        command,
-        # pip downloads into this folder, because its disk has room. If pip is killed, both are removed.
-        env={**os.environ, "TMPDIR": str(building)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
+    # pip downloads into this folder, because its disk has room. If pip is killed, both are removed.
+    variables = {**os.environ, "TMPDIR": str(building)}
+    with process_group(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         output, _ = process.communicate()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
     if process.returncode != 0:
         errors = [line for line in output.splitlines() if line.startswith("ERROR")]
         said = " ".join(errors[-2:]) or output.strip().rpartition("\n")[2]

@@ -6,18 +6,15 @@ import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from recipec.compiler.lowering.hardware import from_topology
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.hlo.collectives import collectives
-from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.parse import executed, parse
 from recipec.compiler.plan.hlo.schedule import schedule
-from recipec.compiler.plan.hlo.walk import executed
 from recipec.compiler.plan.kernels import NUMBERS, TARGET
-from recipec.compiler.plan.prices import priced
-from recipec.compiler.plan.results import Collective, Timeline
+from recipec.compiler.plan.schedule import priced
 from recipec.compiler.plan.timeline import timeline
 from recipec.compiler.plan.torus import Torus
 
@@ -51,25 +48,8 @@ def attention_kernel(name: str) -> AttentionKernel | None:
     return AttentionKernel(match["case"] == "d", int(match["block"]), window)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The figures of one program on one device.
-
-    Attributes:
-        timeline: the timeline without attention kernels, whose time depends on the cache.
-        kernels: how often each attention kernel runs.
-    """
-
-    timeline: Timeline
-    collectives: tuple[Collective, ...]
-    kernels: tuple[tuple[str, float], ...]
-
-
-FIGURES: TypeAdapter[Figures] = TypeAdapter(Figures)
-
-
-def read(text: str, topology: str, devices: int) -> Figures:
-    """Read the figures of a program.
+def read(text: str, topology: str, devices: int) -> dict[str, Any]:
+    """Return the timeline, collectives and kernels of a `ServeProgram`.
 
     Args:
         text: the program's HLO, as `jax.stages.Compiled.as_text()` gives it for a TPU.
@@ -86,11 +66,12 @@ def read(text: str, topology: str, devices: int) -> Figures:
     torus = Torus.of(accelerator, places[:devices])
     published = rates.published(accelerator, lambda name, operands, results: 0.0)
     kernels: Counter[str] = Counter()
-    for e in executed(module):
-        if e.instruction.opcode == "custom-call" and TARGET in e.instruction.attributes:
-            kernels[NUMBERS.sub("", e.instruction.name)] += e.times
-    return Figures(
-        timeline(priced(*schedule(module, published, axes, torus)), rates.reached(accelerator.generation)),
-        collectives(module, axes),
-        tuple((name, float(kernels[name])) for name in sorted(kernels)),
-    )
+    for instruction, _, times in executed(module):
+        if instruction.opcode == "custom-call" and TARGET in instruction.attributes:
+            kernels[NUMBERS.sub("", instruction.name)] += times
+    steps = priced(*schedule(module, published, axes, torus))
+    return {
+        "timeline": timeline(steps, rates.reached(accelerator.generation)),
+        "collectives": collectives(module, axes),
+        "kernels": tuple((name, float(kernels[name])) for name in sorted(kernels)),
+    }

@@ -1,4 +1,4 @@
-"""Find the fastest way to serve a model on the recipe's machine, by compiling the step of each configuration.
+"""`recipe plan --serve`: plan a server by compiling its step, or find the fastest on the recipe's machine.
 
 The search varies the split of the devices over TP and DP, and the type of the key/value cache. For models
 with windows it also varies the decode kernel's block size: with the default, a block is the whole context,
@@ -7,53 +7,77 @@ and a window saves no reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.notes import none_fits
-from recipec.compiler.plan.roofline.server import plan_serving
+from recipec.compiler.plan.roofline.server import none_fits, plan_serving
 from recipec.compiler.plan.serve.compile import Run, Say
+from recipec.compiler.plan.serve.compiled_text import search_text, text
 from recipec.compiler.plan.serve.configuration import BLOCKS, serving
 from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel
-from recipec.compiler.plan.serve.job import ServeProgram
-from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
+from recipec.compiler.plan.serve.results import (
+    COMPILED_SERVING,
+    SERVING_SEARCH,
+    CompiledServing,
+    ServeProgram,
+    ServingCandidate,
+    ServingSearch,
+)
 from recipec.compiler.serving import blocks as block_sizes
 from recipec.compiler.serving.memory import memory_share, weight_size
 from recipec.compiler.wording import divisors
 from recipec.spec.core_schema import flow
 
+
+def plan_serve(
+    program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
+) -> tuple[str, str, dict[str, Any]]:
+    """Plan a recipe's server, or search for a faster one.
+
+    Args:
+        program: the program of a recipe with a `serve` section.
+        exact: compile every layer, instead of extrapolating from two depths.
+        search: also try other parallelism, cache types and decode blocks.
+        say: called with progress messages, one sentence at a time.
+        run: answers a job in place of a worker.
+
+    Returns:
+        A title, the text to print, and a CompiledServing or a ServingSearch as JSON values.
+
+    Raises:
+        ArtifactError: the server cannot be planned by compiling.
+    """
+    if search:
+        found = searched(program, exact, say, run)
+        data = SERVING_SEARCH.dump_python(found, mode="json")
+        return "Serving, searched by compiling", search_text(found), data
+    planned = serving(program, exact, say, run)
+    return "Serving, compiled", text(planned), COMPILED_SERVING.dump_python(planned, mode="json")
+
+
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried in addition to its default."""
 
 
-@dataclass(frozen=True)
-class ServingChoice:
-    """One configuration, before anything is compiled."""
-
-    tensor_parallel: int
-    data_parallel: int
-    kv_cache_dtype: str
-    decode_blocks: str | None
-
-
-def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
+def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
     """Compile every configuration that is not ruled out on paper.
 
     Raises:
         ArtifactError: the recipe itself cannot be compiled.
     """
-    own = _own(program)
+    own = _choice(program, *_own(program))
     say("the recipe as it is")
-    candidates = [_judged(program, own, serving(program, exact, say, run))]
+    candidates = [_judged(own, serving(program, exact, say, run))]
     # A prefill does not depend on the cache's type or the decode blocks, so each TP needs only one.
     prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
     every = [choice for choice in choices(program) if choice != own]
     for number, choice in enumerate(every, 1):
         reason = ruled_out(program, choice)
         if reason:
-            candidates.append(_candidate(program, choice, "refused", reason))
+            candidates.append(replace(choice, status="refused", reason=reason))
             continue
         say(
             f"{number} of {len(every)}: TP {choice.tensor_parallel} x DP {choice.data_parallel}, "
@@ -67,8 +91,8 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
     return ServingSearch(tuple(candidates), best if speeds[best] else None)
 
 
-def choices(program: Program) -> Iterator[ServingChoice]:
-    """Yield all configurations of the recipe's machine."""
+def choices(program: Program) -> Iterator[ServingCandidate]:
+    """Yield all configurations of the recipe's machine, before anything is compiled."""
     serve, accelerator = program.recipe.server, program.serve_accelerator
     assert accelerator is not None
     types = [serve.kv_cache_dtype, "fp8" if accelerator.fp8_kv_cache else "auto", "auto"]
@@ -79,10 +103,10 @@ def choices(program: Program) -> Iterator[ServingChoice]:
     for size in reversed(divisors(accelerator.devices)):
         for kind in dict.fromkeys(types):
             for block in blocks:
-                yield ServingChoice(size, accelerator.devices // size, kind, block)
+                yield _choice(program, size, accelerator.devices // size, kind, block)
 
 
-def ruled_out(program: Program, choice: ServingChoice) -> str:
+def ruled_out(program: Program, choice: ServingCandidate) -> str:
     """Return why a configuration cannot work, "" where it may work."""
     architecture, size = program.architecture, choice.tensor_parallel
     accelerator = program.serve_accelerator
@@ -109,12 +133,20 @@ def ruled_out(program: Program, choice: ServingChoice) -> str:
     return ""
 
 
-def _own(program: Program) -> ServingChoice:
+def _choice(
+    program: Program, tensor_parallel: int, data_parallel: int, kind: str, blocks: str | None
+) -> ServingCandidate:
+    sets = _sets(program, (tensor_parallel, data_parallel, kind, blocks))
+    return ServingCandidate(sets, tensor_parallel, data_parallel, kind, blocks, status="")
+
+
+def _own(program: Program) -> tuple[int, int, str, str | None]:
+    """Return the recipe's TP, DP, type of the cache and decode blocks."""
     serve = program.recipe.serve
     if serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
-    sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
-    return ServingChoice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
+    blocks = block_sizes.environment(serve).get(BLOCKS)
+    return serve.tensor_parallel_size, serve.data_parallel_size, serve.kv_cache_dtype, blocks
 
 
 def _prefill(planned: CompiledServing) -> ServeProgram | None:
@@ -124,7 +156,7 @@ def _prefill(planned: CompiledServing) -> ServeProgram | None:
 
 def _compiled(
     program: Program,
-    choice: ServingChoice,
+    choice: ServingCandidate,
     exact: bool,
     say: Say,
     run: Run | None,
@@ -147,36 +179,25 @@ def _compiled(
             environment=tuple(sorted(environment.items())),
         )
     except ArtifactError as error:
-        return _candidate(program, choice, "failed", str(error))
+        return replace(choice, status="failed", reason=str(error))
     if choice.decode_blocks and not _blocks_taken(planned):
-        return _candidate(program, choice, "failed", "the kernel refused the decode block sizes")
-    return _judged(program, choice, planned)
+        return replace(choice, status="failed", reason="the kernel refused the decode block sizes")
+    return _judged(choice, planned)
 
 
-def _judged(program: Program, choice: ServingChoice, planned: CompiledServing) -> ServingCandidate:
+def _judged(choice: ServingCandidate, planned: CompiledServing) -> ServingCandidate:
     if planned.fits:
-        return _candidate(program, choice, "compiled", "", planned)
-    return _candidate(program, choice, "too large", "does not fit the devices' HBM", planned)
+        return replace(choice, status="compiled", serving=planned)
+    return replace(choice, status="too large", reason="does not fit the devices' HBM", serving=planned)
 
 
-def _candidate(
-    program: Program, choice: ServingChoice, status: str, reason: str, planned: CompiledServing | None = None
-) -> ServingCandidate:
-    return ServingCandidate(
-        _sets(program, choice), **vars(choice), status=status, reason=reason, serving=planned
-    )
-
-
-def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
+def _sets(program: Program, settings: Sequence[Any]) -> tuple[str, ...]:
     """Return the --set arguments for what differs from the recipe."""
-    own, env, blocks = _own(program), dict(program.recipe.server.env), choice.decode_blocks
-    keys = {"tensor_parallel": "tensor_parallel_size", "data_parallel": "data_parallel_size"}
-    sets = [
-        f"serve.{keys.get(name, name)}={getattr(choice, name)}"
-        for name in (*keys, "kv_cache_dtype")
-        if getattr(choice, name) != getattr(own, name)
-    ]
-    if blocks != own.decode_blocks:
+    own, env, blocks = _own(program), dict(program.recipe.server.env), settings[3]
+    keys = ("tensor_parallel_size", "data_parallel_size", "kv_cache_dtype")
+    pairs = zip(keys, settings, own, strict=False)
+    sets = [f"serve.{key}={value}" for key, value, present in pairs if value != present]
+    if blocks != own[3]:
         if BLOCKS in env:
             env = {**env, BLOCKS: blocks} if blocks else {name: env[name] for name in env if name != BLOCKS}
             sets.append(f"serve.env={flow(env)}")

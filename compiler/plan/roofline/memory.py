@@ -1,29 +1,43 @@
-"""Count the weights that vLLM-TPU holds on each device.
+"""Count what vLLM-TPU holds on each device: the weights, and the key/value cache.
 
 The placement of each array is from the sources of tpu-inference. Its JAX models split heads, features and the
 vocabulary over the devices of a replica, and keep norms and other small arrays whole on each. vLLM's own
 models on torchax, which serve Gemma 2 and 3, do the same for the purposes of this file.
+
+The layout of the cache is from the same sources. In each layer, the keys and values of a token are
+interleaved in slots: one key slot and one value slot for every head that the device stores. This holds even
+if the checkpoint has one projection for both, because keys and values are normalized and rotated differently.
+Slots are padded to the 32 bits of a word, and heads to 128 numbers.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.families import facts_of
-from recipec.compiler.plan.roofline.results import Weights
-from recipec.compiler.plan.shapes import multiplies
+from recipec.compiler.plan.bound import multiplies
+from recipec.compiler.plan.roofline.results import Cache, Weights
 from recipec.compiler.serving import features
+from recipec.compiler.serving.blocks import (
+    SMALL_HEAD,
+    batched_kernel,
+    decode_blocks,
+    default_block,
+    read_tokens,
+)
 from recipec.compiler.wording import split_layer
-from recipec.runtime.model.families.base import EXPERTS, Parameter
+from recipec.runtime.model.families.base import EXPERTS, HYBRID, LINEAR, Parameter
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families.description import Latent
+    from recipec.spec.language import Serve
 
 LANES = 128
 """A head's size is padded to a multiple of this. Heads of 64 are not padded: they have their own kernel."""
@@ -56,9 +70,11 @@ TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|q_b_proj|kv_b_proj|o_proj)\.w$")
-DELTA = re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$")
-MAMBA = re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$")
-CONV = re.compile(r"conv\.(in_proj|out_proj)\.kernel$")
+MIXERS = {
+    "gated delta nets": re.compile(r"attn\.(in_proj_\w+|out_proj)\.(kernel|w)$"),
+    "Mamba mixers": re.compile(r"mamba\.(in_proj|x_proj|dt_proj|out_proj)\.(kernel|w)$"),
+    "short convolutions": re.compile(r"conv\.(in_proj|out_proj)\.kernel$"),
+}
 MLP = re.compile(r"\.mlp\.(shared\.)?\w+_proj\.kernel$|\.mlp\.c_\w+\.kernel$")
 
 
@@ -105,11 +121,14 @@ def weights(program: Program) -> list[Weights]:
 
     The scales of quantization are left out; they take less than 0.1 %.
     """
-    lines: dict[tuple[str, int, str], Weights] = {}
+    lines: dict[tuple[str, int, str], list[Weights]] = {}
     for one in (*_text(program), *_vision(program)):
-        key = (one.name, one.number_bytes, one.placed)
-        lines[key] = _sum(lines[key], one) if key in lines else one
-    return list(lines.values())
+        lines.setdefault((one.name, one.number_bytes, one.placed), []).append(one)
+    figures = ("bytes", "read_bytes", "per_token", "per_sample")
+    return [
+        Weights(*key, *(sum(getattr(one, name) for one in each) for name in figures))
+        for key, each in lines.items()
+    ]
 
 
 def missing(program: Program) -> str | None:
@@ -120,18 +139,6 @@ def missing(program: Program) -> str | None:
     if more is None or text_alone or catalog.title(model) in TOWERS:
         return None
     return f"multimodal checkpoints have {more} whose size is not known here: it is not counted"
-
-
-def _sum(a: Weights, b: Weights) -> Weights:
-    return Weights(
-        a.name,
-        a.number_bytes,
-        a.placed,
-        a.bytes + b.bytes,
-        a.read_bytes + b.read_bytes,
-        a.per_token + b.per_token,
-        a.per_sample + b.per_sample,
-    )
 
 
 def _text(program: Program) -> Iterator[Weights]:
@@ -162,12 +169,8 @@ def _text(program: Program) -> Iterator[Weights]:
             padded = head if latent_of(program.architecture) else padded_head(head)
             local = numbers * padded / head / tp
             yield _used("attention", linear, split, local)
-        elif DELTA.search(path):
-            yield _used("gated delta nets", by_server, split, numbers / tp)
-        elif MAMBA.search(path):
-            yield _used("Mamba mixers", by_server, split, numbers / tp)
-        elif CONV.search(path):
-            yield _used("short convolutions", by_server, split, numbers / tp)
+        elif name := next((name for name, pattern in MIXERS.items() if pattern.search(path)), ""):
+            yield _used(name, by_server, split, numbers / tp)
         elif MLP.search(path):
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):
@@ -237,3 +240,172 @@ def _vision(program: Program) -> Iterator[Weights]:
     table = 2 * tower.positions * hidden
     placed = f"split over {tp}, positions whole" if tp > 1 else "whole"
     yield Weights(VISION, 2, placed, 2 * (split / tp + table), 0.0, 0.0, 0.0)
+
+
+WORD_BYTES = 4
+LATENT = "latent"
+"""The name of a cache of compressed keys and values."""
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "auto": ("bfloat16", 2),
+    "bfloat16": ("bfloat16", 2),
+    "fp8": ("float8_e4m3fn", 1),
+    "fp8_e4m3": ("float8_e4m3fn", 1),
+    "fp8_e5m2": ("float8_e5m2", 1),
+}
+"""By serve.kv_cache_dtype: the type that JAX stores, and its bytes."""
+
+
+def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
+    """Return the bytes of a token's keys and values in one layer on one device.
+
+    Args:
+        heads: heads that the device stores.
+        head_dim: size of a head.
+        number_bytes: 2 for bfloat16, 1 for eight bits.
+    """
+    # Heads of 64 have key and value in one slot.
+    packing = WORD_BYTES // number_bytes
+    slots, lanes = (heads, 2 * SMALL_HEAD) if head_dim == SMALL_HEAD else (2 * heads, padded_head(head_dim))
+    return -(-slots // packing) * packing * lanes * number_bytes
+
+
+def caches(program: Program) -> list[Cache]:
+    """Return the layers by kind: their window, and the number and size of the heads that they store."""
+    a, serve = program.architecture, program.recipe.server
+    if latent_of(a) is not None:
+        return [_latents(program)]
+    tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
+    kinds: dict[tuple[int | None, int, int], list[int]] = {}
+    for layer in filter(a.scores, range(a.num_layers)):
+        kinds.setdefault((a.window(layer), a.kv_heads(layer), layer_head_dim(a, layer)), []).append(layer)
+    out = []
+    for (window, heads, head_dim), layers in kinds.items():
+        storing = [layer for layer in layers if not shares_cache(a, layer)]
+        device_heads = -(-heads // tp)
+        one = slot_bytes(device_heads, head_dim, number_bytes)
+        out.append(
+            Cache(
+                name="all" if len(layers) == a.num_layers else "local" if window else "global",
+                layers=len(storing),
+                shared=len(layers) - len(storing),
+                window=window,
+                heads=heads,
+                head_dim=head_dim,
+                device_heads=device_heads,
+                bytes_per_token=len(storing) * one,
+                unpadded_bytes_per_token=len(storing) * 2 * heads * head_dim * number_bytes / tp,
+                read_bytes_per_token=len(layers) * one,
+            )
+        )
+    return [*out, *_states(program)]
+
+
+def _latents(program: Program) -> Cache:
+    """Return the compressed keys and values of latent attention, whole on each device. tpu-inference pads
+    the part that rotates and the part that does not to multiples of 128."""
+    a, number_bytes = program.architecture, DTYPES[program.recipe.server.kv_cache_dtype][1]
+    latent = latent_of(a)
+    assert latent is not None
+    one = sum(-(-part // LANES) * LANES for part in (latent.keys, latent.turned)) * number_bytes
+    return Cache(
+        name=LATENT,
+        layers=a.num_layers,
+        shared=0,
+        window=None,
+        heads=1,
+        head_dim=latent.keys + latent.turned,
+        device_heads=1,
+        bytes_per_token=a.num_layers * one,
+        unpadded_bytes_per_token=a.num_layers * (latent.keys + latent.turned) * number_bytes,
+        read_bytes_per_token=a.num_layers * one,
+    )
+
+
+def _states(program: Program) -> list[Cache]:
+    """Return the states of gated delta nets or Mamba mixers: a float32 matrix for each head, and the
+    convolution's past inputs. Short convolutions have only these."""
+    a, tp = program.architecture, program.recipe.server.tensor_parallel_size
+    state = a.state
+    if state is None:
+        return []
+    layers, heads = a.layer_types.count(LINEAR) + a.layer_types.count(HYBRID), -(-state.heads // tp)
+    one = heads * state.width * state.head_dim * 4 + state.convolved / tp * (state.taps - 1) * 2
+    kept = Cache(
+        name="linear",
+        layers=layers,
+        shared=0,
+        window=None,
+        heads=state.heads,
+        head_dim=state.head_dim,
+        device_heads=heads,
+        bytes_per_token=0.0,
+        unpadded_bytes_per_token=0.0,
+        read_bytes_per_token=0.0,
+        bytes_per_sequence=layers * one,
+    )
+    return [kept]
+
+
+def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:
+    """Return whether layers with a window keep only the window.
+
+    tpu-inference's JAX models keep every token in every layer. vLLM's models on torchax keep only the window,
+    unless heads differ in size between layers or vLLM's hybrid cache manager is switched off.
+    """
+    serve = program.recipe.server
+    names = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
+    return (
+        not runs_jax_model(program)
+        and any(kind.window for kind in kinds)
+        and len({padded_head(kind.head_dim) for kind in kinds}) == 1
+        and "disable-hybrid-kv-cache-manager" not in names
+    )
+
+
+def sequence_bytes(kinds: Sequence[Cache], tokens: float, bounded: int | None) -> float:
+    """Return the bytes of a sequence's cache on each device of its replica, without rounding up to blocks.
+
+    Args:
+        bounded: tokens of one step of the server, which layers with a window keep in addition to the window.
+            None if these layers keep every token.
+    """
+    total = 0.0
+    for kind in kinds:
+        kept = tokens
+        if bounded is not None and kind.window is not None:
+            kept = min(tokens, kind.window - 1 + bounded)
+        total += kind.bytes_per_token * kept + kind.bytes_per_sequence
+    return total
+
+
+def read_bytes(kinds: Sequence[Cache], context: float) -> float:
+    """Return the bytes of a sequence's cache that a decode step reads on each device, only within windows."""
+    tokens = sum(kind.read_bytes_per_token * min(context, kind.window or context) for kind in kinds)
+    return tokens + 2 * sum(kind.bytes_per_sequence for kind in kinds)
+
+
+def read_by_blocks(kinds: Sequence[Cache], serve: Serve, context: float) -> float:
+    """Return the same in the decode kernel's blocks. A block that is partly before a window is read whole."""
+    return sum(
+        kind.read_bytes_per_token * read_tokens(context, kind.window, decode_block(kind, serve))
+        + 2 * kind.bytes_per_sequence
+        for kind in kinds
+    )
+
+
+def decode_block(kind: Cache, serve: Serve) -> int | None:
+    """Return the tokens of the decode kernel's block, or None where it is not known and no block is skipped.
+
+    Raises:
+        ArtifactError: when the recipe's environment sets invalid sizes.
+    """
+    if batched_kernel(serve) or kind.head_dim == SMALL_HEAD or kind.name == LATENT:
+        return None
+    try:
+        sizes = decode_blocks(serve)
+    except ValueError as error:
+        raise ArtifactError(f"serve.env: {error}", "write four, as in decode_block_sizes") from None
+    if sizes is not None:
+        return sizes[1]
+    number_bytes = DTYPES[serve.kv_cache_dtype][1]
+    return default_block(serve, kind.device_heads, padded_head(kind.head_dim), number_bytes)
