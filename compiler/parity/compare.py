@@ -53,7 +53,7 @@ class Deviation:
     """The deviation of one quantity between two runs.
 
     Attributes:
-        quantity: one of compiler.parity.table.WORDS.
+        quantity: one of WORDS.
         left, right: names of the runs.
         difference: the largest difference between two numbers; None if they cannot be compared.
         largest: the largest absolute value of the quantity.

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity import backends as chosen
 from recipec.compiler.parity import run
 from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.parity.run import write_recipe
@@ -210,9 +209,7 @@ def test_too_few_backends_are_an_error(
     assert "error[E0920]: " in err and f"--> {tmp_path / 'recipe.yaml'}:11:" in err
     status, _, err = parity(LLAMA, "--backend", "tunix")
     assert status == 1 and "error[E1050]" in err and "--backend NAME of another one" in err
-    monkeypatch.setattr(
-        chosen, "missing_packages", lambda names: [name for name in names if "torchax" in name]
-    )
+    monkeypatch.setattr(run, "missing_packages", lambda names: [name for name in names if "torchax" in name])
     status, printed, err = parity(LLAMA, "--backend", "torchax", "--backend", "tunix", "--json")
     (found,) = json.loads(printed)
     assert status == 1 and found["code"] == "E1050" and "torchax cannot be imported" in found["message"]
