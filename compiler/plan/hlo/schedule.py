@@ -25,7 +25,7 @@ from recipec.compiler.plan.hlo.costs import (
     Traffic,
     results_of,
 )
-from recipec.compiler.plan.hlo.names import LAYER, Names
+from recipec.compiler.plan.hlo.liveness import LAYER, Names
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
 from recipec.compiler.plan.schedule import (
     Exposed,

@@ -142,9 +142,7 @@ def _choice(
 
 def _own(program: Program) -> tuple[int, int, str, str | None]:
     """Return the recipe's TP, DP, type of the cache and decode blocks."""
-    serve = program.recipe.serve
-    if serve is None:
-        raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
+    serve = program.recipe.server
     blocks = block_sizes.environment(serve).get(BLOCKS)
     return serve.tensor_parallel_size, serve.data_parallel_size, serve.kv_cache_dtype, blocks
 
