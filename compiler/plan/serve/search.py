@@ -31,6 +31,9 @@ from recipec.compiler.serving.memory import memory_share, weight_size
 from recipec.compiler.wording import divisors
 from recipec.spec.core_schema import flow
 
+BLOCK = 1024
+"""Tokens of the decode kernel's block that is tried in addition to its default."""
+
 
 def plan_serve(
     program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
@@ -56,10 +59,6 @@ def plan_serve(
         return "Serving, searched by compiling", search_text(found), data
     planned = serving(program, exact, say, run)
     return "Serving, compiled", text(planned), COMPILED_SERVING.dump_python(planned, mode="json")
-
-
-BLOCK = 1024
-"""Tokens of the decode kernel's block that is tried in addition to its default."""
 
 
 def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
