@@ -12,17 +12,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
 from recipec.compiler.plan.hlo.costs import (
     IN_PARTS,
     KERNEL,
     LABELS,
+    MEGASCALE,
     NO_ARRAYS,
     NO_DATA,
     NO_WORK,
     WINDOW,
+    Exchange,
     Products,
     Traffic,
+    exchanges,
     results_of,
 )
 from recipec.compiler.plan.hlo.liveness import LAYER, Names
