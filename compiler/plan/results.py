@@ -88,7 +88,6 @@ class Span:
     Attributes:
         lane: "core", "kernel", "wait", "links", "memory", "host", or "loop" for turns that are not drawn.
         start: seconds from the beginning of the step.
-        seconds: its length.
     """
 
     lane: str
@@ -279,11 +278,8 @@ class Estimate:
     """The estimate of one micro-batch's step of the whole model, on one device.
 
     Attributes:
-        layers: number of the model's layers.
         compiled_layers: number of layers that were compiled to the end, as a tuple of one.
-        memory: memory of one device.
         flops, bytes: FLOPs of matrix products; bytes read and written. Custom kernels are not included.
-        timeline: the step's timeline.
         seconds: time of the step: the sum of the timeline's parts, times the factor of probes (see
             `calibration.py`); 0 where the compiler refused it.
         interval: the error interval of `seconds`, from published runs.
@@ -369,19 +365,14 @@ class Plan:
     """The plan of a recipe.
 
     Attributes:
-        recipe: the recipe's name.
-        model: the model's id.
         accelerator: a phrase that describes the accelerator.
         topology: as libtpu names it: "v5p:2x2x1".
-        slices, devices, hosts: how many there are.
         axes: size of each mesh axis in order.
         placements: the model's arrays with their shardings.
         backend: the backend whose step was compiled: "tunix" for train.py's, or "torchax".
         settings: the values that a search varies, by path in the recipe: "remat.policy" -> "none".
         versions: versions of the packages that the estimate depends on.
-        notes: sentences to show.
         cached: whether all results came from the cache.
-        seconds: time of planning.
     """
 
     __pydantic_config__ = ConfigDict(defer_build=True)  # few commands read or write it

@@ -17,7 +17,8 @@ from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
-from recipec.compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, plan_serving, promise
+from recipec.compiler.plan.roofline.results import SERVING_PLAN, ServingPlan
+from recipec.compiler.plan.roofline.server import plan_serving, promise
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.spec.diagnostics import Diagnostic, render_json
 from recipec.spec.load import load, locate

@@ -93,8 +93,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     from recipec.compiler.plan import rates
     from recipec.compiler.plan.abstract import abstract_step, places
     from recipec.compiler.plan.hlo.assigned import parse_refusal, untupled
-    from recipec.compiler.plan.hlo.collectives import collectives
-    from recipec.compiler.plan.hlo.costs import costs
+    from recipec.compiler.plan.hlo.costs import collectives, costs
     from recipec.compiler.plan.hlo.liveness import largest
     from recipec.compiler.plan.hlo.parse import parse
     from recipec.compiler.plan.hlo.schedule import schedule

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipec.compiler.plan.hlo.collectives import collectives
-from recipec.compiler.plan.hlo.costs import costs
+from recipec.compiler.plan.hlo.costs import collectives, costs
 from recipec.compiler.plan.hlo.liveness import largest
 from recipec.compiler.plan.results import Collective
 from tests.plan.hlo_text import module

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from recipec.compiler.plan.hlo.collectives import collectives
+from recipec.compiler.plan.hlo.costs import collectives
 from recipec.compiler.plan.hlo.parse import Array
 from recipec.compiler.plan.hlo.schedule import Rates, schedule
 from recipec.compiler.plan.results import COPIES

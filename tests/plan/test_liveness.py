@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipec.compiler.plan.hlo.liveness import largest
-from recipec.compiler.plan.hlo.names import operation, weight_path
+from recipec.compiler.plan.hlo.liveness import largest, operation, weight_path
 from recipec.compiler.plan.hlo.parse import parse
 
 MIB = 2**20

@@ -17,8 +17,8 @@ from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.paths import join
 
 if TYPE_CHECKING:
-    from recipec.compiler.plan.roofline.bounds import Server
     from recipec.compiler.plan.roofline.results import Cache
+    from recipec.compiler.plan.roofline.server import Server
     from recipec.spec.language import Serve
 
 BLOCK = 1024
@@ -70,7 +70,7 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
 def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
     """Plan one replica of the server; return a diagnostic if it cannot be planned, and None if another check
     says why."""
-    from recipec.compiler.plan.roofline.bounds import server_of
+    from recipec.compiler.plan.roofline.server import server_of
 
     model, accelerator = facts.model, facts.serve_accelerator
     if model is None or accelerator is None or accelerator.hbm_gib is None:
@@ -124,7 +124,7 @@ def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
 def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """Note where fewer devices per replica would save memory, because devices store copies or padding of
     key/value heads."""
-    from recipec.compiler.plan.roofline.bounds import server_of
+    from recipec.compiler.plan.roofline.server import server_of
 
     tp, assumed = serve.tensor_parallel_size, server.caches
     short = [kind for kind in assumed if kind.heads < tp]

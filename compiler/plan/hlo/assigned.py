@@ -1,7 +1,11 @@
-"""Read the files that XLA dumps during a compile: the scheduled module, and its allocations in HBM.
+"""Read what XLA dumps during a compile: the scheduled module, its allocations in HBM, or why it does not fit.
 
 libtpu writes both before it generates code. It compares the sum of the allocations with a device's HBM.
 (`jax.stages.Compiled.memory_analysis` counts gaps between temporaries twice.)
+
+Usually libtpu refuses a program once it has counted the arrays, and gives only their sum: arguments, results
+and temporaries together. The arrays are then in the dumped text. Another form of the message lists the
+largest arrays. A kernel can also exhaust VMEM, a different memory, with a message of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipec.compiler.plan.hlo.liveness import largest
-from recipec.compiler.plan.hlo.names import operation, weight_path
+from recipec.compiler.plan.hlo.liveness import largest, operation, weight_path
 from recipec.compiler.plan.hlo.parse import OP_NAME, Instruction, Module, parse
 from recipec.compiler.plan.results import OutOfMemory, Temporary
 

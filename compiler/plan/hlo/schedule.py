@@ -12,20 +12,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recipec.compiler.plan.hlo.collectives import MEGASCALE, Exchange, exchanges
 from recipec.compiler.plan.hlo.costs import (
     IN_PARTS,
     KERNEL,
     LABELS,
+    MEGASCALE,
     NO_ARRAYS,
     NO_DATA,
     NO_WORK,
     WINDOW,
+    Exchange,
     Products,
     Traffic,
+    exchanges,
     results_of,
 )
-from recipec.compiler.plan.hlo.names import LAYER, Names
+from recipec.compiler.plan.hlo.liveness import LAYER, Names
 from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
 from recipec.compiler.plan.schedule import (
     Exposed,

@@ -148,17 +148,12 @@ class ServingPlan:
     """A recipe's server, planned on paper.
 
     Attributes:
-        recipe: the recipe's name.
-        model: the model's title.
         accelerator: a phrase that describes the accelerator.
-        chips: chips of the accelerator.
         tensor_parallel, data_parallel: devices of a replica, and replicas.
         devices_per_chip: 2 on tpu7x, else 1.
         usd_per_hour: price of the whole machine, None without a price.
         price_source: where the price comes from; "" without a price.
         weights: weights by kind and placement. The vision tower is an entry of its own if its size is known.
-        weight_bytes: bytes of all weights.
-        caches: the cache by kind of layer.
         cache_dtype: "float8_e4m3fn", ...
         cache_bytes_per_token: bytes of all layers.
         windows_bound: whether layers with a window keep only the window. Otherwise they keep every token.

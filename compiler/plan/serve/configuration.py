@@ -203,12 +203,11 @@ def serving(
     Raises:
         ArtifactError: the configuration cannot be compiled.
     """
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    if serve is None or accelerator is None:
-        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
     if prefill is not None:
-        changes["buckets"] = (Bucket("decode", padded(serve.max_num_seqs)),)
+        changes["buckets"] = (Bucket("decode", padded(program.recipe.server.max_num_seqs)),)
     made, done, notes = compile_program(program, exact, say, run, **changes)
+    serve, accelerator = program.recipe.server, program.serve_accelerator
+    assert accelerator is not None
     replicas = data_parallel or serve.data_parallel_size
     layers = program.architecture.num_layers
     weights, page, programs = extrapolated(done, layers)

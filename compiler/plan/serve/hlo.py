@@ -10,7 +10,7 @@ from typing import Any
 
 from recipec.compiler.lowering.hardware import from_topology
 from recipec.compiler.plan import rates
-from recipec.compiler.plan.hlo.collectives import collectives
+from recipec.compiler.plan.hlo.costs import collectives
 from recipec.compiler.plan.hlo.parse import executed, parse
 from recipec.compiler.plan.hlo.schedule import schedule
 from recipec.compiler.plan.kernels import NUMBERS, TARGET

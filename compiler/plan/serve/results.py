@@ -173,7 +173,6 @@ class CompiledServing:
     """The plan of a server that was made by compiling its step.
 
     Attributes:
-        recipe, model, accelerator: their names.
         topology: topology of one replica: "v6e:2x4".
         tensor_parallel, data_parallel: devices of a replica, and replicas.
         kv_cache_dtype: as vLLM's flag takes it.
@@ -190,7 +189,6 @@ class CompiledServing:
             and with max_num_seqs (or as many as the cache holds) of the longest.
         published: sentences that compare the estimates with published figures, if there are any.
         versions: versions of the packages that were compiled.
-        notes: sentences.
         compile_seconds: time of compiling on this machine.
         peak_rss: the worker's peak memory on this machine, bytes.
     """

@@ -31,6 +31,9 @@ from recipec.compiler.serving.memory import memory_share, weight_size
 from recipec.compiler.wording import divisors
 from recipec.spec.core_schema import flow
 
+BLOCK = 1024
+"""Tokens of the decode kernel's block that is tried in addition to its default."""
+
 
 def plan_serve(
     program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
@@ -56,10 +59,6 @@ def plan_serve(
         return "Serving, searched by compiling", search_text(found), data
     planned = serving(program, exact, say, run)
     return "Serving, compiled", text(planned), COMPILED_SERVING.dump_python(planned, mode="json")
-
-
-BLOCK = 1024
-"""Tokens of the decode kernel's block that is tried in addition to its default."""
 
 
 def searched(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
@@ -142,9 +141,7 @@ def _choice(
 
 def _own(program: Program) -> tuple[int, int, str, str | None]:
     """Return the recipe's TP, DP, type of the cache and decode blocks."""
-    serve = program.recipe.serve
-    if serve is None:
-        raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
+    serve = program.recipe.server
     blocks = block_sizes.environment(serve).get(BLOCKS)
     return serve.tensor_parallel_size, serve.data_parallel_size, serve.kv_cache_dtype, blocks
 
