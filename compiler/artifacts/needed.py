@@ -125,13 +125,6 @@ def _of(asks: Asked, room: str, *names: str) -> dict[str, Asked]:
     return dict.fromkeys((f"runtime.{room}.{name}" for name in names), asks)
 
 
-def _imports_adapters(program: Program) -> bool:
-    return program.lora is not None and bool(program.lora.start_from or program.lora.principal)
-
-
-IMPORTING = ("runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.importing")
-"""Modules that read PEFT adapters. An artifact of other backends too, which write adapters, has them."""
-
 OPTIONAL: Mapping[str, Asked] = {
     **{f"runtime.model.families.{name}": functools.partial(_is_of, name) for name in (*FAMILIES, ANY)},
     **_of(
@@ -200,8 +193,7 @@ OPTIONAL: Mapping[str, Asked] = {
         ),
         lambda program: program.lora is None or program.lora.trains_whole,
     ),
-    "runtime.peft.exporting": lambda program: program.lora,
-    **dict.fromkeys(IMPORTING, _imports_adapters),
+    **_of(lambda program: program.lora, "peft", "adapter", "exporting", "fitting", "importing"),
     "runtime.training.start_from": lambda program: program.lora and program.lora.start_from,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
     "runtime.data.preferences": _has_pairs,
@@ -232,7 +224,6 @@ OPTIONAL: Mapping[str, Asked] = {
         program.recipe.train.log.wandb_project or program.recipe.train.log.mlflow_experiment
     ),
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,
-    "runtime.training.maintenance": lambda program: program.recipe.launch.kind,
     "runtime.metrics.mlflow_log": lambda program: program.recipe.train.log.mlflow_experiment,
     "runtime.probe.served": lambda program: program.recipe.serve and program.recipe.launch.kind,
     "runtime.data.prompts": lambda program: program.recipe.train.samples,
@@ -276,13 +267,10 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
         files: the artifact's own files.
         there: all files of runtime/, by path relative to it.
     """
-    called = {*_called(files)}
     asked = [name for name, asks in OPTIONAL.items() if asks(program)]
-    if program.lora is not None and any(name.startswith("runtime.backends.") for name in called):
-        asked += IMPORTING
     found: set[str] = set()
     seen: set[str] = set()
-    waiting = {*STARTED, *asked, *called}
+    waiting = {*STARTED, *asked, *_called(files)}
     passed_over = tuple(f"{name}." for name in OPTIONAL.keys() - asked)
     while waiting:
         seen |= waiting

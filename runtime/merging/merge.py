@@ -94,7 +94,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         "--import-adapter",
         metavar="DIR",
         help="write a PEFT adapter (a folder, or an address) as step 0 of the run, for train.py --resume; "
-        "nothing is merged; the recipe has lora.start_from, or the artifact other backends",
+        "nothing is merged",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
     parser.add_argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ..settings import (
 )
 from .arguments import Arguments, parser_of
 from .ending import attended, farewell
+from .maintenance import watching
 from .session import Session, begin, checkpoint_directory
 
 if TYPE_CHECKING:
@@ -69,21 +70,12 @@ def run(
     directory = checkpoint_directory(checkpoint, arguments.output)
 
     def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
-        with _notices(interrupts, mesh.platform):
+        with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
             with closing(session.prepared):
                 return _run(session, settings, learning_rate, optimizer)
 
     return attended(functools.partial(farewell, directory=directory), mesh.hosts, work)
-
-
-def _notices(interrupts: Interrupts, platform: str) -> AbstractContextManager[None]:
-    """Watch for notices of Google Cloud, where a recipe's launchers start runs."""
-    try:
-        from .maintenance import watching
-    except ModuleNotFoundError:  # launch.kind is empty
-        return nullcontext()
-    return watching(interrupts, platform)
 
 
 def _run(

@@ -59,7 +59,8 @@ def test_plain_recipe_artifact_omits_unneeded_optional_modules(tmp_path: Path) -
     found = listed(files)
     assert "probe.py" not in files and "probe.py" in files_of(tmp_path, [])
     optional = {file_of(module) for module in OPTIONAL}
-    assert found & optional == {"model/families/gemma4.py", "peft/exporting.py"}
+    peft = {f"peft/{name}.py" for name in ("adapter", "exporting", "fitting", "importing")}
+    assert found & optional == {"model/families/gemma4.py", *peft}
     assert not any(path.startswith(("serving/", "launch/", "backends/", "probe/")) for path in found)
     assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
 
@@ -105,7 +106,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         (["lora.init=olora"], ["training.first_values"]),
         (["lora.init=loftq", "lora.quantize=nf4"], ["training.loftq"]),
         (["model.add_tokens={<a>: <unused0>}"], ["data.new_tokens"]),
-        (["lora.start_from=first"], ["training.start_from", "peft.importing"]),
+        (["lora.start_from=first"], ["training.start_from"]),
         (["model.vocab_size=262208"], ["weights.grown"]),
         (["train.neftune_noise_alpha=5"], ["model.noise"]),
         (["train.qat={}"], ["model.fake_quantize"]),
@@ -146,11 +147,11 @@ def test_optional_module_is_included_only_when_the_recipe_needs_it(
 
 def test_runtime_includes_the_modules_that_emitted_scripts_call(tmp_path: Path) -> None:
     served = listed(files_of(tmp_path, ["launch.kind=[tpu-vm]", "launch.zone=us-east5-a"]))
-    assert {"serving/smoke.py", "serving/bench.py", "launch/tpu-vm.sh", "training/maintenance.py"} <= served
+    assert {"serving/smoke.py", "serving/bench.py", "launch/tpu-vm.sh"} <= served
     assert not {"serving/evaluate.py", "launch/xpk.sh"} & served
     assert "serving/evaluate.py" in listed(files_of(tmp_path, ["evaluate.tasks=[gsm8k]"]))
     backends = listed(emit(program_of(tmp_path), [Backend.TRL, Backend.TORCHAX]))
-    assert {"backends/trl/run.py", "backends/torchax/train.py", "peft/importing.py"} <= backends
+    assert {"backends/trl/run.py", "backends/torchax/train.py"} <= backends
 
 
 def test_imports_of_separates_module_level_from_function_imports() -> None:
