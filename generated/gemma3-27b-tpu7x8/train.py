@@ -30,7 +30,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="save_attention",
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",
@@ -80,7 +80,7 @@ DATA = DataSettings(
 TRAIN = TrainSettings(
     epochs=1,
     global_batch_size=32,
-    micro_batch_size=2,
+    micro_batch_size=1,
     loss_normalization="tokens",
     eval_every=200,
     seed=0,

@@ -30,7 +30,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="save_attention",
+    remat="none",
 )
 MESH = MeshSettings(
     platform="tpu",
@@ -84,7 +84,7 @@ DATA = DataSettings(
 TRAIN = TrainSettings(
     epochs=2,
     global_batch_size=8,
-    micro_batch_size=2,
+    micro_batch_size=1,
     loss_normalization="tokens",
     eval_every=50,
     seed=0,
