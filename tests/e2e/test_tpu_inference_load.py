@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -212,44 +210,6 @@ def test_comparison_detects_every_unmerged_weight(loaded: Loaded) -> None:
     adapted = {name for name in base if re.search(rf"language_model\..*\.({'|'.join(ALL)})\.weight$", name)}
     assert len(adapted) == 7 * LAYERS - 1
     assert differing(loaded.arrays, base) == adapted
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.language_model.layers.5.self_attn.k_proj.weight",
-        "model.language_model.layers.1.self_attn.k_norm.weight",
-        "model.language_model.layers.5.layer_scalar",
-        "model.language_model.embed_tokens.weight",
-        "model.vision_tower.encoder.layers.0.self_attn.o_proj.linear.weight",
-    ],
-)
-def test_comparison_detects_one_flipped_bit(loaded: Loaded, tmp_path: Path, name: str) -> None:
-    """Change the last bit of the last number in the merged files."""
-    changed = tmp_path / "merged"
-    shutil.copytree(loaded.merged, changed)
-    for file in changed.glob("*.safetensors"):
-        flip_last_bit(file, name)
-    assert differing(loaded.arrays, checkpoint(changed)) == {name}
-
-
-def flip_last_bit(file: Path, name: str) -> None:
-    """Change the last number of a tensor, if a safetensors file has it."""
-    content = bytearray(file.read_bytes())
-    size = int.from_bytes(content[:8], "little")
-    header: dict[str, Any] = json.loads(content[8 : 8 + size])
-    if name in header:
-        # Little-endian: the second byte from the end holds a number's lowest bits.
-        content[8 + size + header[name]["data_offsets"][1] - 2] ^= 1
-        file.write_bytes(content)
-
-
-def test_comparison_detects_swapped_gate_and_up(loaded: Loaded) -> None:
-    """Exchange gate and up, which have the same shape."""
-    wanted = checkpoint(loaded.merged)
-    gate, up = (f"model.language_model.layers.0.mlp.{half}_proj.weight" for half in ("gate", "up"))
-    wanted[gate], wanted[up] = wanted[up], wanted[gate]
-    assert differing(loaded.arrays, wanted) == {gate, up}
 
 
 def test_tpu_inference_refuses_the_text_only_layout(loaded: Loaded) -> None:
