@@ -123,24 +123,16 @@ def test_duplicate_key_is_warned_about_and_last_value_is_used(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "E0005"),
         ("# nothing but this\n", "E0005"),
         ("a: [1, 2\nb: 3\n", "E0006"),
-        ("a: b: c\n", "E0006"),
         ("a: *nowhere\n", "E0006"),
         ("a: 2024-13\nb: !!int x\n", "E0006"),
         ("\ta: 1\n", "E0007"),
-        ("a: 1\n---\nb: 2\n", "E0008"),
-        ("a: !!python/object/apply:os.system [ls]\n", "E0012"),
         ("? [a, b]\n: 1\n", "E0014"),
         ("[" * 60 + "]" * 60, "E0015"),
         ("[" * 9000, "E0015"),
         ("a: \x01\n", "E0016"),
-        ("model: {{ model }}\n", "E1106"),
-        ("{% if x %}\na: 1\n{% endif %}\n", "E1106"),
-        ("a: &a [1, *a]\n", "E1109"),
         ("a: &a {<<: *a}\n", "E0015"),
-        ("a: &a {x: 1}\nb: &b {x: 2}\nc: {<<: [*a, *b]}\n", "E1120"),
     ],
 )
 def test_unreadable_yaml_gives_expected_error_code(text: str, expected: str, tmp_path: Path) -> None:
