@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant("simpo-margin", "test_pair_losses",
            "(chosen - rejected) - train.simpo_gamma", "(chosen - rejected - train.simpo_gamma)"),
     # The model and its adapters.
-    Mutant("rope-scaling", "test_families -k frequencies",
+    Mutant("rope-scaling", "test_rope -k frequencies",
            "(1 - kept) * plain / factor + kept * plain",
            "kept * plain / factor + (1 - kept) * plain"),
     Mutant("norm-offset", "test_gemma -k norms",

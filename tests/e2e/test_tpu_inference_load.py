@@ -46,23 +46,20 @@ class Loaded:
         base, merged: Hugging Face folders.
         arrays: tpu-inference's arrays, by its own names.
         shards: the shapes of one device's part of each array.
-        refusal: its error for the text-only layout.
     """
 
     base: Path
     merged: Path
     arrays: Mapping[str, np.ndarray]
     shards: Mapping[str, list[int]]
-    refusal: str
 
 
-def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
+def merged_checkpoint(folder: Path) -> tuple[Path, Path]:
     """Make a bfloat16 base, and merge adapters of all projections into it."""
     import torch
 
     model = tiny.make_gemma4(
         folder / "float32",
-        multimodal,
         vocab_size=512,
         vocab_size_per_layer_input=512,
         hidden_size=192,
@@ -75,8 +72,7 @@ def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
         global_head_dim=GLOBAL,
         vision={"num_attention_heads": VISION_HEADS, "num_key_value_heads": VISION_HEADS},
     )
-    if multimodal:
-        model.config.vision_config.default_output_length = 280
+    model.config.vision_config.default_output_length = 280
     base = folder / "base"
     model.to(torch.bfloat16).save_pretrained(base, max_shard_size="5MB")
     write_tokenizer(base, "gemma4")
@@ -96,22 +92,21 @@ def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def loaded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """Load both layouts one after the other, in one process."""
+    """Load the checkpoint in a process of the serving environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
         python = serve_environment.make(print)
     folder = tmp_path_factory.mktemp("tpu-inference")
-    base, merged = merged_checkpoint(folder / "multimodal", multimodal=True)
-    _, text = merged_checkpoint(folder / "text", multimodal=False)
-    jobs = [[str(merged), str(folder / "merged.safetensors")], [str(text), str(folder / "text.safetensors")]]
+    base, merged = merged_checkpoint(folder)
+    jobs = [[str(merged), str(folder / "merged.safetensors")]]
     done = subprocess.run(
         [python, SCRIPT], input=json.dumps(jobs), text=True, capture_output=True, cwd=folder
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    whole, refused = map(json.loads, done.stdout.splitlines())
+    (whole,) = map(json.loads, done.stdout.splitlines())
     assert "shards" in whole, f"{whole}\n{done.stderr[-6000:]}"
     arrays = tensors(folder / "merged.safetensors")
-    return Loaded(base, merged, arrays, whole["shards"], refused.get("refusal", "none"))
+    return Loaded(base, merged, arrays, whole["shards"])
 
 
 def tensors(*files: Path) -> dict[str, np.ndarray]:
@@ -210,11 +205,3 @@ def test_comparison_detects_every_unmerged_weight(loaded: Loaded) -> None:
     adapted = {name for name in base if re.search(rf"language_model\..*\.({'|'.join(ALL)})\.weight$", name)}
     assert len(adapted) == 7 * LAYERS - 1
     assert differing(loaded.arrays, base) == adapted
-
-
-def test_tpu_inference_refuses_the_text_only_layout(loaded: Loaded) -> None:
-    """Check the reason why merging keeps the base's layout.
-
-    When this fails, tpu-inference loads the text-only layout too.
-    """
-    assert "'Gemma4TextConfig' object has no attribute 'text_config'" in loaded.refusal

@@ -37,6 +37,15 @@ def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     )
 
 
+def torch_loss(model: Any, one: dict[str, Any]) -> Any:
+    """Return transformers' loss of a micro-batch: the mean over its targets."""
+    import torch
+
+    chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
+    nll = -chosen.gather(-1, torch.tensor(one["tokens"][:, 1:]).long()[..., None])[..., 0]
+    return (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])
+
+
 def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
     """Return the largest difference from transformers' logits, and the largest logit."""
     import torch

@@ -237,9 +237,7 @@ SHARED = {"num_hidden_layers": 4, "layer_types": LAYERS["layer_types"] * 2, "num
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
     # The last two layers use the keys and values of the first two.
     "gemma4-shared": (tiny.make_gemma4, {"fsdp": 8, "tp": 1}, {**tiny.GEMMA4_E2B, **SHARED}),
-    "gemma2": (tiny.make_gemma2, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
     "gemma3": (tiny.make_gemma3, {"fsdp": 4, "tp": 2}, {}),
-    "mistral": (partial(decoders.make, "mistral"), {"fsdp": 8, "tp": 1}, {"num_hidden_layers": 1}),
     "olmo3": (partial(decoders.make, "olmo3"), {"fsdp": 4, "tp": 2}, {}),
     "deepseek_v3": (partial(decoders.make, "deepseek_v3"), {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
     # Samples of up to four whole chunks and a partial one.

@@ -22,21 +22,15 @@ def test_context_parallel_loss_and_gradients_match_one_device(tmp_path: Path) ->
     """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
     tiny.make_gemma4(tmp_path, multimodal=False, **LAYERS)
     found = []
-    for axes, splash in (
-        (ALONE, False),
-        ({"cp": 2, "fsdp": 2, "tp": 2}, True),
-        ({"fsdp": 2, "cp": 4, "tp": 1}, False),
-    ):
+    for axes in (ALONE, {"fsdp": 1, "cp": 4, "tp": 2}):
         mesh, built = training.build(tmp_path, axes)
         moved(built)
-        forward = with_splash(built) if splash else built.forward
-        found.append(loss_and_gradients(forward, built, mesh)(PACKED))
+        found.append(loss_and_gradients(built.forward, built, mesh)(PACKED))
         weights = [array for array in training.placed(built.model) if array.ndim > 1]
         assert any("cp" in str(array.sharding.spec) for array in weights) == (axes is not ALONE)
-    alone, *split = found
+    alone, split = found
     assert max(np.abs(gradient).max() for gradient in alone[1].values()) > 0.05
-    for one in split:
-        assert max(differ(one, alone)) < TOLERANCE
+    assert max(differ(split, alone)) < TOLERANCE
 
 
 def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> None:

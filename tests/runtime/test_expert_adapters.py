@@ -94,7 +94,13 @@ def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
     from recipec.runtime.model.adapters import LoraSettings, build_adapters
     from recipec.runtime.model.families.qwen3_moe import FAMILY
 
-    config = {**decoders.SIZES, **decoders.CASES["qwen3_moe"], "num_hidden_layers": 1, "mlp_only_layers": []}
+    config = {
+        **decoders.SIZES,
+        "model_type": "qwen3_moe",
+        **decoders.CASES["qwen3_moe"],
+        "num_hidden_layers": 1,
+        "mlp_only_layers": [],
+    }
     a = FAMILY.architecture(config)
     assert a.experts is not None
     names = replace(a.experts.tensors, **LAYOUTS[layout])

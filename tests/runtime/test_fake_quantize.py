@@ -14,7 +14,7 @@ import pytest
 from recipec.runtime.options import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
-from tests.runtime.references import reference_logits, twenty_steps
+from tests.runtime.references import torch_loss, twenty_steps
 
 pytestmark = pytest.mark.usefixtures("highest")
 
@@ -202,14 +202,14 @@ def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -
     expected: dict[str, list[float]] = {"loss": [], "eval_loss": [], "grad_norm": []}
     with_rounding(linear, how.start_step == 0)
     with torch.no_grad():
-        expected["eval_loss"].append(float(loss_of(model, 10_000)))
+        expected["eval_loss"].append(float(torch_loss(model, training.batch(10_000))))
     with_rounding(linear, False)
-    plain = float(loss_of(model, 10_000))
+    plain = float(torch_loss(model, training.batch(10_000)))
     with_rounding(linear, True)
-    assert abs(float(loss_of(model, 10_000)) - plain) > 10 * near
+    assert abs(float(torch_loss(model, training.batch(10_000))) - plain) > 10 * near
     for step in range(steps):
         with_rounding(linear, step >= how.start_step)
-        loss = loss_of(model, step)
+        loss = torch_loss(model, training.batch(step))
         optimizer.zero_grad()
         loss.backward()
         expected["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(weights, 1.0)))
@@ -217,7 +217,7 @@ def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -
         expected["loss"].append(float(loss))
         if steps > 1:
             with torch.no_grad():
-                expected["eval_loss"].append(float(loss_of(model, 10_000)))
+                expected["eval_loss"].append(float(torch_loss(model, training.batch(10_000))))
     for key, values in expected.items():
         own = [line[key] for line in found if key in line][: len(values)]
         difference = np.abs(np.array(own) - values).max()
@@ -229,12 +229,3 @@ def with_rounding(model: Any, on: bool) -> None:
     for module in model.modules():
         if hasattr(module, "rounds"):
             module.rounds = on
-
-
-def loss_of(model: Any, index: int) -> Any:
-    import torch
-
-    one = training.batch(index)
-    chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
-    nll = -chosen.gather(-1, torch.tensor(one["tokens"][:, 1:]).long()[..., None])[..., 0]
-    return (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])

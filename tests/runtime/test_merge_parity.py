@@ -284,17 +284,6 @@ def run_verify(case: Case, folder: Path, dtype: str, run: Path | None = None) ->
     return run_merge(case, folder, dtype, "--verify", run=run)
 
 
-def test_verify_passes_on_correct_merge(
-    cases: Callable[[str], Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_verify(cases("gemma3-multimodal"), tmp_path, "bfloat16") == 0
-    *_, files, tensors, last = (
-        line for line in capsys.readouterr().out.splitlines() if not line.startswith("warning")
-    )
-    assert files.startswith("files: ") and tensors.startswith("tensors: ")
-    assert last.startswith("verified: max logits difference ") and "rounded to bfloat16" in last
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("small"), tiny.make_gemma3, {"num_hidden_layers": 1}, {})
@@ -332,22 +321,6 @@ def test_verify_finds_wrong_file_by_hash_tensors_and_logits(
     blind(monkeypatch)
     assert run_verify(small, tmp_path, "bfloat16") == 1
     assert "is not what was trained: logits differ by" in capsys.readouterr().err
-
-
-def test_verify_finds_wrong_merge_rule_by_tensors_and_logits(
-    small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deltas = TrainedAdapters.deltas
-
-    def enlarged(self: TrainedAdapters) -> dict[str, Any]:
-        return {name: replace(delta, scale=1.001 * delta.scale) for name, delta in deltas(self).items()}
-
-    monkeypatch.setattr(TrainedAdapters, "deltas", enlarged)
-    assert run_verify(small, tmp_path, "bfloat16") == 1
-    assert "q_proj.weight is not what was trained" in capsys.readouterr().err
-    blind(monkeypatch)
-    assert run_verify(small, tmp_path, "bfloat16") == 1
-    assert "the merge rule is not what was trained: logits differ by" in capsys.readouterr().err
 
 
 def test_verify_skips_logits_if_memory_is_short(

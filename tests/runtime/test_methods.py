@@ -36,7 +36,7 @@ QUERIES = ("q_proj", "qkv_proj")
     [
         pytest.param("gemma1", 2, EVERY, COMBINED, id="combined"),
         pytest.param("granite", 2, EVERY, COMBINED, id="combined-granite", marks=pytest.mark.nightly),
-        pytest.param("phi3", 2, EVERY, NF4, id="dora-nf4"),
+        pytest.param("phi3", 2, ("qkv_proj", "down_proj"), NF4, id="dora-nf4"),
         pytest.param(
             "gemma3", 1, FEW, {"init": "olora", "kind": "dora"}, id="olora", marks=pytest.mark.nightly
         ),

@@ -14,7 +14,7 @@ from recipec.runtime.checkpoints.full import hugging_face
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training
-from tests.runtime.references import reference_logits
+from tests.runtime.references import torch_loss
 
 RATE, DECAY, STEPS = 1e-3, 0.1, 4
 MODELS = {
@@ -71,15 +71,10 @@ def rule(axes: Any, dtype: str = "float32") -> Any:
 
 def train_torch(model: Any) -> dict[str, np.ndarray]:
     """Train transformers' model, and return its parameters by name."""
-    import torch
-
     weights, reference = dict(model.named_parameters()), Reference()
     for step in range(STEPS):
-        one = training.batch(step)
-        chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
-        nll = -chosen.gather(-1, torch.tensor(one["tokens"][:, 1:]).long()[..., None])[..., 0]
         model.zero_grad()
-        ((nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])).backward()
+        torch_loss(model, training.batch(step)).backward()
         reference.step(weights, RATE / (1 + step))
     return {name: weight.detach().numpy() for name, weight in weights.items()}
 

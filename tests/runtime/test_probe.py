@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,42 +43,6 @@ def test_missing_devices_give_one_sentence_error(artifact: Path, environment: Ma
     assert ran.returncode == 1
     assert "error: the recipe's mesh has 4 CPU devices, this machine 2\n" in ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-@pytest.mark.nightly
-def test_ctrl_c_leaves_no_files(artifact: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
-    (artifact / "probe.json").unlink(missing_ok=True)
-    with subprocess.Popen(
-        [sys.executable, str(artifact / "probe.py")],
-        env={**environment, "TMPDIR": str(tmp_path)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "numbers on one CPU device" in line:
-                assert list(tmp_path.iterdir())
-                process.send_signal(signal.SIGINT)
-                break
-        assert process.stderr.read().endswith("stopped: nothing was written\n")
-    assert process.returncode == 130
-    assert not list(tmp_path.iterdir()) and not (artifact / "probe.json").exists()
-
-
-@pytest.mark.nightly
-def test_full_disk_gives_one_sentence_error(
-    artifact: Path, environment: Mapping[str, str], tmp_path: Path
-) -> None:
-    limited = f"ulimit -f 8; exec {sys.executable} {artifact / 'probe.py'}"  # files of at most 8 KiB
-    ran = subprocess.run(
-        ["bash", "-c", limited],
-        env={**environment, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 1 and "error: the probe cannot read or write its files: " in ran.stderr
-    assert str(tmp_path) in ran.stderr and "Traceback" not in ran.stderr and not list(tmp_path.iterdir())
 
 
 def test_missing_output_folder_or_artifact_gives_clear_error(

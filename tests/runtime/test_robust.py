@@ -138,6 +138,7 @@ def test_signal_during_step_saves_that_step(
     assert_equal(place, "whole", name, STEPS)
 
 
+@pytest.mark.e2e
 def test_full_disk_ends_run_and_keeps_last_checkpoint(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:

@@ -10,22 +10,7 @@ from typing import Any
 
 import pytest
 
-CONFIG: dict[str, Any] = {
-    "model_type": "gemma4_text",
-    "global_head_dim": 16,
-    "num_global_key_value_heads": 2,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-    "final_logit_softcapping": 30.0,
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 8,
-}
+from tests import tiny
 
 
 def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
@@ -57,7 +42,8 @@ def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
 
     monkeypatch.setattr(frame, "find_progenitors", counted)
     kinds = ["sliding_attention"] * (layers - 1) + ["full_attention"]
-    config = {**CONFIG, "num_hidden_layers": layers, "layer_types": kinds}
+    config = tiny.gemma4_text(num_hidden_layers=layers, layer_types=kinds, vocab_size=512)
+    config["model_type"] = "gemma4_text"
     family = family_of(config)
     settings = ModelSettings(id="none", family=family.name, remat="decoder")
     lora = LoraSettings(rank=2, alpha=2.0, targets=training.TARGETS, dropout=0.1)

@@ -19,7 +19,6 @@ class Faults:
         nonsense: paths whose answer is bytes that are not HTTP.
         half: paths whose answer ends in its middle.
         shape: other JSON, by path.
-        cut_stream: events after which a stream's connection ends.
         fail_stream: events after which a stream reports an error, as vLLM does when its engine dies.
         no_done: streams end without [DONE].
         lump: a stream comes in one piece, after its answer is complete.
@@ -41,7 +40,6 @@ class Faults:
     nonsense: set[str] = field(default_factory=set)
     half: set[str] = field(default_factory=set)
     shape: dict[str, Any] = field(default_factory=dict)
-    cut_stream: int | None = None
     fail_stream: int | None = None
     no_done: bool = False
     lump: bool = False

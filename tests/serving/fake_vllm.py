@@ -1,10 +1,8 @@
 """A fake of vLLM 0.32's server: its JSON, a language model of hashes, and switches for faults.
 
-    with FakeVllm(["tuned", "tuned-base"]) as server:
-        server.faults.cut_stream = 3
-        Client(server.url)...
-
-On its own: python -m tests.serving.fake_vllm --port 8000 tuned tuned-base
+with FakeVllm(["tuned", "tuned-base"]) as server:
+    server.faults.fail_stream = 3
+    Client(server.url)...
 """
 
 from __future__ import annotations
@@ -315,9 +313,6 @@ class _Handler(BaseHTTPRequestHandler):
             if number == dies_after:
                 self.fake.die()
                 raise _Died
-            if number == faults.cut_stream:
-                self.close_connection = True
-                return
             if number == faults.fail_stream:
                 error = error_body(500, "EngineCore encountered an issue.", "InternalServerError")
                 self._chunk(b"data: " + json.dumps(error).encode() + b"\n\n")

@@ -308,12 +308,6 @@ def container(bench: Bench, tmp_path: Path) -> list[str]:
     return ["--compose", str(tmp_path / "compose.yaml")]
 
 
-def test_compose_flag_measures_with_the_container_client(bench: Bench, container: list[str]) -> None:
-    assert bench.run(*container, "--request-rates", "inf", "--input-lengths", "512") == 0
-    assert [call["OPENAI_API_KEY"] for call in bench.calls()] == ["of-the-container"]
-    assert bench.outcomes() == {SECOND: "measured"}
-
-
 @pytest.mark.parametrize(("place", "fault"), [("here", "hang"), ("container", "hang-deaf")])
 def test_timeout_kills_the_client(
     place: str, fault: str, bench: Bench, container: list[str], monkeypatch: pytest.MonkeyPatch

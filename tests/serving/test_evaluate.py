@@ -19,10 +19,7 @@ from recipec.runtime.serving import evaluate, evaluate_answers
 from recipec.runtime.serving.evaluate_answers import (
     Answer,
     SamplingSettings,
-    Side,
     SideAnswers,
-    differ,
-    same_weights,
 )
 from recipec.runtime.serving.evaluate_prompts import read
 from recipec.runtime.serving.evaluate_summary import judge
@@ -302,21 +299,6 @@ def test_adapter_with_the_base_log_probabilities_is_reported(
     language = Language({"sums": "one", "sums-base": "one"})
     assert run(fake(["sums", "sums-base"], language=language), prompts, "--base", "sums-base") == 0
     assert "both sides give the same log probabilities" in capsys.readouterr().out
-
-
-def side(probe: Mapping[str, float], probed: str = "p") -> Side:
-    return Side("tuned", "m", "u", None, probe, probed)
-
-
-def test_log_probability_probes_distinguish_models() -> None:
-    first = {"a": -0.1, "b": -2.0, "c": -3.0}
-    near = {"a": -0.13, "b": -2.1, "d": -3.0}
-    assert not differ(side(first), side(near), 0.2) and differ(side(first), side(near), 0.05)
-    assert differ(side(first), side({"x": -0.1, "y": -2.0, "z": -3.0}), 0.2)
-    assert not differ(side(first), side({}), 0.2)
-    assert not differ(side(first), side({"x": -9.0}, "another prompt"), 0.2)
-    assert same_weights(side(first), side(dict(first)))
-    assert not same_weights(side(first), side(near)) and not same_weights(side({}), side({}))
 
 
 def test_regex_over_the_time_limit_leaves_the_answer_undecided(tmp_path: Path) -> None:

@@ -413,15 +413,6 @@ def test_invalid_checkpoint_folders_give_one_sentence_errors(
     assert wanted in refusal(lambda: check(fake(["m"]), tmp_path / name))
 
 
-def test_unknown_architecture_gives_one_sentence_error(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
-    odd = tmp_path / "odd"
-    shutil.copytree(checkpoint, odd)
-    config = json.loads((odd / "config.json").read_text())
-    (odd / "config.json").write_text(json.dumps({**config, "architectures": ["Gemma9"]}))
-    said = refusal(lambda: check(fake(["m"], language=Computed(checkpoint)), odd))
-    assert said.startswith(f"transformers does not load {odd}: ")
-
-
 def invoke(*arguments: object) -> Any:
     return CliRunner().invoke(cli_serve.app, ["verify", *map(str, arguments)])
 
