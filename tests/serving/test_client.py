@@ -22,8 +22,7 @@ from recipec.runtime.serving.client import (
     ServerError,
 )
 from tests.ports import free_port
-from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import Start
+from tests.serving.fake_vllm import Faults, Start
 
 CHAT = {
     "model": "tuned",

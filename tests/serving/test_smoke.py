@@ -22,9 +22,8 @@ from recipec.runtime.serving.smoke_checks import came_one_by_one
 from tests.ports import free_port
 from tests.serving import fake_vllm
 from tests.serving.fake_answers import Answers
-from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language, Ranked
-from tests.serving.fake_vllm import FakeVllm, Start
+from tests.serving.fake_vllm import FakeVllm, Faults, Start
 
 Run = Callable[..., tuple[int, str]]
 """Runs smoke on a server with more arguments, and returns its exit status and output."""
