@@ -27,9 +27,8 @@ from tests.hosts.processes import (
     start,
 )
 from tests.ports import free_port
-from tests.runtime.artifacts import assert_equal, saved, steps, train, write_artifact
+from tests.runtime.artifacts import SLOW, assert_equal, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import SLOW
 
 pytestmark = pytest.mark.e2e
 

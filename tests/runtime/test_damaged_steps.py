@@ -15,11 +15,11 @@ from tests.runtime.artifacts import (
     STEPS,
     assert_equal,
     entries,
+    error_of,
     steps,
     train,
 )
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import error_of
 
 
 def flip(path: Path, place: int) -> None:

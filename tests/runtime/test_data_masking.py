@@ -16,8 +16,7 @@ from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
-from tests.runtime.chats import GEMMA4, MARKED, chat, published, renderer_of, tokenizer
-from tests.runtime.tool_calls import CALL, TOOLS
+from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published, renderer_of, tokenizer
 
 TWO = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
 

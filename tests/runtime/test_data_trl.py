@@ -11,8 +11,7 @@ import pytest
 
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.settings import DataSettings, TrainSettings
-from tests.runtime.chats import MARKED, chat, published, tokenizer
-from tests.runtime.tool_calls import CALL, TOOLS
+from tests.runtime.chats import CALL, MARKED, TOOLS, chat, published, tokenizer
 
 
 def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 from tests.runtime.artifacts import (
+    SLOW,
     STEPS,
     assert_equal,
+    begin,
     entries,
+    error_of,
     steps,
     train,
     write_artifact,
 )
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import SLOW, begin, error_of
 
 POISONED = """
 import numpy as np

@@ -14,9 +14,8 @@ from recipec.runtime.checkpoints.adapter_reader import choose_step
 from recipec.runtime.checkpoints.resuming import find
 from recipec.runtime.options import EarlyStopping
 from recipec.runtime.training.stopping import Evaluations
-from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
+from tests.runtime.artifacts import STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
-from tests.runtime.stopped import STOPPING
 
 
 @pytest.mark.parametrize("min_delta", [0.0, 0.05, 0.3])

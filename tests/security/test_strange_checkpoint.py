@@ -28,19 +28,8 @@ from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
 from recipec.runtime.weights.checkpoint_files import Files
 from recipec.runtime.weights.headers import read_header
+from tests.runtime.llama_bases import TINY
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 16,
-    "head_dim": 4,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-}
 ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
@@ -93,7 +82,7 @@ CONFIGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_config_json_with_values_of_wrong_types_is_refused(kind: str, tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(json.dumps(TINY | CONFIGS[kind]))
+    (tmp_path / CONFIG).write_text(json.dumps(dict(TINY) | CONFIGS[kind]))
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY}))
     with pytest.raises(UserError):
         HFCheckpoint.open(tmp_path)
@@ -154,7 +143,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.M
         "AutoModelForCausalLM": "strange.M",
         "AutoTokenizer": ["strange.T", None],
     }
-    (model / CONFIG).write_text(json.dumps(TINY | {"model_type": "strange", "auto_map": auto}))
+    (model / CONFIG).write_text(json.dumps(dict(TINY) | {"model_type": "strange", "auto_map": auto}))
     (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto, "tokenizer_class": "T"}))
     settings = ModelSettings(id="strange", family="llama")
     with pytest.raises(UserError):
