@@ -78,10 +78,7 @@ benchmark: {input_lengths: [512]}
 """
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "four heads on eight devices": (
-        ("serve.tensor_parallel_size=8", "serve.data_parallel_size=1"),
-        "E0606",
-    ),
+    "four heads on eight devices": (("serve.tensor_parallel_size=8", "serve.data_parallel_size=1"), "E0606"),
     "malformed JSON": (('serve.extra_args={additional_config: "{a}"}',), "E0625"),
     "unknown flag": (("serve.extra_args={gpu_memory_utilisation: 0.9}",), "E0623"),
     "a share above one": (("serve.extra_args={gpu_memory_utilization: 1.5}",), "E0625"),

@@ -22,10 +22,7 @@ from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.ports import free_port
 from tests.runtime.runs import lora_section, save_run
 
-SENTINELS = {
-    "VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a",
-    "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2",
-}
+SENTINELS = {"VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a", "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2"}
 """Secrets in every command of these tests, which may only be in the container's environment."""
 
 RECIPE = """\

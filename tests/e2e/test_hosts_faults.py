@@ -15,17 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.hosts.processes import (
-    DUMPED,
-    PATIENT,
-    PEER,
-    Processes,
-    begun,
-    dumped_rows,
-    light,
-    losses,
-    start,
-)
+from tests.hosts.processes import DUMPED, PATIENT, PEER, Processes, begun, dumped_rows, light, losses, start
 from tests.ports import free_port
 from tests.runtime.artifacts import SLOW, assert_equal, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -110,12 +100,7 @@ def clean(group: Processes) -> None:
     ],
 )
 def test_multi_process_run_matches_single_process_run(
-    place: Path,
-    lives: Lives,
-    name: str,
-    count: int,
-    axes: Mapping[str, int],
-    more: str,
+    place: Path, lives: Lives, name: str, count: int, axes: Mapping[str, int], more: str
 ) -> None:
     """Cover weights sharded over processes, slices, preferences, and a clock that is an hour ahead."""
     write_pairs(place / "pairs.jsonl")

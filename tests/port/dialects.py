@@ -86,14 +86,7 @@ def spoken(ledger: Ledger) -> None:
         assert len(said) == len(set(said)), sorted(key for key in said if said.count(key) > 1)
 
 
-SAMPLES: Mapping[str, Any] = {
-    "dict": {},
-    "list": [],
-    "float": 0.5,
-    "int": 1,
-    "bool": False,
-    "str": "x",
-}
+SAMPLES: Mapping[str, Any] = {"dict": {}, "list": [], "float": 0.5, "int": 1, "bool": False, "str": "x"}
 
 
 def samples(keys: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -83,11 +83,7 @@ def test_template_name_gives_a_tokenizer_a_template_or_a_reason() -> None:
             "<|im_start|>assistant\n[Yes<|im_end|>]\n",
         ),
         ("unsloth", "vicuna", "<s>Short. USER: Hi ASSISTANT: [Yes</s>]"),
-        (
-            "unsloth",
-            "phi-3",
-            "<|system|>\nShort.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n[Yes<|end|>]\n",
-        ),
+        ("unsloth", "phi-3", "<|system|>\nShort.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n[Yes<|end|>]\n"),
         ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
     ],
 )

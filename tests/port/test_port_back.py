@@ -227,10 +227,7 @@ def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
         ({"loss_type": "dft"}, "trl", ""),
         ({"loss_type": "dft"}, "axolotl", "train.loss_type"),
         ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llama-factory", ""),
-        (
-            {"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0},
-            *("llama-factory", "train.eaft_top_k"),
-        ),
+        ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, *("llama-factory", "train.eaft_top_k")),
         ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, "axolotl", ""),
     ],
 )

@@ -225,17 +225,7 @@ def test_data_outside_of_recipe_folder_gets_a_path_inside_it(ported: Port, tmp_p
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{% x %}\nline\n",
-        "a\n\n  b\nc",
-        "a\nb\n\n",
-        " a\nb ",
-        "a\tb\nc",
-        "#a\nb",
-        "-\n-",
-        "é\x85\nö\n",
-    ],
+    "text", ["{% x %}\nline\n", "a\n\n  b\nc", "a\nb\n\n", " a\nb ", "a\tb\nc", "#a\nb", "-\n-", "é\x85\nö\n"]
 )
 def test_multi_line_texts_survive_writing_and_loading(text: str, tmp_path: Path) -> None:
     lines = {

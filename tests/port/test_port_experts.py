@@ -76,12 +76,7 @@ def by_peft(model: Any, spec: Any, parameters: Sequence[str], layers: Any) -> di
         (["q_proj", "gate_proj", "up_proj", "down_proj"], [], None, ("q_proj", "experts")),
         (["q_proj"], ["mlp.experts.down_proj"], None, ("q_proj", r"layers\.\d+\.mlp\.experts\.down_proj")),
         ([], ["experts.gate_up_proj", "experts.down_proj", "gate.weight"], None, ("router", "experts")),
-        (
-            ["v_proj", "gate"],
-            [],
-            [1],
-            (r"layers\.(1)\.self_attn\.v_proj", "router"),
-        ),
+        (["v_proj", "gate"], [], [1], (r"layers\.(1)\.self_attn\.v_proj", "router")),
         (
             r".*layers\.1\.(self_attn\.q_proj|mlp\.experts\.down_proj)",
             [],

@@ -316,9 +316,7 @@ def test_context_order_balances_causal_work_over_devices() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 300, 1])
-def test_causal_mask_blocks_match_the_splash_kernel_masks(
-    window: int | None,
-) -> None:
+def test_causal_mask_blocks_match_the_splash_kernel_masks(window: int | None) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     from recipec.runtime.model.attention import causal_mask

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.artifacts import (
-    STEPS,
-    assert_equal,
-    entries,
-    error_of,
-    steps,
-    train,
-)
+from tests.runtime.artifacts import STEPS, assert_equal, entries, error_of, steps, train
 from tests.runtime.lives import Lives
 
 

@@ -62,11 +62,7 @@ def test_generation_marker_targets_match_transformers(template: str) -> None:
     messages = chat("Hello", "Hi there, the fox", "And now?", "  Good bye ")
     made = sample(template, messages)
     reference = tokenizer().apply_chat_template(
-        messages,
-        chat_template=template,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
+        messages, chat_template=template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     assert made.tokens.tolist() == reference["input_ids"]
     assert made.targets.tolist() == [bool(x) for x in reference["assistant_masks"]]

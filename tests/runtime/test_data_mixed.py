@@ -105,12 +105,7 @@ def test_row_of_another_format_than_its_source_is_reported(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"loss_on": "last_assistant"},
-        {"chat_template": OTHER},
-        {"transform": "id.py:same"},
-    ],
+    "change", [{"loss_on": "last_assistant"}, {"chat_template": OTHER}, {"transform": "id.py:same"}]
 )
 def test_source_settings_change_the_data_cache_entry(folder: Path, change: dict[str, Any]) -> None:
     (folder / "id.py").write_text("def same(row):\n    return row\n")

@@ -38,9 +38,7 @@ def names() -> list[str]:
     return sorted(path.stem for path in (Path(spec.origin).parent / "chat_templates").glob("*.jinja"))
 
 
-def test_trl_templates_render_as_in_transformers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trl_templates_render_as_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.utils import chat_template_utils as reference
 
     monkeypatch.setattr(reference, "datetime", Fixed)

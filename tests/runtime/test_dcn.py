@@ -44,13 +44,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     settings = TrainSettings(steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
     with mesh:
         optimizer = nnx.Optimizer(built.model, optax.sgd(1e-3), wrt=trained_type(built))
-        step = Step(
-            built,
-            optimizer,
-            settings,
-            mesh,
-            lambda *of: micro_batch_loss(built, settings, *of),
-        )
+        step = Step(built, optimizer, settings, mesh, lambda *of: micro_batch_loss(built, settings, *of))
         batch = shard_rows(training.packed_batch(), mesh)
         trained, _ = step.live
 

@@ -469,8 +469,7 @@ def test_lora_targets_match_named_projections(target: str, matched: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("layers", "chosen"),
-    [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))],
+    ("layers", "chosen"), [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))]
 )
 def test_parse_layers_accepts_every_form(layers: Any, chosen: tuple[int, ...]) -> None:
     assert parse_layers(layers, 4) == chosen

@@ -9,15 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.artifacts import (
-    STEPS,
-    assert_equal,
-    entries,
-    script,
-    steps,
-    train,
-    write_artifact,
-)
+from tests.runtime.artifacts import STEPS, assert_equal, entries, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
 PRELUDE = """

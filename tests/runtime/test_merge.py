@@ -14,12 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.adapter_reader import (
-    choose_step,
-    load_trained,
-    saved_steps,
-    step_losses,
-)
+from recipec.runtime.checkpoints.adapter_reader import choose_step, load_trained, saved_steps, step_losses
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.own_files import own_files
 from recipec.runtime.merging.plan import shard_bytes

@@ -70,11 +70,7 @@ def test_reserved_unigram_vocabulary_entry_is_renamed() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
-    [
-        (("<c>",), "no token `<c>`"),
-        ((20_000,), "has 10000 rows"),
-        (("<b>", 11, "<a>", 10_000 - 1), None),
-    ],
+    [(("<c>",), "no token `<c>`"), ((20_000,), "has 10000 rows"), (("<b>", 11, "<a>", 10_000 - 1), None)],
 )
 def test_train_tokens_resolve_to_embedding_rows_or_are_refused(
     tmp_path: Path, tokens: tuple[int | str, ...], message: str | None

@@ -36,10 +36,7 @@ SHAPES = {
 MATRICES = {"matrix": ((1,), (0,)), "heads": ((1,), (0, 2))}
 
 
-DIFFERENT: dict[str, dict[str, float]] = {
-    "sgd": {"momentum": 0.9},
-    "rmsprop": {"b2": 0.97, "momentum": 0.9},
-}
+DIFFERENT: dict[str, dict[str, float]] = {"sgd": {"momentum": 0.9}, "rmsprop": {"b2": 0.97, "momentum": 0.9}}
 """Settings other than the defaults."""
 
 

@@ -77,9 +77,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_match_transformers(
-    kind: str,
-    checkpoint: Callable[[str], tuple[Path, Any]],
-    record_property: Callable[[str, object], None],
+    kind: str, checkpoint: Callable[[str], tuple[Path, Any]], record_property: Callable[[str, object], None]
 ) -> None:
     """Compare padded rows, and packed samples longer than the window with each sample by itself."""
     folder, model = checkpoint(kind)

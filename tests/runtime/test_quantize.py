@@ -190,11 +190,7 @@ def test_int8_error_is_at_most_half_a_channel_step(built: Callable[[str | None],
 
 @pytest.mark.parametrize(
     ("kind", "features", "specs"),
-    [
-        ("nf4", 256, SPLIT),
-        ("int8", 256, SPLIT),
-        pytest.param("nf4", 192, WHOLE, marks=pytest.mark.e2e),
-    ],
+    [("nf4", 256, SPLIT), ("int8", 256, SPLIT), pytest.param("nf4", 192, WHOLE, marks=pytest.mark.e2e)],
     ids=["nf4", "int8", "nf4 whole"],
 )
 def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features: int, specs: Any) -> None:

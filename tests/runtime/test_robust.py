@@ -50,10 +50,7 @@ trainer.Trainer._step = poisoned
 
 @pytest.mark.parametrize(
     ("kills", "last", "seed"),
-    [
-        pytest.param(3, STEPS, 8, marks=pytest.mark.e2e),
-        pytest.param(20, 24, 7, marks=pytest.mark.nightly),
-    ],
+    [pytest.param(3, STEPS, 8, marks=pytest.mark.e2e), pytest.param(20, 24, 7, marks=pytest.mark.nightly)],
 )
 def test_randomly_killed_run_ends_like_uninterrupted_run(
     kills: int, last: int, seed: int, place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]

@@ -91,10 +91,7 @@ def test_run_stopped_by_steps_option_resumes_to_same_result(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--model", "missing"], "missing: no such folder"),
-        (["--data-dir", "missing"], "train.jsonl"),
-    ],
+    [(["--model", "missing"], "missing: no such folder"), (["--data-dir", "missing"], "train.jsonl")],
 )
 def test_missing_model_or_data_gives_error_and_writes_nothing(
     place: Path, lives: Lives, options: list[str], message: str

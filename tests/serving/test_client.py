@@ -231,14 +231,7 @@ def test_server_urls_are_normalized(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        "tpu:8000",
-        "ftp://tpu",
-        "http://tpu:99999",
-        "http://a b",
-        "http://tpu/?x=1",
-    ],
+    "given", ["tpu:8000", "ftp://tpu", "http://tpu:99999", "http://a b", "http://tpu/?x=1"]
 )
 def test_invalid_server_urls_are_refused(given: str) -> None:
     with pytest.raises(UserError) as caught:

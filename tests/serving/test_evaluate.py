@@ -16,12 +16,7 @@ import pytest
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.serving import evaluate, evaluate_answers
-from recipec.runtime.serving.evaluate_answers import (
-    Answer,
-    SamplingSettings,
-    SideAnswers,
-    recorded,
-)
+from recipec.runtime.serving.evaluate_answers import Answer, SamplingSettings, SideAnswers, recorded
 from recipec.runtime.serving.evaluate_prompts import parse, read
 from recipec.runtime.serving.evaluate_summary import judge
 from recipec.runtime.serving.files import guarded
@@ -303,8 +298,7 @@ def test_adapter_with_the_base_log_probabilities_is_reported(
 
 def test_regex_over_the_time_limit_leaves_the_answer_undecided(tmp_path: Path) -> None:
     path = written(
-        tmp_path / "p.jsonl",
-        [{"prompt": "one", "expected": "(a+)+$"}, {"prompt": "two", "expected": "a"}],
+        tmp_path / "p.jsonl", [{"prompt": "one", "expected": "(a+)+$"}, {"prompt": "two", "expected": "a"}]
     )
     prompts, settings = read(path), SamplingSettings()
     answers = SideAnswers({(p.digest, 0): Answer(p.digest, 0, "a" * 60 + "!") for p in prompts})

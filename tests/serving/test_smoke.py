@@ -241,10 +241,7 @@ def test_api_key_is_hidden_in_output_and_report(
 
 @pytest.mark.parametrize(
     ("unready", "said"),
-    [
-        (None, "nothing listens at URL"),
-        (10_000, "URL/health answers 503 Service Unavailable"),
-    ],
+    [(None, "nothing listens at URL"), (10_000, "URL/health answers 503 Service Unavailable")],
 )
 def test_server_that_is_not_ready_in_time_fails(
     unready: int | None, said: str, fake: Start, run: Run

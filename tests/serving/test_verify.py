@@ -48,11 +48,7 @@ def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
     import torch
 
     model = tiny.make_gemma3(
-        folder,
-        seed=seed,
-        vocab_size=vocabulary,
-        num_hidden_layers=2,
-        layer_types=["sliding_attention"] * 2,
+        folder, seed=seed, vocab_size=vocabulary, num_hidden_layers=2, layer_types=["sliding_attention"] * 2
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -242,20 +238,12 @@ def test_verify_finds_tokens_beyond_the_vocabulary(fake: Start, checkpoint: Path
     assert any("is beyond the checkpoint's" in problem for problem in result["problems"])
 
 
-TYPES = [
-    ServedTypes("bfloat16"),
-    ServedTypes("bfloat16", "fp8"),
-    ServedTypes("bfloat16", "fp8_e5m2", "fp8"),
-]
+TYPES = [ServedTypes("bfloat16"), ServedTypes("bfloat16", "fp8"), ServedTypes("bfloat16", "fp8_e5m2", "fp8")]
 
 
 @pytest.mark.parametrize("types", TYPES[::2], ids=str)
 def test_tolerance_covers_rounding_to_the_server_dtypes(
-    types: ServedTypes,
-    fake: Start,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    types: ServedTypes, fake: Start, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake(["m"], language=Computed(checkpoint, types))
     assert check(server, checkpoint)["problems"], "held to float32's tolerance, it is another model"
