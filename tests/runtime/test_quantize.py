@@ -302,6 +302,7 @@ def stepper(built: Any) -> Any:
     return step
 
 
+@pytest.mark.e2e
 def test_nf4_training_matches_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
     """Compare losses and adapters after three steps from the same adapters."""
 
