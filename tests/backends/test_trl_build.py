@@ -6,10 +6,14 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
@@ -88,8 +92,6 @@ def test_trl_schedule_matches_train_py(variant: str, tmp_path: Path) -> None:
 
 
 def test_optimizer_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
-    import torch
-
     script = functions(files(tmp_path, *VARIANTS["cosine"])["baseline/train_trl.py"], tmp_path)
     made = script["optimizer"]([torch.nn.Parameter(torch.zeros(2))])
     schedule = script["schedule"](made, 20)
@@ -144,9 +146,6 @@ def test_accelerate_accepts_the_emitted_configuration(
 
 def test_model_class_names_match_transformers() -> None:
     """Use transformers' table of model types, including those that configs of our families may name."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
     kinds = {
         *(family.model_types[-1] for family in FAMILIES.values()),
         *("mistral", "ministral3", "phi3", "gemma", "granite", "olmo2", "olmo3", "smollm3", "glm4"),
@@ -223,8 +222,6 @@ def test_only_nf4_requirements_include_bitsandbytes(tmp_path: Path) -> None:
 
 
 def test_trl_pins_equal_the_installed_versions(tmp_path: Path) -> None:
-    from importlib.metadata import version
-
     lines = files(tmp_path)["baseline/requirements-trl.txt"].splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert {"torch", "transformers", "trl", "peft", "accelerate"} <= set(pinned)

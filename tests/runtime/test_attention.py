@@ -10,9 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+from jax.sharding import AxisType
 
+from recipec.runtime.model import attention, context
+from recipec.runtime.model.attention import Scores, block_size, causal_mask, splash
+from recipec.runtime.model.context import order
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.training.logps import token_logps
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.training import QUICK
@@ -50,9 +61,6 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 
     Keys and values are repeated for their query heads. A sink, or minus infinity, is one more score.
     """
-    import jax
-    import jax.numpy as jnp
-
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest")
     if softcap is not None:
@@ -69,13 +77,6 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...]) -> None:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import AxisType
-
-    from recipec.runtime.model import context
-    from recipec.runtime.model.attention import Scores, splash
-
     axes, rows, length, heads, kv_heads, sizes, window, softcap, sunk = case
     size, value_size = sizes if isinstance(sizes, tuple) else (sizes, sizes)
     mesh = None
@@ -113,8 +114,6 @@ def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...
 def test_splash_fused_backward_kernel_on_one_device_matches_plain_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recipec.runtime.model import attention
-
     monkeypatch.setattr(attention, "FUSED", 128)
     attention._kernel.cache_clear()
     test_splash_outputs_and_gradients_match_plain_attention(ALONE)
@@ -122,8 +121,6 @@ def test_splash_fused_backward_kernel_on_one_device_matches_plain_attention(
 
 
 def test_splash_block_size_follows_row_length() -> None:
-    from recipec.runtime.model.attention import block_size
-
     lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
     assert {length: block_size(length) for length in lengths} == lengths
     larger = {3072: 1024, 4096: 1024, 1000: 1024, 2900: 1024, 2560: 512, 640: 128}
@@ -175,12 +172,6 @@ def with_splash(built: Any) -> Any:
 
 def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[str, Any]], Any]:
     """Return a function of a micro-batch's loss and its adapter gradients by path."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.loss import batch_loss
-
     graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -201,9 +192,6 @@ def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[st
 
 def moved(built: Any) -> None:
     """Give B random values, because A's gradients are zero otherwise."""
-    import jax
-    from flax import nnx
-
     random = np.random.default_rng(1)
     state = nnx.state(built.model, nnx.LoRAParam)
     for path, variable in state.flat_state():
@@ -282,12 +270,6 @@ def test_context_parallel_loss_and_gradients_match_one_device(tmp_path: Path) ->
 
 
 def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> None:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.logps import token_logps
-
     tiny.make_llama(tmp_path / "base", num_hidden_layers=1)
     found = []
     for axes in ({"fsdp": 1, "cp": 2, "tp": 1}, ONE_DEVICE):
@@ -307,8 +289,6 @@ def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> 
 
 
 def test_context_order_balances_causal_work_over_devices() -> None:
-    from recipec.runtime.model.context import order
-
     for devices in (2, 3, 8):
         places = order(2 * devices * 4, devices)
         assert sorted(places) == list(range(2 * devices * 4))
@@ -317,11 +297,6 @@ def test_context_order_balances_causal_work_over_devices() -> None:
 
 @pytest.mark.parametrize("window", [None, 300, 1])
 def test_causal_mask_blocks_match_the_splash_kernel_masks(window: int | None) -> None:
-    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
-
-    from recipec.runtime.model.attention import causal_mask
-    from recipec.runtime.model.context import order
-
     length, block = 1536, 128
     mask = causal_mask(length, window, 3)
     shape = (length, length)

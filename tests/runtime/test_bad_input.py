@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.merging import merge
 from recipec.runtime.model.adapters import LoraSettings
@@ -20,6 +21,7 @@ from recipec.runtime.settings import (
     ModelSettings,
     TrainSettings,
 )
+from recipec.runtime.training.train import parse_arguments, run
 from tests.runtime import artifacts
 
 INDEX = "model.safetensors.index.json"
@@ -59,8 +61,6 @@ def rewrite(name: str, change: Callable[[dict[str, np.ndarray]], Any]) -> Callab
     """Return a function that changes the arrays of a safetensors file."""
 
     def apply(folder: Path) -> None:
-        from safetensors.numpy import load_file, save_file
-
         arrays = {key: array.copy() for key, array in load_file(folder / name).items()}
         change(arrays)
         save_file(arrays, folder / name, {"format": "pt"})
@@ -199,8 +199,6 @@ def said(place: Path, tmp_path: Path, change: Callable[[Path], Any], script: str
 
 
 def train(artifact: Path, options: list[str], settings: ModelSettings) -> int:
-    from recipec.runtime.training.train import parse_arguments, run
-
     return run(
         artifact,
         parse_arguments(artifact, options),

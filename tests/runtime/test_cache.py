@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from recipec.runtime import cache
@@ -52,8 +53,6 @@ def test_cache_directory_resolves_relative_home_and_bucket_paths(tmp_path: Path)
 def test_unwritable_compilation_cache_is_reported_and_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import jax
-
     (tmp_path / "cache").write_text("a file where the folder should be")
     before = jax.config.jax_compilation_cache_dir
     cache.keep_compiled(str(tmp_path / "cache"))

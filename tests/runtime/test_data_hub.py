@@ -11,6 +11,7 @@ import datasets
 import pytest
 
 from recipec.runtime.data.huggingface import address_of
+from recipec.runtime.data.remote_content import remote_content
 from recipec.runtime.data.sources import open_rows
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source
@@ -109,8 +110,6 @@ def test_hub_dataset_with_the_name_of_a_local_folder_is_refused(
 
 def test_cache_key_of_a_file_on_the_hub_is_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
-
-    from recipec.runtime.data.remote_content import remote_content
 
     blobs = {"datasets/some/set/a.jsonl": "c0ffee"}
 

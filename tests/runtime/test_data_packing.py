@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from recipec.runtime.data.epochs import pack
 from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.training.step import micro_batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize
@@ -70,13 +74,6 @@ def one_step(folder: Path, packing: bool) -> PreparedData:
 
 def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], tuple[float, dict[str, Any]]]:
     """Return a function of the trainer's loss of a micro-batch, and of all adapter gradients by path."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import TrainSettings
-    from recipec.runtime.training.step import micro_batch_loss
-
     graph, state = nnx.split(built.model)
     settings = TrainSettings(global_batch_size=8, micro_batch_size=8)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils as reference
 
 from recipec.runtime.data.template import ChatTemplate, Misplaced, TemplateRefusal
 from recipec.runtime.data.tokenizer import chat_template, load_tokenizer
@@ -39,8 +40,6 @@ def names() -> list[str]:
 
 
 def test_trl_templates_render_as_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.utils import chat_template_utils as reference
-
     monkeypatch.setattr(reference, "datetime", Fixed)
     rendered = marked = refused = 0
     for name in names()[::3]:

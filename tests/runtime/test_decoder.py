@@ -5,11 +5,13 @@ The models are tiny, with random float32 weights of awkward shapes. Rows are pad
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
 
 from recipec.runtime.model.families import family_of
 from tests.runtime import training
@@ -67,8 +69,6 @@ def test_logits_match_transformers(
 @pytest.mark.usefixtures("highest")
 def test_olmo3_scales_rope_frequencies_only_in_full_attention_layers(tmp_path: Path) -> None:
     """Compare with transformers 5.12, whose layers with a window get a rotary embedding of their own here."""
-    import copy
-
     model = make("olmo3", tmp_path, rope_parameters=YARN)
     mesh, built = training.build(tmp_path, AXES, remat="none", targets=EVERY)
     scaled, size = logits_apart(model, built, mesh)
@@ -94,8 +94,6 @@ def test_olmo3_scales_rope_frequencies_only_in_full_attention_layers(tmp_path: P
 def test_deepseek_v2_logits_match_corrected_transformers(tmp_path: Path) -> None:
     """Compare with transformers 5.12 after two corrections: yarn's factor of the scores, and the choice of
     experts in groups."""
-    from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_get_mscale
-
     groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
     yarn = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
     model = make("deepseek_v2", tmp_path, **TWO, **groups, rope_parameters=yarn)

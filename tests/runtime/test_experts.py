@@ -5,6 +5,7 @@ They cover every kind of scores, experts without a token, sizes that a mesh does
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -12,11 +13,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
+from jax.sharding import Mesh
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.errors import UserError
+from recipec.runtime.model import experts
+from recipec.runtime.model import experts as mixture
+from recipec.runtime.model.experts import outer, route, run
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder import DecoderFamily
 from recipec.runtime.model.families.description import Experts, ExpertTensors
@@ -99,11 +109,6 @@ CASES = {
 
 def block(case: Case) -> Any:
     """Return transformers' module with random weights and zeroed shared experts."""
-    import importlib
-
-    import torch
-    import transformers
-
     family, name = case.module.split(".")
     kind = transformers.AutoConfig.for_model("llama4_text" if family == "llama4" else family)
     e = case.experts
@@ -151,8 +156,6 @@ def by_transformers(
     case: Case, x: np.ndarray, cotangent: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray | None]:
     """Return the output, the arrays, the gradients of the arrays and of x, and the correction."""
-    import torch
-
     made = block(case)
     given = torch.tensor(x, requires_grad=True)
     out = made(given.clone())
@@ -173,9 +176,6 @@ def by_transformers(
 
 def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
     """Return a function of our block: its output, and the gradients of the arrays and x for a cotangent."""
-    import jax
-
-    from recipec.runtime.model import experts as mixture
 
     def forward(arrays: dict[str, Any]) -> Any:
         x = arrays["x"]
@@ -197,9 +197,6 @@ def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_expert_blocks_match_transformers_outputs_and_gradients(name: str) -> None:
     """Run on a mesh that may divide neither the rows nor an expert's features."""
-    import jax
-    from jax.sharding import Mesh
-
     case = CASES[name]
     random = np.random.default_rng(1)
     x, cotangent = random.standard_normal((2, case.rows, case.tokens, HIDDEN)).astype(np.float32)
@@ -233,10 +230,6 @@ def test_router_breaks_ties_by_lowest_expert_index(kind: str) -> None:
 
     Rows without ties equal torch's.
     """
-    import torch
-
-    from recipec.runtime.model.experts import route
-
     experts = KINDS[kind]
     logits = np.array(
         [
@@ -270,8 +263,6 @@ def test_router_breaks_ties_by_lowest_expert_index(kind: str) -> None:
 
 
 def test_router_ranks_saturated_sigmoids_by_logits() -> None:
-    from recipec.runtime.model.experts import route
-
     logits = np.array([[[30.0, 20.0, 40.0]]], np.float32)
     weights, choices = route(logits, Experts(3, 1, 1, scores="sigmoid"))
     assert (float(weights[0, 0, 0]), int(choices[0, 0, 0])) == (1.0, 2)
@@ -280,8 +271,6 @@ def test_router_ranks_saturated_sigmoids_by_logits() -> None:
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a GLM 4.5 with a layer after its last one, as published: it predicts a further token."""
-    from safetensors.numpy import load_file, save_file
-
     folder = tmp_path_factory.mktemp("glm")
     decoders.make("glm4_moe", folder, num_nextn_predict_layers=1)
     file = folder / "model.safetensors"
@@ -294,8 +283,6 @@ def test_router_correction_stays_float32_in_bfloat16_model(glm: Path) -> None:
 
     GLM 4.5's values are above 4, where bfloat16 has steps of 1/32, which is more than scores differ by.
     """
-    from safetensors.numpy import load_file
-
     _, built = training.build(glm, {"fsdp": 1}, dtype="bfloat16", targets=["q_proj"])
     found, saved = training.arrays(built.model), load_file(glm / "model.safetensors")
     for layer in (1, 2):
@@ -322,10 +309,6 @@ def test_extra_layers_are_ignored_only_if_config_json_declares_them(
 @pytest.mark.parametrize("rows", [384, 130])
 def test_expert_weight_gradients_are_correct_with_and_without_tpu_kernel(rows: int) -> None:
     """Use 130 rows, which are no whole tiles. One expert has no row, and the last 40 rows have no expert."""
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.experts import outer
-
     draws = np.random.default_rng(1)
     left, right = (draws.standard_normal((rows, width)).astype(np.float32) for width in (12, 7))
     sizes = [33, 0, 1, rows - 74]
@@ -355,11 +338,6 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compare with float32 operands: values and gradients differ by bfloat16's rounding alone."""
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model import experts
-
     draws = np.random.default_rng(1)
     sizes = jnp.array([4, 0, 9], jnp.int32)
     rows = jnp.asarray(draws.standard_normal((16, 24)), jnp.bfloat16)
@@ -387,8 +365,6 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
 
 def _ragged_operands(function: Any, *arguments: Any) -> set[str]:
     """Return the dtypes of the operands of a function's ragged products."""
-    import jax
-
     dtypes: set[str] = set()
     waiting = [jax.make_jaxpr(function)(*arguments).jaxpr]
     while waiting:
@@ -409,12 +385,6 @@ EVEN, UNEVEN = 0.0, 50.0
 
 def results(axes: dict[str, int]) -> list[Any]:
     """Return the value and the gradients of both batches, with the experts on a mesh."""
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh
-
-    from recipec.runtime.model.experts import route, run
-
     draws = np.random.default_rng(0)
     shapes = {
         "gate_up": (EXPERTS, HIDDEN, 2, FEATURES),
@@ -447,12 +417,6 @@ def test_sharded_experts_match_one_device_values_and_gradients() -> None:
 
 
 def test_rematerialized_layer_does_not_repeat_expert_exchange() -> None:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh
-
-    from recipec.runtime.model.experts import route, run
-
     shapes = {"gate_up": (EXPERTS, HIDDEN, 2, FEATURES), "down": (EXPERTS, FEATURES, HIDDEN)}
     arrays = {name: jnp.ones(shape) for name, shape in shapes.items()}
 

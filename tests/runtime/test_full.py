@@ -5,16 +5,30 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
+from safetensors.numpy import save_file
 
+from recipec.runtime.checkpoints.resuming import describe
+from recipec.runtime.checkpoints.saving import Checkpoints
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.journal import RECORD
-from recipec.runtime.settings import ModelSettings
+from recipec.runtime.merging.logits import logits, token_rows
+from recipec.runtime.model.families import FAMILIES as ALL
+from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.frozen import Frozen
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.model.mesh import start
+from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training
@@ -75,8 +89,6 @@ class Case:
         self.by_torch, self.torch_losses = self.train_torch()
 
     def train_torch(self) -> tuple[Any, list[float]]:
-        import torch
-
         model = self.load("base")
         for name, parameter in model.named_parameters():
             module = name[name.find("layers.") :].removesuffix(".weight")
@@ -103,15 +115,11 @@ class Case:
 
 
 def rule() -> Any:
-    import optax
-
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    import jax
-
     @functools.cache
     def of(family: str) -> Case:
         with jax.default_matmul_precision("highest"):
@@ -135,8 +143,6 @@ def test_twenty_full_steps_match_transformers_losses(family: str, cases: Callabl
 
 
 def rows() -> dict[str, np.ndarray]:
-    from recipec.runtime.merging.logits import token_rows
-
     return token_rows(500, 8)  # above are the image and audio placeholders, which transformers replaces
 
 
@@ -158,10 +164,6 @@ def test_merged_folder_logits_match_trained_model(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare the merged folder in transformers with Tunix's model, and run `--verify` without torch."""
-    from recipec.runtime.merging.logits import logits
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     case = cases(family)
     assert run_merge(case, case.folder, "float32", "--verify") == 0
     out = capsys.readouterr().out
@@ -189,10 +191,6 @@ def test_merged_folder_logits_match_trained_model(
 
 def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]:
     """Write a checkpoint like a base with other random text weights, and return those weights."""
-    import shutil
-
-    from safetensors.numpy import save_file
-
     random = np.random.default_rng(1)
     arrays = {name: np.array(base.read(name)) for name in base.tensors}
     trained = {
@@ -225,9 +223,6 @@ def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path
 
     Every number has its old name, and the rest is unchanged.
     """
-    from recipec.runtime.checkpoints.resuming import describe
-    from recipec.runtime.checkpoints.saving import Checkpoints
-
     make, sizes = FAMILIES[name]
     make(tmp_path / "base", **sizes)
     base = HFCheckpoint.open(tmp_path / "base")
@@ -255,9 +250,6 @@ def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path
 
 
 def test_merge_back_cases_cover_every_tunix_family() -> None:
-    from recipec.runtime.model.families import FAMILIES as ALL
-    from recipec.runtime.model.families.decoder import DecoderFamily
-
     assert {name.partition("-")[0] for name in FAMILIES} >= {
         name for name, family in ALL.items() if not isinstance(family, DecoderFamily)
     }
@@ -292,8 +284,6 @@ def test_full_fine_tuning_merges_in_bfloat16_and_has_no_peft_adapter(
 
 def test_resumed_full_run_ends_with_identical_arrays(case: Case, tmp_path: Path) -> None:
     """Resume at the tenth step's checkpoint, with parameters, moments and buffers."""
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(case.folder / "run", folder)
     shutil.rmtree(folder / str(STEPS))
@@ -313,11 +303,6 @@ def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
 
     In Tunix, Gemma 4's layers with shared keys and values have arrays of their own.
     """
-    from flax import nnx
-
-    from recipec.runtime.model.frozen import Frozen
-    from recipec.runtime.model.loading import abstract_model
-
     tiny.make_gemma4(
         tmp_path / "base",
         num_hidden_layers=3,

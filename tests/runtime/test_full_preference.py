@@ -10,9 +10,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipec.compiler.rehearse.miniature import write_tokenizer
 from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
@@ -28,25 +32,17 @@ STEPS = 4
 
 def write_base(base: Path) -> Any:
     """Write a checkpoint with a tokenizer, and return transformers' model."""
-    from recipec.compiler.rehearse.miniature import write_tokenizer
-
     tiny.make_llama(base, vocab_size=512, num_hidden_layers=2)
     write_tokenizer(base, "llama")
     return loaded(base)
 
 
 def loaded(base: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
 
 
 def by_trl(model: Any, base: Path, folder: Path, rate: float) -> tuple[dict[str, np.ndarray], list[float]]:
     """Train transformers' model by TRL's loss, and return the batch as our rows, and the losses."""
-    import torch
-    from transformers import AutoTokenizer
-
     trainer = trainer_of("dpo", model, AutoTokenizer.from_pretrained(base), folder)
     inputs, batch = collated(trainer)
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
@@ -64,7 +60,6 @@ def by_trl(model: Any, base: Path, folder: Path, rate: float) -> tuple[dict[str,
 def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
     """Return PEFT's model with our initial adapters, and with fully trained modules."""
     import peft
-    import torch
 
     config = peft.LoraConfig(
         r=4,
@@ -95,8 +90,6 @@ def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], t
 
     PEFT's reference is the original modules, which it keeps.
     """
-    import jax
-
     base, folder, rate = tmp_path / "base", tmp_path / "run", 1e-4
     model = write_base(base)
     how: dict[str, Any] = {"train_also": whole} if whole else {"full": True}
@@ -125,7 +118,6 @@ def test_dpo_from_adapter_uses_adapter_as_reference_like_trl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare to 1e-5 of the loss. A resumed run is exact, and a run from another adapter is refused."""
-    import jax
     from peft import PeftModel
 
     base, adapter, folder, rate = tmp_path / "base", tmp_path / "adapter", tmp_path / "run", 1e-2

@@ -6,9 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+from recipec.runtime.model import layers
+from recipec.runtime.model.mesh import arrange
+from tests.runtime import decoders, training
 from tests.runtime.test_delta import by_sequence, close, segments
 from tests.runtime.training import QUICK
 
@@ -22,8 +28,6 @@ CASES = {
 
 def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
     """Compute one sequence [1, T, ...] in torch, token by token."""
-    import torch
-
     repeat = x.shape[2] // b.shape[2]
     b, c = (one.repeat_interleave(repeat, dim=2) for one in (b, c))
     state = torch.zeros(1, x.shape[2], b.shape[3], x.shape[3], dtype=x.dtype)
@@ -44,11 +48,6 @@ def check_scan(
         given: x, the steps, the rates, B and C.
         of_device: the dimensions of the output after its tokens, on one device.
     """
-    import jax
-    import torch
-
-    from recipec.runtime.model.mesh import arrange
-
     arrays = [one.astype(np.float32) for one in given]
     x, _, rate, *_ = arrays
     count, length = x.shape[:2]
@@ -97,12 +96,6 @@ def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) ->
 )
 def test_mamba2_mixer_matches_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     """Compare packed sequences in the first layer's mixer with each sequence alone in transformers."""
-    import jax
-    import torch
-
-    from recipec.runtime.model import layers
-    from tests.runtime import decoders, training
-
     model = decoders.make("falcon_h1", tmp_path, num_hidden_layers=1, **changes)
     _, built = training.build(tmp_path, {"fsdp": 1, "tp": 1}, remat="none", targets=("q_proj",))
     ids = segments(21, [[9, 12], [3, 5, 8]])
@@ -121,8 +114,6 @@ def test_mamba2_mixer_matches_transformers(changes: dict[str, Any], tmp_path: Pa
 
 def recurrent_of_mamba1(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
     """Compute one sequence [1, T, D] in torch, token by token."""
-    import torch
-
     state = torch.zeros(1, x.shape[2], b.shape[2], dtype=x.dtype)
     out = []
     for t in range(x.shape[1]):
@@ -145,8 +136,6 @@ def test_mamba1_packed_scan_matches_separate_sequences() -> None:
 
 
 def test_the_backward_pass_does_not_keep_the_states_of_all_tokens() -> None:
-    import jax
-    import jax.numpy as jnp
 
     from recipec.runtime.model.mamba1 import scan
 

@@ -18,14 +18,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from recipec.runtime import memory
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
-from recipec.runtime.merging import merge
+from recipec.runtime.merging import merge, verify
+from recipec.runtime.merging.logits import LogitDifferences, logits, set_adapters, token_rows
+from recipec.runtime.merging.sampling import Sampled, check_tensors
 from recipec.runtime.model.adapters import lora_settings
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.loading import build
+from recipec.runtime.model.mesh import start as start_mesh
+from recipec.runtime.model.principal import halved
 from recipec.runtime.peft.fitting import keys_as_values
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import MeshSettings, ModelSettings
+from recipec.runtime.training.first_values import residual
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders
@@ -187,14 +195,6 @@ def test_merged_model_and_exported_adapter_match_tunix_logits(
     cases: Callable[[str], Case], name: str, record_property: Callable[[str, object], None]
 ) -> None:
     import peft
-    from safetensors.torch import load_file
-
-    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
-    from recipec.runtime.merging.sampling import check_tensors
-    from recipec.runtime.model.loading import build
-    from recipec.runtime.model.mesh import start as start_mesh
-    from recipec.runtime.model.principal import halved
-    from recipec.runtime.training.first_values import residual
 
     case = cases(name)
     # Merging uses the original weights, even if the adapters were trained on quantized ones.
@@ -291,9 +291,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the comparison of tensors."""
-    from recipec.runtime.merging import verify
-    from recipec.runtime.merging.sampling import Sampled
-
     monkeypatch.setattr(verify, "check_tensors", lambda *arguments: Sampled())
 
 
@@ -326,8 +323,6 @@ def test_verify_finds_wrong_file_by_hash_tensors_and_logits(
 def test_verify_skips_logits_if_memory_is_short(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.merging import verify
-
     def too_large(*arguments: object) -> None:
         raise MemoryError("the model was built")
 
@@ -366,9 +361,6 @@ def test_available_memory_respects_machine_and_container_limits(
 def test_verify_warns_about_zero_or_tiny_adapters(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.merging import verify
-    from recipec.runtime.merging.logits import LogitDifferences
-
     tiny_effect = LogitDifferences(1.0, 1e-5, 0.0, 1e-3, 0.0, 1e-3, 1e-3, "bfloat16")
     monkeypatch.setattr(verify, "compare", lambda *arguments: tiny_effect)
     assert run_verify(small, tmp_path / "tiny", "bfloat16") == 0
@@ -379,6 +371,4 @@ def test_verify_warns_about_zero_or_tiny_adapters(
 
 
 def test_merge_cases_cover_every_family() -> None:
-    from recipec.runtime.model.families import FAMILIES
-
     assert {name.partition("-")[0] for name in CASES} == set(FAMILIES)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from recipec.runtime.data.new_tokens import numbered, with_tokens
 from recipec.runtime.data.tokenizer import load_tokenizer
@@ -122,9 +124,6 @@ def test_broken_tokenizer_file_is_refused(content: bytes, why: str) -> None:
 
 @pytest.mark.parametrize("case", ["gemma3", "phi3"])
 def test_merged_grown_vocabulary_matches_transformers_resize(case: str, tmp_path: Path) -> None:
-    import torch
-    import transformers
-
     if case == "gemma3":
         model = tiny.make_gemma3(tmp_path / "base", num_hidden_layers=1)
     else:

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
+from transformers.optimization import Adafactor
 
-from recipec.compiler.lowering.optimization import matrices
+from recipec.compiler.emitters import python_text
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.fewer_layers import pattern, with_layers
+from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer
 from recipec.runtime.checkpoints.full import hugging_face
-from recipec.runtime.settings import CheckpointSettings, TrainSettings
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.sharding import named
+from recipec.runtime.settings import CheckpointSettings, MeshSettings, TrainSettings
+from recipec.runtime.training.muon import scale_by_muon
+from recipec.runtime.training.optimizers import master_weights
+from recipec.runtime.training.step import Step
+from recipec.runtime.training.trainer import Checkpointing, Trainer
 from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.spec.language import Recipe
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import torch_loss
@@ -42,13 +61,6 @@ DIFFERENT: dict[str, dict[str, float]] = {"sgd": {"momentum": 0.9}, "rmsprop": {
 
 def chain(name: str, schedule: Any = RATE) -> Any:
     """Return train.py's optimizer for a recipe, with any rate or schedule, and Muon's steps in float32."""
-    import optax
-
-    from recipec.compiler.emitters.python_text import source
-    from recipec.compiler.lowering.optimization import hyperparameters, optimizer
-    from recipec.runtime.training.muon import scale_by_muon
-    from recipec.spec.language import Recipe
-
     given = {"name": name, "eps": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, **DIFFERENT.get(name, {})}
     recipe = Recipe.model_validate(
         {
@@ -60,7 +72,7 @@ def chain(name: str, schedule: Any = RATE) -> Any:
     )
     names = {"optax": optax, "schedule": schedule, "MATRICES": MATRICES, **hyperparameters(recipe.train)}
     names["scale_by_muon"] = functools.partial(scale_by_muon, dtype="float32")
-    return eval(source(optimizer(recipe)), names)
+    return eval(python_text.source(optimizer(recipe)), names)
 
 
 NAMES = ("adamw", "lion", "adafactor", "muon")
@@ -69,18 +81,13 @@ NAMES = ("adamw", "lion", "adafactor", "muon")
 
 def start() -> Any:
     from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, MESH))
 
 
 def toy(mesh: Any, dtype: str = "float32") -> Any:
     """Return a model of three sharded parameters, with the fields of loading.Built."""
-    import jax
-    from flax import nnx
     from tunix.utils import env_utils
-
-    from recipec.runtime.model.sharding import named
 
     env_utils.setup_sharding_environment()  # as Tunix's models do
     random = np.random.default_rng(0)
@@ -99,8 +106,6 @@ PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()), settings
 
 def loss(model: Any, tokens: Any) -> Any:
     """Return a loss of every parameter and of a batch's tokens."""
-    import jax.numpy as jnp
-
     x = tokens.astype(jnp.float32)[:, : training.LENGTH] / 500.0
     heads = jnp.einsum("bt,ndt->bnd", x, model.heads[...].astype(jnp.float32))
     out = heads.mean(1) @ model.matrix[...].astype(jnp.float32).T
@@ -108,9 +113,6 @@ def loss(model: Any, tokens: Any) -> Any:
 
 
 def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
-    from recipec.runtime.training.step import Step
-    from recipec.runtime.training.trainer import Checkpointing, Trainer
-
     class Toy(Trainer):
         def _step_of(self, built: Any) -> Step:
             def of(model: Any, inputs: Any, before: Any) -> Any:
@@ -155,9 +157,6 @@ def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
 def test_sharded_optimizer_steps_match_plain_arrays(
     name: str, whole: Callable[[str], tuple[Any, Path]]
 ) -> None:
-    import jax
-    import optax
-
     found, before = arrays(whole(name)[0].model), arrays(toy(start()).model)
     rule, params = chain(name), dict(before)
     state = rule.init(params)
@@ -193,8 +192,6 @@ def test_resumed_optimizer_run_is_exact(
 def test_optimizer_state_of_parameter_shape_is_sharded_like_parameter(
     name: str, whole: Callable[[str], tuple[Any, Path]]
 ) -> None:
-    from flax import nnx
-
     seen: dict[str, int] = {}
     for path, variable in nnx.state(whole(name)[0].optimizer).flat_state():
         array, leaf = variable.get_raw_value(), str(path[-1])
@@ -216,11 +213,6 @@ def test_master_weights_accumulate_small_bfloat16_updates() -> None:
 
     In bfloat16 each step is lost. On float32 copies they add up to a fortieth.
     """
-    import jax.numpy as jnp
-    import optax
-
-    from recipec.runtime.training.optimizers import master_weights
-
     params = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
     gradient = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
 
@@ -238,11 +230,6 @@ def test_master_weights_accumulate_small_bfloat16_updates() -> None:
 
 def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
     """Shard the master copy like the weights, and save it with them."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.training.optimizers import master_weights
-
     rule = master_weights(chain("adamw"))
     one = run(tmp_path / "whole", rule, 4, 2, "bfloat16")
     state = nnx.state(one.optimizer).flat_state()
@@ -279,15 +266,12 @@ def gradients_of(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray
 
 
 def torch_rule(name: str, weights: list[Any]) -> Any:
-    import torch
-
     if name == "adamw":
         return torch.optim.AdamW(weights, lr=RATE, eps=1e-5, weight_decay=0.01)
     if name == "sgd":
         return torch.optim.SGD(weights, lr=RATE, momentum=0.9, weight_decay=0.01)
     if name == "rmsprop":
         return torch.optim.RMSprop(weights, lr=RATE, alpha=0.97, eps=1e-5, momentum=0.9, weight_decay=0.01)
-    from transformers.optimization import Adafactor
 
     return Adafactor(weights, lr=RATE, weight_decay=0.01, scale_parameter=False, relative_step=False)
 
@@ -295,10 +279,6 @@ def torch_rule(name: str, weights: list[Any]) -> Any:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "rmsprop", "adafactor"])
 def test_optimizer_updates_match_pytorch(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
     """Use a changing rate. Adafactor's reference is transformers', without its own learning rates."""
-    import jax
-    import optax
-    import torch
-
     weights = {key: torch.nn.Parameter(torch.tensor(value)) for key, value in torch_arrays.items()}
     optimizer = torch_rule(name, list(weights.values()))
     rule = chain(name, lambda step: RATE / (1 + step))
@@ -361,10 +341,6 @@ class Reference:
 
 
 def muon_rule(axes: Any, dtype: str = "float32") -> Any:
-    import optax
-
-    from recipec.runtime.training.muon import scale_by_muon
-
     return optax.chain(
         scale_by_muon(axes, 0.95, 0.9, 0.999, 1e-8, dtype=dtype),
         optax.add_decayed_weights(DECAY),
@@ -387,14 +363,6 @@ def test_muon_matrix_axes_match_hugging_face_shapes() -> None:
 
     Models of one config.json are one case, of which each kind of layer is checked once.
     """
-    import json
-    import math
-    import re
-
-    from recipec.compiler.lowering import catalog
-    from recipec.compiler.lowering.fewer_layers import pattern, with_layers
-    from recipec.runtime.model.families import family_of
-
     entries = {id: entry["config"] for id, entry in catalog.entries().items() if "unsupported" not in entry}
     distinct = {json.dumps(config, sort_keys=True): id for id, config in entries.items()}
     assert len(distinct) > 100
@@ -417,8 +385,6 @@ def test_muon_matrix_axes_match_hugging_face_shapes() -> None:
 )
 def test_muon_steps_match_torch_reference(name: str, tmp_path: Path) -> None:
     """Cover stacked keys and values, Hugging Face's fused projections, and biases."""
-    import jax
-
     model = MODELS[name](tmp_path / "base")
     base = HFCheckpoint.open(tmp_path / "base")
     parameters = base.family.parameters(base.architecture)

@@ -13,6 +13,7 @@ import optax
 import pytest
 from jax.profiler import ProfileData
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
@@ -71,8 +72,6 @@ def settings() -> RunSettings:
 
 
 def test_changed_weight_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors.numpy import load_file, save_file
-
     monkeypatch.setattr(numbers, "STEPS", 2)
     config = CONFIG | {"num_hidden_layers": 1}
     for name in ("right", "wrong"):

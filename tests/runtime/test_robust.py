@@ -13,8 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import nnx
 
+from recipec.runtime.checkpoints import manifest, resuming, saving
+from recipec.runtime.errors import UserError
+from recipec.runtime.metrics.loggers import Metrics
 from tests.runtime.artifacts import (
     SLOW,
     STEPS,
@@ -163,13 +169,6 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Report the error at the end, or at the next save. The previous checkpoint stays the newest."""
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.checkpoints import manifest, resuming, saving
-    from recipec.runtime.errors import UserError
-
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.kernel = nnx.LoRAParam(jnp.ones((2, 3)))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
@@ -204,9 +203,6 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
 def test_metrics_on_full_disk_raise_one_sentence_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.metrics.loggers import Metrics
-
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -7,10 +7,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as f
+from flax import nnx
 
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import MeshSettings, TrainSettings
 from recipec.runtime.training import loss
+from recipec.runtime.training.objective_losses import objective_loss
+from recipec.runtime.training.objectives import keeps_copy
+from recipec.runtime.training.step import micro_batch_loss, trained_type
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.chats import tokenizer
@@ -26,16 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def settings(**more: Any) -> Any:
-    from recipec.runtime.settings import TrainSettings
-
     return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **more)
 
 
 def in_torch(train: Any, states: np.ndarray, head: np.ndarray, before: Any, one: dict[str, Any]) -> Any:
     """Return the loss of a micro-batch and its gradients to hidden states and head."""
-    import torch
-    import torch.nn.functional as f
-
     x, weight = (torch.tensor(array, requires_grad=True) for array in (states, head))
     logits = (x @ weight.T)[:, :-1].flatten(0, 1)
     counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
@@ -60,9 +66,6 @@ def in_torch(train: Any, states: np.ndarray, head: np.ndarray, before: Any, one:
 
 def differentiated(train: Any, before: Any) -> Any:
     """Return ours as a jitted function of hidden states, the head and a micro-batch."""
-    import jax
-
-    from recipec.runtime.training.objective_losses import objective_loss
 
     def reference(ask: Any) -> Any:
         return ask(fake(before[0], make_head(before[1])), None)
@@ -76,12 +79,6 @@ def differentiated(train: Any, before: Any) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cover packed rows with ignored tokens, padded chunks, and a vocabulary that tp divides."""
-    import jax
-
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import MeshSettings
-
     axes = {"fsdp": 8, "tp": 1} if case == "eaft-of-all" else {"fsdp": 2, "cp": 2, "tp": 2}
     train, vocabulary = settings(**CASES[case]), VOCABULARY + axes["tp"] - 1
     states, head = random(vocabulary, LENGTH)
@@ -105,10 +102,6 @@ def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.M
 
 def test_eaft_does_not_gather_logits_split_by_tp() -> None:
     """Gather the few likeliest tokens for an entropy, not the vocabulary."""
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import MeshSettings
-
     states, head = random(VOCABULARY + 3, LENGTH)
     mesh = start(MeshSettings("cpu", 8, {"fsdp": 2, "tp": 4}))
     one = training.packed_batch()
@@ -126,14 +119,6 @@ def test_eaft_does_not_gather_logits_split_by_tp() -> None:
 
 def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
     """Without LoRA, its reference is a copy of the weights that training starts from."""
-    import jax
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.objectives import keeps_copy
-    from recipec.runtime.training.step import micro_batch_loss, trained_type
-
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     alpha, one = 0.3, training.packed_batch()
     with jax.default_matmul_precision("highest"):
@@ -160,8 +145,6 @@ def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
 
 def test_train_trl_dft_uses_only_target_log_probabilities() -> None:
     """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
-    import torch
-    import torch.nn.functional as f
 
     from recipec.runtime.backends.trl.objectives import objective_of
 
@@ -188,7 +171,6 @@ NAMES = ("tokens", "positions", "segment_ids", "loss_mask")
 def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]], loss_type: str) -> float:
     """Return SFTTrainer's loss of one optimizer step: the sum over its micro-batches."""
     import datasets
-    import torch
     from trl import SFTConfig, SFTTrainer
 
     rows = datasets.Dataset.from_dict({"input_ids": [[3, 4, 5]]})
@@ -214,13 +196,6 @@ def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]], los
     ("normalization", "loss_type"), [("tokens", "nll"), ("micro_batches", "nll"), ("tokens", "dft")]
 )
 def test_loss_normalization_and_dft_match_trl(normalization: str, loss_type: str, tmp_path: Path) -> None:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import TrainSettings
-    from recipec.runtime.training.step import micro_batch_loss
-
     given: dict[str, Any] = {} if loss_type == "nll" else {"loss_type": loss_type}
     settings = TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **given)
 

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import nnx
+from jax._src.interpreters import partial_eval
 
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
+from tests.runtime import training
 
 
 def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Count jax's walks through the trace of model and step, and the trace's operations."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-    from jax._src.interpreters import partial_eval
-
-    from recipec.runtime.model.adapters import LoraSettings
-    from recipec.runtime.model.families import family_of
-    from recipec.runtime.model.loading import abstract_model
-    from recipec.runtime.settings import ModelSettings
-    from tests.runtime import training
-
     walks = 0
     (frame,) = {
         kind
@@ -52,8 +51,6 @@ def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
     graph, state = nnx.split(built.model)
 
     def step(state: Any, one: Any) -> Any:
-        from recipec.runtime.training.loss import batch_loss
-
         model = nnx.merge(graph, state)
         optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.LoRAParam)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.runtime.checkpoints.record import check_record, read_record, write_record
+from recipec.runtime.errors import UserError
 from tests.runtime.artifacts import STEPS, assert_equal, entries, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
@@ -111,9 +113,6 @@ def test_invalid_options_print_usage_and_exit_with_2(place: Path, lives: Lives) 
 
 
 def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
-    from recipec.runtime.checkpoints.record import check_record, read_record, write_record
-    from recipec.runtime.errors import UserError
-
     artifact = tmp_path / "artifact"
     write_artifact(artifact)
     with pytest.raises(UserError, match="no record of the recipe"):
