@@ -23,65 +23,50 @@ pytestmark = pytest.mark.usefixtures("highest")
 LOGITS = 2e-4
 LOSS = 1e-4
 MESHES = [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}]
-PERIOD = ["sliding_attention", "sliding_attention", "full_attention"]
-
-KINDS: dict[str, Callable[[Path], Any]] = {
-    "gemma4-text": lambda folder: tiny.make_gemma4(
-        folder, multimodal=False, num_hidden_layers=3, layer_types=PERIOD
+THREE: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+KINDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "gemma4-text": (tiny.make_gemma4, {**THREE, "multimodal": False}),
+    "gemma4-multimodal-sharded": (tiny.make_gemma4, {**THREE, "shards": 3}),
+    "gemma4-one-global-head": (tiny.make_gemma4, {**THREE, "num_global_key_value_heads": 1}),
+    "gemma4-global-values": (tiny.make_gemma4, {**THREE, "attention_k_eq_v": False}),
+    "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "shards": 2}),
+    "gemma4-experts": (tiny.make_gemma4, tiny.GEMMA4_EXPERTS),
+    "gemma4-unified": (tiny.make_gemma4_unified, {**THREE, "num_global_key_value_heads": 1}),
+    "gemma2": (tiny.make_gemma2, {}),
+    "gemma2-fused-qkv": (
+        *(tiny.make_gemma2, {"num_hidden_layers": 2, "num_key_value_heads": 8, "query_pre_attn_scalar": 16}),
     ),
-    "gemma4-multimodal-sharded": lambda folder: tiny.make_gemma4(
-        folder, shards=3, num_hidden_layers=3, layer_types=PERIOD
+    "gemma2-one-head": (
+        tiny.make_gemma2,
+        {
+            **{"num_hidden_layers": 2, "num_key_value_heads": 1},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
     ),
-    "gemma4-one-global-head": lambda folder: tiny.make_gemma4(
-        folder, num_global_key_value_heads=1, num_hidden_layers=3, layer_types=PERIOD
-    ),
-    "gemma4-global-values": lambda folder: tiny.make_gemma4(
-        folder, attention_k_eq_v=False, num_hidden_layers=3, layer_types=PERIOD
-    ),
-    "gemma4-e2b": lambda folder: tiny.make_gemma4(folder, shards=2, **tiny.GEMMA4_E2B),
-    "gemma4-experts": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_EXPERTS),
-    "gemma4-unified": lambda folder: tiny.make_gemma4_unified(
-        folder, num_global_key_value_heads=1, num_hidden_layers=3, layer_types=PERIOD
-    ),
-    "gemma2": lambda folder: tiny.make_gemma2(folder),
-    "gemma2-fused-qkv": lambda folder: tiny.make_gemma2(
-        folder, num_hidden_layers=2, num_key_value_heads=8, query_pre_attn_scalar=16
-    ),
-    "gemma2-one-head": lambda folder: tiny.make_gemma2(
-        folder,
-        num_hidden_layers=2,
-        num_key_value_heads=1,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    ),
-    "gemma3": lambda folder: tiny.make_gemma3(folder),
-    "gemma3-fused-qkv": lambda folder: tiny.make_gemma3(folder, num_key_value_heads=8),
-    "gemma3-one-head": lambda folder: tiny.make_gemma3(folder, num_key_value_heads=1),
+    "gemma3": (tiny.make_gemma3, {}),
+    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}),
+    "gemma3-one-head": (tiny.make_gemma3, {"num_key_value_heads": 1}),
 }
 ONLY_FSDP = ("gemma4-text", "gemma4-e2b", "gemma2", "gemma2-fused-qkv")
 """Kinds whose logits are compared without tp."""
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """Return a function that makes a tiny checkpoint's folder and transformers' model once by kind."""
-    made: dict[str, tuple[Path, Any]] = {}
-
-    def get(kind: str) -> tuple[Path, Any]:
-        if kind not in made:
-            folder = tmp_path_factory.mktemp("tiny") / kind
-            made[kind] = folder, KINDS[kind](folder)
-        return made[kind]
-
-    return get
+def write(kind: str, folder: Path) -> Any:
+    """Write a tiny checkpoint, and return transformers' model."""
+    make, fields = KINDS[kind]
+    return make(folder, **fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_match_transformers(
-    kind: str, checkpoint: Callable[[str], tuple[Path, Any]], record_property: Callable[[str, object], None]
+    kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Compare padded rows, and packed samples longer than the window with each sample by itself."""
-    folder, model = checkpoint(kind)
-    mesh, built = training.build(folder, MESHES[kind not in ONLY_FSDP], remat="none")
+    model = write(kind, tmp_path)
+    mesh, built = training.build(tmp_path, MESHES[kind not in ONLY_FSDP], remat="none")
     difference, size = logits_apart(model, built, mesh)
     print(f"\n{kind}: logits differ by {difference:.1e} of {size:.1f}")
     record_property("logits", difference / size)
@@ -94,17 +79,14 @@ def test_logits_match_transformers(
     "kind", ["gemma4-multimodal-sharded", "gemma4-e2b", "gemma4-experts", "gemma2", "gemma3"]
 )
 def test_twenty_training_steps_match_peft(
-    kind: str,
-    checkpoint: Callable[[str], tuple[Path, Any]],
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Run 20 steps of 2 micro-batches with rematerialization, from the same initial adapters."""
-    folder, _ = checkpoint(kind)
+    model = write(kind, tmp_path / "base")
     axes, policy, targets = MESHES[1], "decoder", training.TARGETS
     if kind == "gemma4-experts":
         axes, policy, targets = MESHES[0], "block", (*training.TARGETS, "experts", "router.proj")
-    alike = twenty_steps(folder, KINDS[kind](tmp_path / "again"), axes, tmp_path, policy, targets)
+    alike = twenty_steps(tmp_path / "base", model, axes, tmp_path / "run", policy, targets)
     record_property("losses", alike.losses / alike.of_loss)
     print(f"\n{kind} {axes}: {alike}")
     assert alike.losses <= LOSS
