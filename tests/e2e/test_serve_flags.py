@@ -29,6 +29,7 @@ from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.container import container
 from recipec.compiler.serving.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
+from recipec.spec.language import Serve
 from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
 
@@ -202,8 +203,6 @@ def shapes() -> list[dict[str, Any]]:
 
 def sized(max_model_len: int, max_num_seqs: int) -> Any:
     """Make a `serve` section with these sizes."""
-    from recipec.spec.language import Serve
-
     return Serve(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 

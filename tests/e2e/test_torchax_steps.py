@@ -12,9 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 from tests import tiny
 from tests.backends import torchax_models
+from tests.backends.torchax_models import torch_loss
 from tests.runtime import artifacts
 
 pytestmark = pytest.mark.nightly
@@ -114,8 +120,6 @@ def test_resumed_run_ends_like_an_uninterrupted_run(place: Path, whole: Path) ->
 def test_peft_and_merge_py_load_the_torchax_adapter(place: Path, whole: Path) -> None:
     """Check that PEFT on transformers' model has the run's last evaluation loss."""
     import peft
-    import torch
-    import transformers
 
     adapter = whole / "adapter"
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
@@ -146,9 +150,6 @@ def test_run_started_from_an_adapter_has_its_eval_loss(place: Path, whole: Path)
 
 
 def test_transformers_loads_the_full_fine_tuning_checkpoint(place: Path) -> None:
-    import torch
-    import transformers
-
     last = train(place, "full", "full")
     expected = float(last.split(" eval_loss=")[1].split()[0])
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "full/model", dtype=torch.float32)
@@ -168,13 +169,6 @@ def test_splash_attention_gives_the_gradients_of_dot_attention(tmp_path: Path) -
 
 def evaluation_loss(place: Path, model: object) -> float:
     """Compute the mean loss of the evaluation data's targets with torch."""
-    import torch
-
-    from recipec.runtime.data.prepare import prepare
-    from recipec.runtime.data.tokenizer import load_tokenizer
-    from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
-    from tests.backends.torchax_models import torch_loss
-
     data = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=64, packing=True)
     settings = ModelSettings(id=str(place / "model"), family="gemma4")
     tokenizer = load_tokenizer(place / "model", settings, data, place)

@@ -16,6 +16,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from recipec.compiler.plan.serve import environment as serve_environment
 from recipec.compiler.rehearse.miniature import write_tokenizer
@@ -56,8 +58,6 @@ class Loaded:
 
 def merged_checkpoint(folder: Path) -> tuple[Path, Path]:
     """Make a bfloat16 base, and merge adapters of all projections into it."""
-    import torch
-
     model = tiny.make_gemma4(
         folder / "float32",
         vocab_size=512,
@@ -110,8 +110,6 @@ def loaded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 def tensors(*files: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
     np.dtype(ml_dtypes.bfloat16)  # numpy knows the name only after ml_dtypes is imported
     return {name: array for file in files for name, array in load_file(file).items()}
 

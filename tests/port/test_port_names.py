@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.lowering.catalog import entries, find
 from recipec.compiler.port.meaning import templates
@@ -23,8 +24,6 @@ MESSAGES = [
 
 
 def rendered(template: str, messages: list[dict[str, str]] = MESSAGES) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     made, _ = render_jinja_template([messages], chat_template=template, bos_token="<s>", eos_token="</s>")
     return str(made[0])
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
+import numpy as np
 import pytest
 
 from recipec.compiler.errors import ArtifactError
@@ -119,8 +121,6 @@ def test_pickled_weights_and_adapters_are_refused(tmp_path: Path) -> None:
 
 
 def test_npz_trace_with_pickled_objects_is_refused(tmp_path: Path) -> None:
-    import numpy as np
-
     class Evil:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "CANARY",)
@@ -238,7 +238,6 @@ def test_regex_in_a_record_with_endless_backtracking_is_stopped(monkeypatch: pyt
 
 def tree(path: Path, arrays: dict[str, Any]) -> None:
     """Write an Orbax tree."""
-    import jax
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -246,8 +245,6 @@ def tree(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def test_array_shapes_are_checked_before_arrays_are_restored(tmp_path: Path) -> None:
-    import numpy as np
-
     tree(tmp_path / "tree", {"a": np.zeros((2, 3), np.float32)})
     asked: list[Any] = []
 

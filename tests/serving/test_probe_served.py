@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.random_weights import write_text_model
@@ -24,9 +26,6 @@ LOCK = {"recipe": {"name": "tuned", "serve": {}}}
 
 
 def test_stored_miniature_answers_match_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     monkeypatch.setattr(served, "NEW", 4)
     write_text_model(tmp_path, CONFIG, seed=3)
     served.keep(tmp_path, ModelSettings(id="tiny", family="qwen3", dtype="bfloat16"), "digest")

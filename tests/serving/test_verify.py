@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from recipec.compiler import terminal
@@ -45,8 +47,6 @@ TOKENS = 3
 
 def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
     """Make a tiny Gemma 3 that does not only repeat a prompt's last token."""
-    import torch
-
     model = tiny.make_gemma3(
         folder, seed=seed, vocab_size=vocabulary, num_hidden_layers=2, layer_types=["sliding_attention"] * 2
     )
@@ -114,8 +114,6 @@ def check(server: FakeVllm, folder: Path, **more: Any) -> dict[str, Any]:
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Copy the checkpoint with other weights."""
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(checkpoint, folder)
     arrays = load_file(folder / "model.safetensors")
     change(arrays)
