@@ -128,7 +128,6 @@ def _run(words: shell.Words) -> tuple[int, str, str]:
 
 
 def _runs(folder: Path) -> None:
-    """Write finished runs."""
     for name in ("generated/quickstart/checkpoints", "runs/fast/checkpoints", "runs/slow/checkpoints"):
         watching.state(writing.run(folder / name, steps=20), "done", total=20, until=20)
     for name in ("low-rate", "high-rate"):

@@ -68,7 +68,6 @@ class Tiny:
 
 
 def tiny_gemma4(folder: Path) -> Tiny:
-    """Make a tiny Gemma 4 in an empty folder."""
     base = folder / "base"
     make_gemma4(base)
     opened = HFCheckpoint.open(base)

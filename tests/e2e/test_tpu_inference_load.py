@@ -176,7 +176,6 @@ def test_loaded_tensors_equal_the_merged_files_bit_for_bit(loaded: Loaded) -> No
 
 
 def test_only_the_global_layer_shares_keys_and_values(loaded: Loaded) -> None:
-    """Check that only the global layer shares keys and values."""
     attention = "model.language_model.layers.{}.self_attn.{}.weight"
     assert loaded.arrays[attention.format(LAYERS - 1, "k_proj")].shape == (192, GLOBAL_KV, GLOBAL)
     assert attention.format(LAYERS - 1, "v_proj") not in loaded.arrays

@@ -57,7 +57,6 @@ def ported(
 
 
 def finding(ledger: Ledger, key: str) -> Finding:
-    """Return the only finding on a key."""
     found = [each for each in ledger.findings if each.key == key]
     assert len(found) == 1, (key, found)
     return found[0]

@@ -419,7 +419,6 @@ def test_malformed_or_huge_script_gives_a_diagnostic() -> None:
 
 
 def unsloth(trainer: str, arguments: str, model: str = UNSLOTH) -> str:
-    """Return a run of a trainer with a model of Unsloth's."""
     return f"{model}{trainer}Trainer(model=model, train_dataset=rows, args={trainer}Config({arguments}))\n"
 
 

@@ -22,7 +22,6 @@ REPOSITORY = ("llama4", "smol")
 
 
 def changed(section: str, **keys: Any) -> dict[str, Any]:
-    """Return the run with other keys in one section."""
     return {**LORA, section: {**LORA[section], **keys}}
 
 

@@ -15,7 +15,6 @@ QUICK = ("folder", "binary", "unreadable", "pipe", "zero", "esc\x1b[2J")
 
 
 def tried(line: str, kinds: dict[str, str], chosen: tuple[str, ...]) -> dict[str, Done]:
-    """Run a command with each of the kinds."""
     with without_privileges():
         return {kind: recipe(*words(line, kinds[kind])) for kind in chosen}
 

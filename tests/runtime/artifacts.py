@@ -113,7 +113,6 @@ def write_artifact(folder: Path, **changes: Any) -> None:
 
 
 def script(place: Path, output: str, *options: str, artifact: str = "artifact") -> list[str]:
-    """Return a script and its arguments."""
     return [
         str(place / artifact / "train.py"),
         *("--model", str(place / "model"), "--data-dir", str(place), "--output", str(place / output)),

@@ -237,7 +237,6 @@ def test_regex_in_a_record_with_endless_backtracking_is_stopped(monkeypatch: pyt
 
 
 def tree(path: Path, arrays: dict[str, Any]) -> None:
-    """Write an Orbax tree."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

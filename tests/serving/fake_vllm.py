@@ -145,7 +145,6 @@ class FakeVllm:
         threading.Thread(target=self._server.shutdown, daemon=True).start()
 
     def bodies(self, path: str) -> list[Any]:
-        """Return the bodies of requests to `path`."""
         return [asked.body for asked in self.asked if asked.path == path]
 
 
