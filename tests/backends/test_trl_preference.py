@@ -29,7 +29,7 @@ from recipec.runtime.training.preference import METRICS, preference_loss
 from recipec.runtime.training.trace import Trace, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
-from tests.runtime.decoders import CASES, SIZES
+from tests.runtime.decoders import fields
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
 STEPS = 4
@@ -206,7 +206,7 @@ def test_dropout_on_shared_expert_projections_is_refused(tmp_path: Path) -> None
     """
     from recipec.runtime.backends.model import attach
 
-    write_checkpoint(tmp_path / "model", complete({**SIZES, **CASES["qwen3_next"], "vocab_size": 512}))
+    write_checkpoint(tmp_path / "model", complete({**fields("qwen3_next"), "vocab_size": 512}))
     base = HFCheckpoint.open(tmp_path / "model")
     lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "up_proj"), dropout=0.1)
     with pytest.raises(UserError, match=r"no dropout on .*up_proj\.weight") as refusal:

@@ -470,6 +470,11 @@ def marked(case: str) -> Any:
     return pytest.param(case, marks=pytest.mark.e2e if case in E2E else pytest.mark.nightly)
 
 
+def fields(case: str) -> dict[str, Any]:
+    """Return the config.json of a case."""
+    return {**SIZES, "model_type": case.partition("-")[0], **CASES[case]}
+
+
 def make(case: str, folder: Path, **changes: Any) -> Any:
     """Write a checkpoint and return transformers' model.
 
@@ -478,7 +483,7 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
     """
     import transformers
 
-    values = {**SIZES, "model_type": case.partition("-")[0], **CASES[case], **changes}
+    values = fields(case) | changes
     wrapper, new_names = values.pop("wrapper", None), values.pop("new_names", False)
     if case in SHORT:
         values.pop("head_dim", None)

@@ -97,13 +97,7 @@ def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
     """Compare merged tensors, their check, and the conversion to PEFT's matrices and back."""
     import peft
 
-    config = {
-        **decoders.SIZES,
-        "model_type": "qwen3_moe",
-        **decoders.CASES["qwen3_moe"],
-        "num_hidden_layers": 1,
-        "mlp_only_layers": [],
-    }
+    config = {**decoders.fields("qwen3_moe"), "num_hidden_layers": 1, "mlp_only_layers": []}
     a = FAMILY.architecture(config)
     assert a.experts is not None
     names = replace(a.experts.tensors, **LAYOUTS[layout])
