@@ -3,7 +3,7 @@
     python -m scripts.coming_from write
 
 The keys are in scripts/coming_from.yaml. Each is ported by itself in its tool's run, only by the dialect, and
-the tables show its findings. tests/docs/test_coming_from.py compares the page with them.
+the tables show its findings. tests/docs/test_docs_extending.py compares the page with them.
 """
 
 from __future__ import annotations

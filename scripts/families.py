@@ -35,7 +35,6 @@ RECORD = recipes.ROOT / "docs" / "models.json"
 PAGE = recipes.ROOT / "docs" / "models.md"
 PROOFS = (
     "tests/runtime/test_decoder.py",
-    "tests/runtime/test_decoder_training.py",
     "tests/runtime/test_merge_parity.py",
     "tests/runtime/test_parity.py",
 )

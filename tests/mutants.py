@@ -183,7 +183,7 @@ MUTANTS = (
            'return [f"--{flag}" if value else f"--no-{flag}"]', 'return [f"--{flag}"] if value else []'),
     Mutant("bench-cost", "test_bench_report",
            'price.per_million(row["output_tokens_per_s"])', 'price.per_million(row["requests_per_s"])'),
-    Mutant("bench-answers-cut-off", "test_bench -k do_not_fit",
+    Mutant("bench-answers-cut-off", "test_bench -k failed_points",
            "wanted, got = prompts * output_length", "wanted, got = output_length"),
     Mutant("evaluation-interval", "test_evaluate_intervals -k wilson",
            "square / (4 * size * size))", "square / (4 * size))"),
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant("simpo-margin", "test_pair_losses",
            "(chosen - rejected) - train.simpo_gamma", "(chosen - rejected - train.simpo_gamma)"),
     # The model and its adapters.
-    Mutant("rope-scaling", "test_families -k frequencies",
+    Mutant("rope-scaling", "test_rope -k frequencies",
            "(1 - kept) * plain / factor + kept * plain",
            "kept * plain / factor + (1 - kept) * plain"),
     Mutant("norm-offset", "test_gemma -k norms",

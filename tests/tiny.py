@@ -7,6 +7,8 @@ mix-up is likely: query heads and key/value heads, local and global layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,28 +137,24 @@ def make_gemma4_unified(directory: Path, shards: int = 1, seed: int = 0, **overr
     return write(transformers.Gemma4UnifiedForConditionalGeneration, config, directory, shards, seed)
 
 
-def _causal(name: str, fields: Mapping[str, Any], directory: Path, shards: int, seed: int) -> Any:
+def _causal(
+    name: str, own: Mapping[str, Any], directory: Path, shards: int = 1, seed: int = 0, **overrides: Any
+) -> Any:
     """Write a text-only checkpoint in float32 and return transformers' model.
 
     Args:
         name: the start of the names of its classes.
-        fields: fields of its configuration.
+        own: fields of its configuration.
         directory: the new folder.
         shards: minimum number of weight files.
         seed: the weights' seed.
+        overrides: fields that replace those.
     """
     import transformers
 
-    config = getattr(transformers, f"{name}Config")(**_fields(fields))
-    return write(
-        getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM"), config, directory, shards, seed
-    )
-
-
-def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Gemma 3 checkpoint."""
-    own = {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
-    return _causal("Gemma3Text", own | overrides, directory, shards, seed)
+    config = getattr(transformers, f"{name}Config")(**_fields(deepcopy({**own, **overrides})))
+    build = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    return write(build, config, directory, shards, seed)
 
 
 LLAMA3_ROPE: dict[str, Any] = {
@@ -170,23 +168,49 @@ LLAMA3_ROPE: dict[str, Any] = {
 """Llama 3.1's scaling of a context of 32 tokens. At a head size of 16, the first pair of features keeps its
 frequency, the second's is interpolated, and the others' are divided by 8."""
 
+ODD_WIDTHS = {
+    "hidden_size": 48,
+    "intermediate_size": 90,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
 
-def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Llama 3 checkpoint with a separate output head and scaled frequencies."""
-    own = {"head_dim": 16, "rope_parameters": dict(LLAMA3_ROPE)}
-    return _causal("Llama", own | overrides, directory, shards, seed)
+make_gemma3 = partial(
+    _causal,
+    "Gemma3Text",
+    {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
+)
+make_llama = partial(_causal, "Llama", {"head_dim": 16, "rope_parameters": dict(LLAMA3_ROPE)})
+"""Llama 3, with a separate output head and scaled frequencies."""
+make_qwen2 = partial(_causal, "Qwen2", {"head_dim": 16, "tie_word_embeddings": True})
+"""Qwen 2.5, with a tied head."""
+make_qwen3 = partial(_causal, "Qwen3", {"head_dim": 32, "tie_word_embeddings": True})
+make_gemma2 = partial(
+    _causal,
+    "Gemma2",
+    {
+        **{"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8},
+        **{"attn_logit_softcapping": 2.0, "attn_implementation": "eager"},
+    },
+)
+"""Gemma 2, whose soft-caps are low enough to bend the scores.
 
-
-def make_qwen2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Qwen 2.5 checkpoint with a tied head."""
-    own = {"head_dim": 16, "tie_word_embeddings": True}
-    return _causal("Qwen2", own | overrides, directory, shards, seed)
-
-
-def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Qwen 3 checkpoint with a tied head."""
-    own = {"head_dim": 32, "tie_word_embeddings": True}
-    return _causal("Qwen3", own | overrides, directory, shards, seed)
+The scores are scaled by another number than the head size, as in the 27B. Attention is transformers' eager
+one, because its other ones ignore the soft-cap.
+"""
+make_helium = partial(_causal, "Helium", {**ODD_WIDTHS, "head_dim": 8, "attention_bias": True})
+"""Helium, whose attention has biases and rotates neighboring features."""
+make_bamba = partial(
+    _causal,
+    "Bamba",
+    {
+        **ODD_WIDTHS,
+        "attn_layer_indices": [1],
+        **{"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12},
+        "mamba_chunk_size": 5,
+    },
+)
+"""Bamba: a layer of Mamba 2, whose chunks do not divide a row, and attention."""
 
 
 TABLES = ("embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
@@ -243,47 +267,3 @@ GEMMA4_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
 }
 """Makes a text config like Gemma 4 26B-A4B's: experts next to each dense block."""
-
-
-def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Gemma 2 checkpoint.
-
-    The soft-caps are low enough to bend the scores. The scores are scaled by another number than the head
-    size, as in the 27B. Attention is transformers' eager one, because its other ones ignore the soft-cap.
-    """
-    own = {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 8,
-        "attn_logit_softcapping": 2.0,
-        "attn_implementation": "eager",
-    }
-    return _causal("Gemma2", own | overrides, directory, shards, seed)
-
-
-ODD_WIDTHS = {
-    "hidden_size": 48,
-    "intermediate_size": 90,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
-
-
-def make_helium(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Helium checkpoint, whose attention has biases and rotates neighboring features."""
-    own = {**ODD_WIDTHS, "head_dim": 8, "attention_bias": True}
-    return _causal("Helium", own | overrides, directory, 1, seed)
-
-
-def make_bamba(directory: Path, seed: int = 0, **overrides: Any) -> Any:
-    """Write a Bamba checkpoint: a layer of Mamba 2, whose chunks do not divide a row, and attention."""
-    own = {
-        **ODD_WIDTHS,
-        "attn_layer_indices": [1],
-        "mamba_n_heads": 12,
-        "mamba_d_head": 8,
-        "mamba_n_groups": 2,
-        "mamba_d_state": 12,
-        "mamba_chunk_size": 5,
-    }
-    return _causal("Bamba", own | overrides, directory, 1, seed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from recipec.runtime.model.families.transformers import Transformers, TransformersArchitecture
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -37,8 +38,6 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_lora_targets_are_all_linear_layers(name: str, tmp_path: Path) -> None:
     """Check that all tensors are parameters, in their stored form."""
-    import torch
-
     model = MODELS[name][0](tmp_path)
     base = HFCheckpoint.open(tmp_path)
     base.verify()

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flax import nnx
+from jax._src.ad_checkpoint import saved_residuals
 
+from recipec.runtime.model import loading as models
+from recipec.runtime.model.quantize import dequantize
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.backends.torchax_models import (
     Torchax,
@@ -27,7 +34,6 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 def weights(built: Torchax) -> dict[str, np.ndarray]:
     """Dequantize the quantized tensors, by their names without the prefix."""
     from recipec.runtime.backends.torchax.model import tensor_name
-    from recipec.runtime.model.quantize import dequantize
 
     return {
         tensor_name(name): np.asarray(dequantize(built.arrays[name], np.float32))
@@ -38,10 +44,8 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.e2e)])
 def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) -> None:
     """Compare each device's part bit for bit: Gemma 4's fused keys and values, and keys used as values."""
-    from flax import nnx
 
     from recipec.runtime.backends.torchax.model import tensor_name
-    from recipec.runtime.model import loading as models
 
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     tiny.make_gemma4(tmp_path, **layers, **ODD)
@@ -74,8 +78,6 @@ def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize(("kind", "remat"), [("nf4", "save_dots"), ("int8", "decoder")])
 def test_gradients_match_torch_with_dequantized_base(kind: str, remat: str, tmp_path: Path) -> None:
     """Use Qwen 2, whose projections have biases. Projections without an adapter are quantized too."""
-    import torch
-
     make: Any = tiny.make_qwen2
     make(tmp_path, num_hidden_layers=1, **ODD)
     built = build(tmp_path, AXES, quantize=kind, remat=remat, targets=TARGETS)
@@ -102,11 +104,6 @@ def test_the_backward_pass_keeps_no_dequantized_weight(tmp_path: Path) -> None:
 
     Without rematerialization, the residuals of a plain model are its weights.
     """
-    from jax._src.ad_checkpoint import saved_residuals
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.loss import batch_loss
-
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     one = packed_batch()
 

@@ -6,10 +6,14 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
@@ -88,8 +92,6 @@ def test_trl_schedule_matches_train_py(variant: str, tmp_path: Path) -> None:
 
 
 def test_optimizer_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
-    import torch
-
     script = functions(files(tmp_path, *VARIANTS["cosine"])["baseline/train_trl.py"], tmp_path)
     made = script["optimizer"]([torch.nn.Parameter(torch.zeros(2))])
     schedule = script["schedule"](made, 20)
@@ -144,9 +146,6 @@ def test_accelerate_accepts_the_emitted_configuration(
 
 def test_model_class_names_match_transformers() -> None:
     """Use transformers' table of model types, including those that configs of our families may name."""
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
     kinds = {
         *(family.model_types[-1] for family in FAMILIES.values()),
         *("mistral", "ministral3", "phi3", "gemma", "granite", "olmo2", "olmo3", "smollm3", "glm4"),
@@ -217,22 +216,12 @@ def test_rebuild_keeps_backends_until_backend_option_changes_them(
     assert not (folder / "baseline").exists() and "backends" not in lock()
 
 
-def test_rebuild_reports_refusal_of_the_remembered_backend(
-    recipe: Callable[..., tuple[int, str, str]],
-) -> None:
-    assert recipe("--backend", "trl")[0] == 0
-    status, _, errors = recipe("--set", "lora.kv=shared")
-    assert status == 1 and "error[E0922]" in errors
-
-
 def test_only_nf4_requirements_include_bitsandbytes(tmp_path: Path) -> None:
     assert "bitsandbytes" not in files(tmp_path)["baseline/requirements-trl.txt"]
     assert "\nbitsandbytes==" in files(tmp_path, "lora.quantize=nf4")["baseline/requirements-trl.txt"]
 
 
 def test_trl_pins_equal_the_installed_versions(tmp_path: Path) -> None:
-    from importlib.metadata import version
-
     lines = files(tmp_path)["baseline/requirements-trl.txt"].splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert {"torch", "transformers", "trl", "peft", "accelerate"} <= set(pinned)
@@ -254,57 +243,3 @@ def test_ram_efficient_loading_is_off_for_nf4_and_gemma4(
     """
     text = files(tmp_path, *sets)["baseline/accelerate.yaml"]
     assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text
-
-
-PREFERENCES = {
-    "dpo.yaml": """\
-model_name_or_path: Qwen/Qwen3-0.6B
-datasets:
-  - path: json
-    data_files: pairs.jsonl
-use_peft: true
-learning_rate: 1e-5
-max_steps: 200
-per_device_train_batch_size: 2
-gradient_accumulation_steps: 2
-beta: 0.2
-""",
-    "axolotl.yaml": """\
-base_model: Qwen/Qwen3-0.6B
-rl: dpo
-rl_beta: 0.2
-dpo_loss_type: [robust]
-dpo_label_smoothing: 0.1
-datasets:
-  - path: pairs.jsonl
-    ds_type: json
-    type: {field_prompt: prompt, field_chosen: chosen, field_rejected: rejected}
-adapter: lora
-lora_r: 16
-lora_alpha: 32
-lora_target_linear: true
-micro_batch_size: 2
-gradient_accumulation_steps: 2
-max_steps: 200
-learning_rate: 1e-5
-""",
-}
-
-
-@pytest.mark.parametrize("name", PREFERENCES)
-def test_ported_dpo_config_builds_train_trl_with_the_same_settings(name: str, tmp_path: Path) -> None:
-    source, made = tmp_path / name, tmp_path / "recipe.yaml"
-    source.write_text(PREFERENCES[name])
-    row = {"prompt": "Name a river.", "chosen": " Rhine", "rejected": " Stone"}
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
-    script = ["--script", "dpo"] if name == "dpo.yaml" else []  # ORPO has a beta, too
-    for command in (
-        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8", *script],
-        ["build", str(made), "--backend", "trl", "-o", str(tmp_path / "out")],
-    ):
-        done = CliRunner().invoke(app, command, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-    (path,) = (tmp_path / "out").glob("*/baseline/train_trl.py")
-    train = functions(path.read_text(), tmp_path)["TRAIN"]
-    loss = ("robust", 0.1) if name == "axolotl.yaml" else ("sigmoid", 0.0)
-    assert (train.objective, train.beta, train.loss_type, train.label_smoothing) == ("dpo", 0.2, *loss)

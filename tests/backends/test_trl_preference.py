@@ -12,17 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.runtime.backends.trl.objectives import objective_of
 from recipec.runtime.backends.trl.pieces import Pieces
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
+from recipec.runtime.training.preference import METRICS, preference_loss
 from recipec.runtime.training.trace import Trace, count_targets
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
+from tests.runtime.decoders import fields
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
 STEPS = 4
@@ -109,7 +116,6 @@ class Table:
 
 def logps(values: np.ndarray) -> Any:
     """Return a table's `runtime.training.logps.token_logps`."""
-    import jax.numpy as jnp
 
     def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
         inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
@@ -123,10 +129,6 @@ def as_train_has_it(
     table: Table, batch: dict[str, Any], train: TrainSettings
 ) -> tuple[float, dict[str, Any]]:
     """Return a micro-batch's loss and metrics by runtime.training.preference."""
-    import jax.numpy as jnp
-
-    from recipec.runtime.training.preference import preference_loss
-
     inputs = {name: jnp.asarray(array) for name, array in batch.items()}
     loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, train)
     return float(loss), {name: float(number) for name, number in metrics.items()}
@@ -180,7 +182,6 @@ def test_preference_step_matches_train_py_for_any_process_count(
 def adapted(place: Place) -> Any:
     """Return transformers' model with PEFT's adapters, and a function that sets nonzero values."""
     from recipec.runtime.backends.model import adapter_parameters, attach, load_model
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(place.folder / "model")
     model = ModelSettings(id="tiny", family="llama", dtype="float32")
@@ -203,13 +204,9 @@ def test_dropout_on_shared_expert_projections_is_refused(tmp_path: Path) -> None
 
     PEFT takes them as weights, because by their names it means the experts.
     """
-    from recipec.compiler.rehearse.miniature import complete, write_checkpoint
     from recipec.runtime.backends.model import attach
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
-    from tests.runtime.decoders import CASES, SIZES
 
-    write_checkpoint(tmp_path / "model", complete({**SIZES, **CASES["qwen3_next"], "vocab_size": 512}))
+    write_checkpoint(tmp_path / "model", complete({**fields("qwen3_next"), "vocab_size": 512}))
     base = HFCheckpoint.open(tmp_path / "model")
     lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "up_proj"), dropout=0.1)
     with pytest.raises(UserError, match=r"no dropout on .*up_proj\.weight") as refusal:
@@ -220,7 +217,6 @@ def test_dropout_on_shared_expert_projections_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_preference_losses_and_gradients_match_trl(objective: str, place: Place, tmp_path: Path) -> None:
     """Compare to 1e-6 of the largest number, on TRL's own batch of the same texts."""
-    from transformers import AutoTokenizer
     from trl.trainer.utils import add_fused_lm_head
 
     model, move = adapted(place)
@@ -276,8 +272,6 @@ def test_resumed_run_equals_uninterrupted_run(place: Place, whole: Trace) -> Non
 
 @pytest.mark.e2e
 def test_dpo_metrics_have_trace_losses_evaluations_and_rewards(place: Place, whole: Trace) -> None:
-    from recipec.runtime.training.preference import METRICS
-
     entries = place.logged("whole")
     steps = [entry for entry in entries if "loss" in entry]
     assert [entry["loss"] for entry in steps] == whole.losses

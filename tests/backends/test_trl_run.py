@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.runtime.backends.model import labels
@@ -115,7 +116,6 @@ def test_checkpoint_without_trainer_state_is_ignored(place: Place, whole: Trace)
 @pytest.mark.e2e
 def test_peft_loads_the_saved_adapter_unchanged(place: Place, whole: Trace) -> None:
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(place.folder / "model", dtype="float32")
     model: Any = PeftModel.from_pretrained(base, place.folder / "whole" / "adapter")
@@ -229,7 +229,6 @@ def test_full_fine_tuning_saves_the_trained_model(tmp_path: Path) -> None:
         assert np.array_equal(trained.read(name), array), name
         assert not np.array_equal(base.read(name), array), name
     assert trained.side_files == base.side_files
-    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "full" / "model", dtype="float32")
     assert np.array_equal(

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
+import torch
 
 from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import MeshSettings, ModelSettings, TrainSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime.training import LENGTH, ROWS, TARGETS
@@ -45,11 +49,6 @@ class Torchax:
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
         """Return a micro-batch's training loss and its gradients."""
-        import jax
-        import optax
-
-        from recipec.runtime.model.sharding import shard_rows
-
         with self.mesh:
             placed = shard_rows(dict(batch), self.mesh)
             if self._compiled is None:
@@ -126,8 +125,6 @@ def reference(built: Torchax) -> Any:
 
 def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
     """Return a micro-batch's loss with transformers' own masks: summed over targets, divided by `norm`."""
-    import torch
-
     tokens, positions, segments = (
         torch.tensor(np.asarray(batch[name], np.int64)) for name in ("tokens", "positions", "segment_ids")
     )
@@ -179,10 +176,6 @@ def steps(
     built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Run AdamW, and return the steps' losses and the trained arrays."""
-    import optax
-
-    from recipec.runtime.model.sharding import shard_rows
-
     out = []
     with built.mesh:
         placed = [shard_rows(dict(batch), built.mesh) for batch in batches]
@@ -203,7 +196,6 @@ def torch_steps(
     built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Run `steps` in torch with PEFT."""
-    import torch
 
     from recipec.runtime.backends.model import adapter_parameters
 

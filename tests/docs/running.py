@@ -22,30 +22,19 @@ from tests.watch import watching
 
 NOT_RUN = {
     "make": "it installs, trains or builds for minutes",
-    "pip": "it installs",
-    "pipx": "it installs",
-    "uv": "it installs",
-    "source": "it changes the reader's shell",
-    "export": "it changes the reader's shell",
-    "recipe plan": "it compiles for minutes",
-    "recipe parity": "it trains for minutes",
-    "recipe rehearse": "it trains for minutes",
+    **dict.fromkeys(("pip", "pipx", "uv"), "it installs"),
+    **dict.fromkeys(("source", "export"), "it changes the reader's shell"),
+    **dict.fromkeys(("recipe plan", "recipe port --plan"), "it compiles for minutes"),
+    **dict.fromkeys(("recipe parity", "recipe rehearse", "python train.py"), "it trains"),
+    **dict.fromkeys(("recipe adapters", "recipe chat", "recipe push"), "it wants weights"),
     "recipe preview": "it wants the model's tokenizer",
-    "recipe adapters": "it wants weights",
-    "recipe chat": "it wants weights",
-    "recipe push": "it wants weights",
     "recipe serve": "it wants Docker, or a server",
     "recipe calibrate": "it wants a machine's probe",
-    "recipe port --plan": "it compiles for minutes",
     "recipe report --open": "it opens a browser",
     "python pytest": "it is what runs here",
-    "python recipec": "it rewrites this repository's files",
-    "python scripts": "it downloads, compiles, or rewrites this repository's files",
-    "python train.py": "it trains",
+    **dict.fromkeys(("python recipec", "python scripts"), "it rewrites this repository's files"),
     "python merge.py": "it wants a run's checkpoints",
-    "gcloud": "it wants Google Cloud",
-    "kubectl": "it wants a cluster",
-    "sky": "it wants Google Cloud",
+    **dict.fromkeys(("gcloud", "kubectl", "sky"), "it wants a cloud"),
     "tensorboard": "it serves until it is ended",
     "wandb": "it wants an account",
 }
@@ -139,7 +128,6 @@ def _run(words: shell.Words) -> tuple[int, str, str]:
 
 
 def _runs(folder: Path) -> None:
-    """Write finished runs."""
     for name in ("generated/quickstart/checkpoints", "runs/fast/checkpoints", "runs/slow/checkpoints"):
         watching.state(writing.run(folder / name, steps=20), "done", total=20, until=20)
     for name in ("low-rate", "high-rate"):

@@ -55,7 +55,6 @@ def test_every_command_in_running_text_exists(page: Path) -> None:
 
 
 def test_every_entry_of_not_run_is_a_command_on_a_page() -> None:
-    """Require a command on a page for each entry of NOT_RUN."""
     found = [
         running.listed(words)
         for page in PAGES

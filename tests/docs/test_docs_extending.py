@@ -1,4 +1,4 @@
-"""Tests of the catalog entry of docs/extending.md. compiler/test_new_family.py tests its other files."""
+"""Tests of the steps to add a model, and of the page for users of other tools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering import catalog
+from recipec.compiler.port.keys import tools
+from scripts import coming_from
 from tests.compiler import test_catalog
 from tests.docs.blocks import Block, blocks
 
@@ -42,3 +44,20 @@ def test_catalog_entry_of_the_page_passes_recipe_check(
         catalog.entries.cache_clear()
     before = CliRunner().invoke(app, command, catch_exceptions=False)
     assert before.exit_code == 1 and "E0801" in before.stderr
+
+
+def test_tables_match_the_results_of_port(update: bool) -> None:
+    text = coming_from.PAGE.read_text(encoding="utf-8")
+    made = coming_from.page(text)
+    if update:
+        coming_from.PAGE.write_text(made, encoding="utf-8")
+        text = made
+    assert coming_from.BLOCK.findall(text) and text == made, "run: python -m scripts.coming_from write"
+    assert {block[1] for block in coming_from.BLOCK.findall(text)} == set(coming_from.TRIED)
+
+
+@pytest.mark.parametrize("tool", [name for name in coming_from.TRIED if name != "unsloth"])
+def test_tried_keys_exist_in_the_tool(tool: str) -> None:
+    known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
+    known |= {"accelerate_config"}
+    assert {key.rpartition(".")[2] for key in coming_from.TRIED[tool]["keys"]} <= known

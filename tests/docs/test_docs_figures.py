@@ -62,7 +62,7 @@ def test_start_page_states_the_recorded_plan() -> None:
             r"within [\d.,]+ ms to ([\d.,]+) ms": round(1000 * high, 1),
             r"within [\d.,]+ ms to [\d.,]+ ms ([\d,]+) to": round(tokens / high),
             r"within [\d.,]+ ms to [\d.,]+ ms [\d,]+ to ([\d,]+) tokens/s": round(tokens / low),
-        },
+        }
     }.items():
         for pattern, expected in rows.items():
             assert figure(page, pattern) == expected, (page, pattern)

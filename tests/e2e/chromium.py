@@ -126,9 +126,6 @@ class Tab:
         answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
-    def pdf(self) -> bytes:
-        return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
-
     def requests(self) -> list[str]:
         """Return the addresses that the page requested, including its own, without data: URLs."""
         wanted = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")

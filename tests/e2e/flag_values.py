@@ -7,57 +7,10 @@ from typing import Any
 from recipec.compiler.checks.serve.flags import KEYS
 
 VALUES: list[Any] = [
-    *(
-        True,
-        False,
-        0,
-        1,
-        -3,
-        2.5,
-        -0.5,
-        10**12,
-        "x",
-        "",
-        "None",
-        "none",
-        "8k",
-        "1.5k",
-        "1.5K",
-        "2M",
-        "auto",
-        "AUTO",
-    ),
-    *(
-        "{",
-        "{}",
-        '{"a": 1}',
-        "[1, 2]",
-        '["a"]',
-        "0,1",
-        "0,x",
-        "7",
-        " 7",
-        "1_000",
-        "1e3",
-        "nan",
-        "-x",
-        "--x",
-        "true",
-    ),
-    *(
-        {},
-        {"zzz": 1},
-        [],
-        ["x"],
-        [1, 2],
-        ["1", "x"],
-        ["-x"],
-        ["-3"],
-        [{"a": 1}],
-        "eager",
-        "lru",
-        "FlashInfer",
-    ),
+    *(True, False, 0, 1, -3, 2.5, -0.5, 10**12, "x", "", "None", "none", "8k", "1.5k", "1.5K", "2M"),
+    *("auto", "AUTO", "{", "{}", '{"a": 1}', "[1, 2]", '["a"]', "0,1", "0,x", "7", " 7", "1_000", "1e3"),
+    *("nan", "-x", "--x", "true", {}, {"zzz": 1}, [], ["x"], [1, 2], ["1", "x"], ["-x"], ["-3"]),
+    *([{"a": 1}], "eager", "lru", "FlashInfer"),
 ]
 
 DOTTED: list[tuple[str, Any]] = [
@@ -125,10 +78,7 @@ benchmark: {input_lengths: [512]}
 """
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "four heads on eight devices": (
-        ("serve.tensor_parallel_size=8", "serve.data_parallel_size=1"),
-        "E0606",
-    ),
+    "four heads on eight devices": (("serve.tensor_parallel_size=8", "serve.data_parallel_size=1"), "E0606"),
     "malformed JSON": (('serve.extra_args={additional_config: "{a}"}',), "E0625"),
     "unknown flag": (("serve.extra_args={gpu_memory_utilisation: 0.9}",), "E0623"),
     "a share above one": (("serve.extra_args={gpu_memory_utilization: 1.5}",), "E0625"),

@@ -30,16 +30,11 @@ class Tuned:
     seconds: float
 
 
-def tune(root: Path, base: Path, folder: Path, *sets: str) -> Tuned:
-    """Build the recipe into an empty folder, train, and merge with --verify.
-
-    Args:
-        sets: changes of the recipe, as in `--set`.
-    """
+def tune(root: Path, base: Path, folder: Path) -> Tuned:
+    """Build the recipe into an empty folder, train, and merge with --verify."""
     started = time.monotonic()
     generated = folder / "generated"
-    options = [word for one in sets for word in ("--set", one)]
-    run(root, "-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", generated, *options)
+    run(root, "-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
     artifact = generated / RECIPE
     places = ("--model", base, "--output", folder / "run")
     trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")

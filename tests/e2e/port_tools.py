@@ -1,4 +1,4 @@
-"""Print as JSON how LLaMA-Factory and Axolotl handle rows, targets and defaults, from their own sources.
+"""Print as JSON the tokens and labels that LLaMA-Factory and Axolotl make of rows, by their own code.
 
 Empty modules replace imported packages that play no part here.
 """
@@ -41,7 +41,6 @@ ROW: dict[str, Any] = {
     "message_1": "Hello?",
     "message_2": "Hello.",
 }
-MODELS = ("google/gemma-4-E2B", "google/gemma-4-31B", "google/gemma-3-4b-it", "Qwen/Qwen3-0.6B")
 OWN = {
     "format": "Q: {instruction} {input}\nA: ",
     "no_input_format": "Q: {instruction}\nA: ",
@@ -51,14 +50,7 @@ OWN = {
 
 def main() -> None:
     _stand_ins()
-    out = {
-        "templates": templates(),
-        "linear": linear(),
-        "defaults": defaults(),
-        "alpaca": alpaca(),
-        "prompts": prompts(),
-    }
-    print(json.dumps(out))
+    print(json.dumps({"templates": templates(), "prompts": prompts()}))
 
 
 def _stand_ins() -> None:
@@ -95,54 +87,6 @@ def templates() -> dict[str, Any]:
                     encoded = made._encode_data_example(messages[:-1], messages[-1:], system, "", [], [], [])
                     out[f"{name}|{thinking}|{title}|{system}"] = encoded
     return out
-
-
-def linear() -> dict[str, Any]:
-    """Return, by model, what LLaMA-Factory passes to PEFT for `lora_target: all` and for a list."""
-    import torch
-    import transformers
-    from llamafactory.model.model_utils.misc import find_all_linear_modules
-    from llamafactory.model.model_utils.visual import patch_target_modules
-
-    from recipec.compiler.lowering.catalog import entries
-
-    frozen = SimpleNamespace(
-        freeze_vision_tower=True, freeze_multi_modal_projector=True, freeze_language_model=False
-    )
-    out: dict[str, Any] = {}
-    for name in MODELS:
-        config = entries()[name]["config"]
-        made = transformers.AutoConfig.for_model(**config)
-        with torch.device("meta"):
-            model = getattr(transformers, config["architectures"][0])(made)
-        for title, given in (("all", find_all_linear_modules(model, True)), ("list", ["q_proj", "v_proj"])):
-            out[f"{name}|{title}"] = sorted(patch_target_modules(model, frozen, given))
-    return out
-
-
-def defaults() -> dict[str, Any]:
-    """Return LLaMA-Factory's arguments with its defaults."""
-    from llamafactory.hparams.data_args import DataArguments
-    from llamafactory.hparams.finetuning_args import FinetuningArguments
-
-    tuned, packed = FinetuningArguments(lora_rank=12), DataArguments(neat_packing=True, cutoff_len=512)
-    return {
-        "alpha": tuned.lora_alpha,
-        "target": tuned.lora_target,
-        "beta": tuned.pref_beta,
-        "cutoff": packed.cutoff_len,
-        "packing": packed.packing,
-    }
-
-
-def alpaca() -> dict[str, Any]:
-    """Return a row of instructions as LLaMA-Factory joins it."""
-    from llamafactory.data.converter import AlpacaDatasetConverter
-    from llamafactory.data.parser import DatasetAttr
-
-    attributes = DatasetAttr("hf_hub", "x", system="system")
-    made: dict[str, Any] = AlpacaDatasetConverter(attributes, SimpleNamespace())(ROW)
-    return {key: made[key] for key in ("_prompt", "_response", "_system")}
 
 
 def prompts() -> dict[str, Any]:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipec.runtime.serving.client import Client, ServerError
+from recipec.runtime.serving.client import Client
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.e2e.docker_engine import Engine
 from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.ports import free_port
 from tests.runtime.runs import lora_section, save_run
 
-SENTINELS = {
-    "VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a",
-    "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2",
-}
+SENTINELS = {"VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a", "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2"}
 """Secrets in every command of these tests, which may only be in the container's environment."""
 
 RECIPE = """\
@@ -45,7 +41,6 @@ merge: {{output: merged, dtype: float32, adapter: true}}
 serve:
   accelerator: v6e-1
   image: {image}
-  weights: {weights}
   tensor_parallel_size: 1
   max_model_len: 256
   max_num_seqs: 32
@@ -56,11 +51,9 @@ serve:
   # What vLLM on a CPU takes, and what transformers is compared in.
   extra_args: {{dtype: float32, enforce_eager: true}}
   # The image has no C++ compiler, and vLLM would compile what it gathers log probabilities with.
-  env: {{TORCHDYNAMO_DISABLE: "1"{env}}}
-benchmark: {benchmark}
+  env: {{TORCHDYNAMO_DISABLE: "1"}}
+benchmark: {{input_lengths: [32], output_length: 8, request_rates: [8, inf], prompts: 12}}
 """
-
-BENCHMARK = "{input_lengths: [32], output_length: 8, request_rates: [8, inf], prompts: 12}"
 
 CONVERSATION = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 
@@ -75,7 +68,6 @@ class Tiny:
 
 
 def tiny_gemma4(folder: Path) -> Tiny:
-    """Make a tiny Gemma 4 in an empty folder."""
     base = folder / "base"
     make_gemma4(base)
     opened = HFCheckpoint.open(base)
@@ -84,35 +76,18 @@ def tiny_gemma4(folder: Path) -> Tiny:
     return Tiny(base, merged, adapter)
 
 
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended.
-
-    Attributes:
-        output: both streams.
-        cpu: the CPU seconds of the command and its children.
-    """
-
-    status: int
-    output: str
-    seconds: float
-    cpu: float
-
-
 @dataclass
 class Artifact:
     """A built artifact whose commands use the tests' engine.
 
     Attributes:
         said: the output of all commands.
-        figures: seconds, by what took them.
     """
 
     folder: Path
     url: str
     engine: Engine
     said: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -125,9 +100,9 @@ class Artifact:
     def environment(self) -> dict[str, str]:
         return self.engine.environment(**SENTINELS)
 
-    def run(self, *command: str | Path, status: int = 0) -> Done:
-        """Run a command in serve/ until it ends, which must be with `status`."""
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    def run(self, *command: str | Path, status: int = 0) -> str:
+        """Run a command in serve/ until it ends, which must be with `status`, and return both streams."""
+        started = time.monotonic()
         ended = subprocess.run(
             [str(word) for word in command],
             cwd=self.folder / "serve",
@@ -138,82 +113,28 @@ class Artifact:
             text=True,
             errors="replace",
         )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        done = Done(ended.returncode, ended.stdout, time.monotonic() - started, cpu)
-        self.said.append(done.output)
+        said = ended.stdout
+        self.said.append(said)
         words = " ".join(str(word) for word in command)
-        took = f"{done.seconds:.0f} s, {cpu:.0f} s of CPU"
-        print(f"\n$ {words}\n{done.output[-2500:]}[{done.status} after {took}]")
-        assert done.status == status, f"{words} ended with {done.status}\n{done.output[-6000:]}"
-        return done
+        took = f"{time.monotonic() - started:.0f} s"
+        print(f"\n$ {words}\n{said[-2500:]}[{ended.returncode} after {took}]")
+        assert ended.returncode == status, f"{words} ended with {ended.returncode}\n{said[-6000:]}"
+        return said
 
-    def recipe(self, *words: str | Path, status: int = 0) -> Done:
+    def recipe(self, *words: str | Path, status: int = 0) -> str:
         return self.run(sys.executable, "-m", "recipec.compiler.cli.main", *words, status=status)
-
-    def start(self, *words: str | Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a `recipe` command that runs in parallel with the test."""
-        command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, words)]
-        with log.open("wb") as output:
-            return subprocess.Popen(
-                command,
-                cwd=self.folder / "serve",
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
 
     def inspect(self, container: str) -> dict[str, Any]:
         (told,) = json.loads(self.engine.docker("inspect", container))
         return dict(told)
 
-    def await_health(self, seconds: float) -> float:
-        """Wait until the server answers, and return the seconds."""
-        started = time.monotonic()
-        while not self.client.healthy():
-            assert time.monotonic() - started < seconds, f"no answer within {seconds} s"
-            time.sleep(0.5)
-        return time.monotonic() - started
 
-    def metric(self, name: str) -> float:
-        """Return the sum of a metric's values, or 0 if the server does not answer."""
-        try:
-            text = self.client.text("/metrics")
-        except ServerError:
-            return 0.0
-        lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def build(
-    folder: Path,
-    name: str,
-    engine: Engine,
-    image: str,
-    model: Path,
-    weights: str = "merged",
-    env: Mapping[str, str] | None = None,
-    benchmark: str = BENCHMARK,
-) -> Artifact:
-    """Build an artifact in `folder`/generated that serves on a free port.
-
-    Args:
-        env: further environment variables of the server.
-    """
+def build(folder: Path, name: str, engine: Engine, image: str, model: Path) -> Artifact:
+    """Build an artifact in `folder`/generated that serves merged weights on a free port."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
-    text = RECIPE.format(
-        name=name,
-        model=model,
-        image=image,
-        weights=weights,
-        port=port,
-        env="".join(f', {key}: "{value}"' for key, value in (env or {}).items()),
-        benchmark=benchmark,
-    )
-    (folder / f"{name}.yaml").write_text(text)
+    (folder / f"{name}.yaml").write_text(RECIPE.format(name=name, model=model, image=image, port=port))
     artifact = Artifact(folder / "generated" / name, f"http://127.0.0.1:{port}", engine)
     command = [sys.executable, "-m", "recipec.compiler.cli.main", "build", str(folder / f"{name}.yaml")]
     done = subprocess.run(

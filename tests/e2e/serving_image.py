@@ -143,7 +143,6 @@ class _Image:
 
 
 def _write(image: _Image, python: Path) -> None:
-    """Write every file of the image."""
     program = Path(os.path.realpath(python))
     stdlib = Path(sysconfig.get_path("stdlib"))
     (packages,) = vllm_cpu.FOLDER.glob("lib/python*/site-packages")

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
@@ -66,8 +68,6 @@ def merge(place: Path, *options: object, output: str = "out") -> str:
 
 
 def logits(model: Any) -> np.ndarray:
-    import torch
-
     tokens = torch.from_numpy(np.random.default_rng(0).integers(3, 500, (2, 23)))
     with torch.no_grad():
         out: np.ndarray = model.eval()(input_ids=tokens, use_cache=False).logits.numpy()
@@ -77,8 +77,6 @@ def logits(model: Any) -> np.ndarray:
 def test_merged_model_gives_the_logits_of_the_peft_merge(place: Path) -> None:
     """Compare logits within 1e-5; the adapters change them by far more."""
     import peft
-    import torch
-    from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
     before = logits(base)

@@ -218,20 +218,3 @@ def test_pipx_install_works_with_python_3_11(
     run(*command, dist / NAMES[0], cwd=tmp_path, **places)
     look(root, tmp_path / "pipx" / "venvs" / "recipec" / "bin" / "python", tmp_path)
     walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)
-
-
-@pytest.mark.nightly
-def test_uv_tool_install_works_with_python_3_12(
-    root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
-) -> None:
-    places = {
-        "HOME": tmp_path / "home",
-        "UV_TOOL_DIR": tmp_path / "tools",
-        "UV_TOOL_BIN_DIR": tmp_path / "bin",
-        "UV_CACHE_DIR": tmp_path / "cache",
-        "UV_PYTHON_DOWNLOADS": "never",
-    }
-    command = (sys.executable, "-m", "uv", "tool", "install", "--python", interpreter("3.12"))
-    run(*command, dist / NAMES[0], cwd=tmp_path, **places)
-    look(root, tmp_path / "tools" / "recipec" / "bin" / "python", tmp_path)
-    walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)

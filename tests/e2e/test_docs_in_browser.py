@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.chromium import Tab, cases
-from tests.waiting import until
 
 PAGES = ("architecture", "index", "start", "comparison", "commands", "language/train", "diagnostics/mesh")
 WINDOWS = ((360, "light"), (1440, "dark"))
@@ -32,7 +31,6 @@ PICTURE = """
 (() => { const box = document.querySelector("img[src$='architecture.svg']").getBoundingClientRect();
   return [box.width, box.height, innerWidth]; })()
 """
-FOUND = "[...document.querySelectorAll('.md-search-result__link')].map((one) => one.getAttribute('href'))"
 
 
 class Silent(SimpleHTTPRequestHandler):
@@ -86,25 +84,3 @@ def test_docs_page_has_no_console_errors_and_no_overflow(
     if name == "architecture":
         wide, high, window = browser.evaluate(PICTURE)
         assert wide >= min(320, 0.85 * window) and high > wide  # its text is 13 of 400 units wide
-
-
-@pytest.mark.nightly
-def test_docs_search_finds_a_diagnostic_code(browser: Tab, address: str) -> None:
-    browser.show(Address(f"{address}/index.html"), 1440, "light")  # type: ignore[arg-type]
-    browser.evaluate(
-        """(() => { const field = document.querySelector("input[data-md-component='search-query']");
-        document.querySelector("#__search").click(); field.focus(); field.value = "E0203";
-        field.dispatchEvent(new Event("keyup", {bubbles: true}));
-        field.dispatchEvent(new Event("input", {bubbles: true})); })()"""
-    )
-    until(lambda: browser.evaluate(FOUND))
-    found = browser.evaluate(FOUND)
-    assert any("/diagnostics/mesh.html" in link and link.endswith("#E0203") for link in found), found
-
-
-@pytest.mark.nightly
-def test_docs_page_opens_from_disk_without_network(browser: Tab, site: Path) -> None:
-    browser.show(site / "start.html", 390, "dark")
-    assert all(request.startswith(("file:", "data:")) for request in browser.requests())
-    link = browser.evaluate("document.querySelector(\"a[href='diagnostics.html']\").href")
-    assert link == (site / "diagnostics.html").as_uri()

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from transformers import AutoTokenizer
 
+from recipec.runtime.model.families import family_of
 from scripts.gemma3_answers import answers, in_format, load
 from tests.e2e.gemma3 import Tuned
 
@@ -20,10 +23,6 @@ pytestmark = pytest.mark.e2e
 
 def test_checkpoint_has_its_family_tensors_and_completes_known_texts(checkpoint: Path) -> None:
     """Check that it holds its family's tensors, and continues a well-known text."""
-    from safetensors import safe_open
-
-    from recipec.runtime.model.families import family_of
-
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     family = family_of(config)
     expected = {
@@ -47,7 +46,6 @@ def test_checkpoint_has_its_family_tensors_and_completes_known_texts(checkpoint:
 def test_tokenizer_json_matches_sentencepiece_and_gives_offsets(checkpoint: Path, root: Path) -> None:
     """Check that tokenizer.json encodes as the model's SentencePiece does, with each token's offsets."""
     import sentencepiece
-    from transformers import AutoTokenizer
 
     fast = AutoTokenizer.from_pretrained(checkpoint)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(checkpoint / "tokenizer.model"))

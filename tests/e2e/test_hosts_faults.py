@@ -15,28 +15,54 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.group_preludes import AHEAD, FULL, PACED, PREFERENCES
-from tests.hosts.processes import (
-    DUMPED,
-    PATIENT,
-    PEER,
-    Processes,
-    begun,
-    dumped_rows,
-    light,
-    losses,
-    start,
-)
+from tests.hosts.processes import DUMPED, PATIENT, PEER, Processes, begun, dumped_rows, light, losses, start
 from tests.ports import free_port
-from tests.runtime.artifacts import assert_equal, saved, steps, train, write_artifact
+from tests.runtime.artifacts import SLOW, assert_equal, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import SLOW
 
 pytestmark = pytest.mark.e2e
 
 STEPS = 4
 MANY, KILLS = 24, 6
 PAIR = {"fsdp": 2, "tp": 1}
+
+AHEAD = """
+import os
+import time
+
+if os.environ.get("JAX_PROCESS_ID") == "1":
+    right = time.time
+    time.time = lambda: right() + 3600
+"""
+"""Code of an artifact in which process 1's clock is an hour ahead."""
+
+FULL = """
+LORA = None
+"""
+
+PREFERENCES = """
+DATA = dataclasses.replace(
+    DATA, train=("pairs.jsonl",), eval=(), format="preference", loss_on="completion", max_length=48
+)
+TRAIN = dataclasses.replace(TRAIN, objective="dpo")
+"""
+
+PACED = """
+import time
+
+from runtime.training import trainer
+
+quick = trainer.Trainer._step
+
+
+def paced(self, *arguments):
+    time.sleep(0.4)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = paced
+"""
+"""Code of an artifact whose run spends most of its time on steps."""
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +100,7 @@ def clean(group: Processes) -> None:
     ],
 )
 def test_multi_process_run_matches_single_process_run(
-    place: Path,
-    lives: Lives,
-    name: str,
-    count: int,
-    axes: Mapping[str, int],
-    more: str,
+    place: Path, lives: Lives, name: str, count: int, axes: Mapping[str, int], more: str
 ) -> None:
     """Cover weights sharded over processes, slices, preferences, and a clock that is an hour ahead."""
     write_pairs(place / "pairs.jsonl")

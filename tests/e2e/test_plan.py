@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,68 +113,6 @@ def test_estimate_from_few_layers_matches_compilation_of_all_layers(small: Path,
     assert near.memory.used == pytest.approx(exact.memory.used, rel=0.02)
     assert near.seconds == pytest.approx(exact.seconds, rel=0.02)
     assert (near.collectives, near.kernels) == (exact.collectives, exact.kernels)
-
-
-def test_sharding_constraints_change_the_compiled_collectives(root: Path, small: Path) -> None:
-    """Compile as Tunix would on a CPU backend."""
-    sets = ("remat.policy=none",)
-    kept = compiled(small, {"kept": (sets, 2)})["kept"]
-    job = Job(small, sets, (0, 1))
-    script = root / "tests" / "e2e" / "dropped_constraints.py"
-    from recipec.compiler.plan.pool import environment as of_workers
-    from recipec.compiler.plan.pool import read_result
-    from recipec.compiler.plan.results import JOB
-
-    done = subprocess.run(
-        [sys.executable, str(script), str(os.getpid())],
-        input=JOB.dump_json(job),
-        capture_output=True,
-        env=of_workers(),
-    )
-    dropped = read_result(done.returncode, done.stdout.decode().strip().rpartition("\n")[2], [])
-    assert isinstance(dropped, Compiled), done.stderr.decode()[-2000:]
-    assert {(c.kind, c.axes, c.count) for c in kept.collectives} != {
-        (c.kind, c.axes, c.count) for c in dropped.collectives
-    }
-    assert kept.weights == dropped.weights
-
-
-def test_gemma4_31b_plan_is_plausible_and_then_cached(root: Path, tmp_path: Path) -> None:
-    page = tmp_path / "plan.html"
-    first = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json", "--html", page)
-    assert first.returncode == 0, first.stderr[-3000:]
-    assert "<html" in page.read_text(encoding="utf-8")
-    plan = json.loads(first.stdout)["plan"]
-    made, memory = plan["estimate"], plan["estimate"]["memory"]
-    assert plan["cached"] is False and made["compiled_layers"] == [6] and made["layers"] == 60
-    # 30.7 billion parameters in bfloat16 over four chips; 489,717,760 trained parameters in float32, with
-    # Adam's two moments of each.
-    assert memory["weights"] == pytest.approx(30.7e9 * 2 / 4, rel=0.01)
-    assert memory["adapters"] == pytest.approx(memory["optimizer"] / 2, rel=0.01)
-    used = sum(value for key, value in memory.items() if key != "available")
-    assert 0.5 * memory["available"] < used < memory["available"]
-    assert 0.3 < made["mfu"] < 1
-    again = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json")
-    assert json.loads(again.stdout)["plan"]["cached"] is True
-    assert json.loads(again.stdout)["plan"]["estimate"] == made
-    text = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml")
-    assert "estimate" in text.stdout and "Traceback" not in text.stderr
-
-
-def test_plan_that_does_not_fit_suggests_splash_attention(root: Path, tmp_path: Path) -> None:
-    """Plan rows of 64k tokens with whole scores: [2, 65536, 65536] in float32 on each device."""
-    few = planned.small(tmp_path, {**LLAMA, "num_hidden_layers": 3})
-    sets = ["mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536"]
-    arguments = [word for item in sets for word in ("--set", item)]
-    done = recipe(root, "plan", few, *arguments)
-    assert done.returncode == 1
-    assert "error[E1001]" in done.stderr and "--> --set" in done.stderr
-    assert "attention: splash" in done.stderr
-
-
-def recipe(root: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, arguments)]
-    return subprocess.run(command, cwd=root, env=os.environ, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize("name", ["v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -13,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering.catalog import find
 from recipec.compiler.port.dialects.axolotl_data import plain_type, user_defined
 from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
-from recipec.compiler.port.dialects.llamafactory import target_modules
-from recipec.compiler.port.meaning import adapters, conversion, templates
+from recipec.compiler.port.meaning import templates
 from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
@@ -105,32 +102,3 @@ def test_ported_axolotl_dataset_type_gives_the_same_prompts(theirs: Any, name: s
         made = parser_of("prompt_completion")("x", namespace["convert"](row), {})
         ids, labels = theirs["prompts"][f"{name}|{title}"]
         assert encoded(made, None, "prompt_completion", "completion") == (ids, learned(labels)), title
-
-
-@pytest.mark.parametrize("name", port_tools.MODELS)
-@pytest.mark.parametrize("given", [["all"], ["q_proj", "v_proj"]])
-def test_ported_llamafactory_targets_select_the_same_projections(
-    theirs: Any, name: str, given: list[str]
-) -> None:
-    model = find(name, Path())
-    found = theirs["linear"][f"{name}|{'all' if given == ['all'] else 'list'}"]
-    ours = adapters.choose(model, target_modules(model, given))
-    wanted = adapters.choose(model, found)
-    assert ours == wanted and ours.sites
-    text = [each for each in found if "." in each and re.search(r"layers\.\d+\.(self_attn|mlp)\.\w+$", each)]
-    assert not text or {each[each.index("layers.") :] for each in text} == set(ours.sites)
-
-
-def test_llamafactory_defaults_match_the_ported_values(theirs: Any) -> None:
-    assert theirs["defaults"] == {"alpha": 24, "target": ["all"], "beta": 0.1, "cutoff": 511, "packing": True}
-
-
-def test_ported_llamafactory_alpaca_rows_give_the_same_messages(theirs: Any) -> None:
-    namespace: dict[str, Any] = {}
-    exec(conversion.alpaca(conversion.Alpaca(system="system"), False), namespace)
-    made = theirs["alpaca"]
-    assert namespace["convert"](port_tools.ROW)["messages"] == [
-        {"role": "system", "content": made["_system"]},
-        *made["_prompt"],
-        *made["_response"],
-    ]

@@ -82,34 +82,6 @@ def test_report_page_has_no_console_errors_and_no_overflow(
 
 
 @pytest.mark.nightly
-def test_dragged_range_zooms_all_plots(browser: Tab, pages: dict[str, Path]) -> None:
-    browser.show(pages["compared"], 1440, "light")
-    low, high = ranges(browser)["xaxis"]
-    left, top, width, height = browser.evaluate(
-        """(() => {
-          const plot = document.querySelector("#plot-curves .nsewdrag");
-          plot.scrollIntoView({ block: "center" });
-          const box = plot.getBoundingClientRect();
-          return [box.x, box.y, box.width, box.height];
-        })()"""
-    )
-    drag(browser, left + 0.25 * width, left + 0.5 * width, top + height / 2)
-    dragged = pytest.approx([low + 0.25 * (high - low), low + 0.5 * (high - low)], rel=0.05)
-    until(lambda: ranges(browser)["xaxis"] == dragged)
-    assert len(ranges(browser)) >= 6 and all(one == dragged for one in ranges(browser).values())
-
-
-def drag(browser: Tab, start: float, end: float, y: float) -> None:
-    browser.hover(start, y)
-    at = {"button": "left", "clickCount": 1}
-    browser.send("Input.dispatchMouseEvent", type="mousePressed", x=start, y=y, **at)
-    for share in (0.3, 0.6, 1.0):
-        x = start + share * (end - start)
-        browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, buttons=1, **at)
-    browser.send("Input.dispatchMouseEvent", type="mouseReleased", x=end, y=y, **at)
-
-
-@pytest.mark.nightly
 def test_plot_buttons_change_axis_and_scale_and_modebar_is_absent(
     browser: Tab, pages: dict[str, Path]
 ) -> None:

@@ -134,22 +134,6 @@ def test_adapter_passes_every_smoke_check_on_real_vllm(
     assert 0 < record["figures"]["ttft_seconds"] < 60 and record["figures"]["tokens_per_second"] > 0.1
 
 
-def test_no_op_adapter_fails_smoke_on_real_vllm(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(served, "untrained", "--text") == 1
-    output = capfd.readouterr().out
-    print(output)
-    assert "no-op: untrained answers as tuned-base does, with the same log probabilities" in output
-    assert "1 of 9 checks FAILED" in output
-
-
-def test_smoke_reports_a_wrong_api_key_on_real_vllm(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "tahini")
-    assert run(served, "tuned") == 1
-    assert "the server has another key than VLLM_API_KEY" in capfd.readouterr().out
-
-
 def test_verify_distinguishes_merged_model_and_base_on_real_vllm(
     served: Served, figures: dict[str, Any]
 ) -> None:

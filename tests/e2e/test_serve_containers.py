@@ -1,8 +1,8 @@
-"""Tests of generated artifacts in real containers, with secrets that must appear nowhere.
+"""Tests of a generated artifact in a real container, with secrets that must appear nowhere.
 
-Both builders build the image. Docker compose and `recipe serve` start it. The tests send requests, benchmark
-and verify it. vLLM for CPU replaces vLLM-TPU (serving_image.py), and the model is a tiny Gemma 4 in the
-multimodal layout.
+Both builders build the image. `recipe serve` builds it too, starts it and ends it. The tests send requests,
+benchmark and verify it. vLLM for CPU replaces vLLM-TPU (serving_image.py), and the model is a tiny Gemma 4 in
+the multimodal layout.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,12 +41,12 @@ def merged(
 
 @pytest.fixture(scope="module")
 def composed(merged: Artifact) -> Iterator[Artifact]:
-    """Start the artifact's server with docker compose."""
+    """Start the artifact's server."""
     try:
-        merged.run("docker", "compose", "up", "--build", "--detach", "--wait")
+        merged.recipe("serve", "up", merged.folder, "--detach")
         yield merged
     finally:
-        merged.run("docker", "compose", "down", "--volumes")
+        merged.recipe("serve", "down", merged.folder, "--volumes")
 
 
 @pytest.mark.e2e
@@ -76,9 +79,10 @@ def test_docker_build_with_and_without_buildkit_gives_the_same_image(
 
 
 @pytest.mark.e2e
-def test_docker_compose_up_waits_for_a_healthy_server(composed: Artifact) -> None:
-    state = composed.inspect(_container(composed))["State"]
-    assert state["Health"]["Status"] == "healthy"
+def test_serve_up_waits_for_a_healthy_server(composed: Artifact) -> None:
+    told = composed.inspect(_container(composed))
+    assert told["State"]["Health"]["Status"] == "healthy"
+    assert told["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
     assert composed.client.healthy()
 
 
@@ -95,7 +99,7 @@ def test_api_key_is_only_in_the_container_environment(composed: Artifact) -> Non
 
 @pytest.mark.e2e
 def test_smoke_sh_passes_on_the_composed_server(composed: Artifact) -> None:
-    said = composed.run("./smoke.sh").output
+    said = composed.run("./smoke.sh")
     assert "checks ok" in said
     assert re.search(r"first request .* first token after [0-9]+ ms", said)
     assert "API key" in said
@@ -114,7 +118,7 @@ def test_bench_sh_measures_two_points_on_the_composed_server(composed: Artifact)
 
 @pytest.mark.e2e
 def test_verify_accepts_the_served_merged_checkpoint(composed: Artifact) -> None:
-    said = composed.recipe("serve", "verify", composed.url, "--artifact", composed.folder).output
+    said = composed.recipe("serve", "verify", composed.url, "--artifact", composed.folder)
     assert "verdict: the same model" in said
 
 
@@ -122,55 +126,57 @@ def test_verify_accepts_the_served_merged_checkpoint(composed: Artifact) -> None
 def test_verify_rejects_the_base_checkpoint(composed: Artifact, tiny: Tiny) -> None:
     """Verify against the base, which differs from the merged weights."""
     words = ("--model", tiny.base, "--server-dtype", "float32")
-    said = composed.recipe("serve", "verify", composed.url, *words, status=1).output
+    said = composed.recipe("serve", "verify", composed.url, *words, status=1)
     assert "verdict: the endpoint is not this checkpoint" in said
 
 
 @pytest.mark.e2e
-def test_docker_compose_down_leaves_no_secret(composed: Artifact, engine: Engine, seen: set[str]) -> None:
+def test_serve_down_leaves_no_secret(composed: Artifact, engine: Engine, seen: set[str]) -> None:
     """Search argument lists, outputs, the artifact and the engine's files after all tests above."""
-    logs = composed.run("docker", "compose", "logs", "--no-color").output
+    logs = composed.run("docker", "compose", "logs", "--no-color")
     assert "Application startup complete" in logs
-    composed.run("docker", "compose", "down")
+    composed.recipe("serve", "down", composed.folder)
     assert engine.containers() == []
     check_secrets(composed, engine, seen)
 
 
-@pytest.fixture(scope="module")
-def beside(
-    engine: Engine, vllm_image: str, tiny: Tiny, seen: set[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Artifact]:
-    """Serve the adapter next to its base with `recipe serve up`."""
-    artifact = build(
-        tmp_path_factory.mktemp("beside"),
-        "tiny-adapter",
-        engine,
-        vllm_image,
-        tiny.base,
-        weights="adapter",
-        # `recipe check` asks for it: tpu-inference's own Gemma 4 supports no adapters.
-        env={"MODEL_IMPL_TYPE": "vllm"},
-    )
-    try:
-        artifact.recipe("serve", "up", artifact.folder, "--detach", "--adapter", tiny.adapter)
-        yield artifact
-    finally:
-        artifact.recipe("serve", "down", artifact.folder, "--volumes")
+def asked(artifact: Artifact, prompt: list[int], tokens: int) -> dict[str, object]:
+    """Return a request for an answer of a number of tokens."""
+    body = {"model": artifact.name, "prompt": prompt, "max_tokens": tokens}
+    return body | {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.mark.nightly
-def test_smoke_sh_passes_for_a_working_adapter(beside: Artifact) -> None:
-    said = beside.run("./smoke.sh").output
-    assert "checks ok" in said
-    assert re.search(r"ok +differs from base", said)
+def test_all_requests_of_64_clients_are_answered(composed: Artifact) -> None:
+    def ask(number: int) -> tuple[str, int]:
+        prompt = [2, *(30 + number * step % 400 for step in range(1, 9))]
+        answer = composed.client.post("/v1/completions", asked(composed, prompt, 8))
+        return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+    with ThreadPoolExecutor(64) as pool:
+        assert Counter(pool.map(ask, range(1000))) == {("length", 8): 1000}
 
 
 @pytest.mark.nightly
-def test_serve_down_leaves_no_secret(beside: Artifact, engine: Engine, seen: set[str]) -> None:
-    beside.said.append(engine.docker("logs", f"{beside.name}-vllm-1"))
-    beside.recipe("serve", "down", beside.folder)
-    assert engine.containers() == []
-    check_secrets(beside, engine, seen)
+def test_requests_in_flight_finish_when_serve_down_stops_the_server(composed: Artifact) -> None:
+    """Stop the server when each of eight streams has begun."""
+    begun = threading.Barrier(8 + 1)
+
+    def answer(number: int) -> str:
+        reason, first = "", True
+        for event in composed.client.stream("/v1/completions", asked(composed, [2, 40 + number], 200)):
+            if first:
+                begun.wait(300)
+            first = False
+            reason = event["choices"][0]["finish_reason"] or reason
+        return reason
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(answer, number) for number in range(8)]
+        begun.wait(300)
+        composed.recipe("serve", "down", composed.folder)
+    assert [one.result() for one in answers] == ["length"] * 8
+    assert composed.engine.containers() == []
 
 
 def check_secrets(artifact: Artifact, engine: Engine, seen: set[str]) -> None:

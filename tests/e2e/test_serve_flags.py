@@ -29,6 +29,7 @@ from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.container import container
 from recipec.compiler.serving.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
+from recipec.spec.language import Serve
 from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
 
@@ -117,8 +118,6 @@ def answers(
     write_tokenizer(model, "llama")
     for name, sets in [*((n, s) for n, (s, _) in REFUSED.items()), *ACCEPTED.items()]:
         engines[name] = small_engine(model, small, sets)
-    engines["fp9"] = small_engine(model, small, ())
-    engines["fp9"]["words"] = ["fp9" if word == "fp8" else word for word in engines["fp9"]["words"]]
     asked = {
         "lines": [vllm.words(name, value) for name, value in samples()],
         "engines": list(engines.values()),
@@ -204,8 +203,6 @@ def shapes() -> list[dict[str, Any]]:
 
 def sized(max_model_len: int, max_num_seqs: int) -> Any:
     """Make a `serve` section with these sizes."""
-    from recipec.spec.language import Serve
-
     return Serve(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
 
@@ -293,13 +290,6 @@ def test_recipe_check_reports_no_error_where_vllm_accepts(
     assert answers.engines[name]["refused"] is None
     errors = {d.code for d in small(*ACCEPTED[name]).diagnostics if d.severity == "error"}
     assert errors == ({"E0631"} if name == "an unknown tool-call parser" else set())
-
-
-def test_unknown_kv_cache_dtype_is_refused_by_vllm_and_recipe_check(
-    answers: Answers, small: Callable[..., Lowered]
-) -> None:
-    assert "fp9" in answers.engines["fp9"]["refused"]
-    assert "E0104" in {d.code for d in small("serve.kv_cache_dtype=fp9").diagnostics}
 
 
 def test_recipe_check_and_vllm_parser_agree_on_flag_values(answers: Answers) -> None:

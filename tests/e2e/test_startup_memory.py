@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from recipec.runtime.model.families import family_of
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.nightly
@@ -51,8 +52,6 @@ print(json.dumps({"peak": peak, "parameters": len(built.parameters)}))
 
 def write_checkpoint(directory: Path) -> int:
     """Write a sparse file of bfloat16 zeros, and return its size in bytes."""
-    from recipec.runtime.model.families import family_of
-
     family = family_of(CONFIG)
     sources = [
         (source.full_name("model."), source.shape)

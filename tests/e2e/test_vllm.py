@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer
 
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.e2e import vllm_cpu
@@ -41,8 +43,6 @@ PLAIN = (
 @pytest.fixture(scope="module")
 def gemma3(tuned: Tuned, questions: list[str], tmp_path_factory: pytest.TempPathFactory) -> Merged:
     """Make the real model's case: plain text unlike the training data, and held-out questions."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(tuned.base)
     turns = [
         tokenizer.apply_chat_template(
@@ -189,8 +189,6 @@ def test_reference_answers_have_varied_tokens(references: References) -> None:
 
 
 def test_chat_request_uses_the_merged_folders_chat_template(case: Merged, served: Served) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(case.merged)
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": case.question}],
@@ -226,8 +224,6 @@ def test_vllm_matches_transformers_for_a_k_proj_adapter_with_shared_kv(
 
 def leave_out_the_values(adapter: Path, directory: Path) -> None:
     """Write an adapter of k_proj without its v_proj copies in the last layer, which has no v_proj."""
-    from safetensors.numpy import load_file, save_file
-
     arrays = load_file(adapter / "adapter_model.safetensors")
     kept = {name: array for name, array in arrays.items() if ".v_proj." not in name}
     assert len(arrays) - len(kept) == 2

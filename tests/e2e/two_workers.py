@@ -36,8 +36,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     # The fine-tuned model, and vLLM's servers on the CPU.
     "gemma3": ("test_gemma3_270m", "test_vllm"),
-    # Containers of one engine.
-    "docker": ("test_serve_containers", "test_serve_faults", "test_serve_up"),
     groups.OTHERS: (),
 }
 """Modules by group. Any other module forms its own group, which is scheduled at the place of OTHERS."""

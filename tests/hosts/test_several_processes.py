@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.processes import DUMPED, PATIENT, begun, dumped_rows, light, losses, start
-from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
+from tests.runtime.artifacts import SLOW, STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
-from tests.runtime.stopped import STOPPING
-from tests.runtime.surviving import SLOW
 
 STEPS = 4
 

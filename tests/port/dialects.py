@@ -57,7 +57,6 @@ def ported(
 
 
 def finding(ledger: Ledger, key: str) -> Finding:
-    """Return the only finding on a key."""
     found = [each for each in ledger.findings if each.key == key]
     assert len(found) == 1, (key, found)
     return found[0]
@@ -86,14 +85,7 @@ def spoken(ledger: Ledger) -> None:
         assert len(said) == len(set(said)), sorted(key for key in said if said.count(key) > 1)
 
 
-SAMPLES: Mapping[str, Any] = {
-    "dict": {},
-    "list": [],
-    "float": 0.5,
-    "int": 1,
-    "bool": False,
-    "str": "x",
-}
+SAMPLES: Mapping[str, Any] = {"dict": {}, "list": [], "float": 0.5, "int": 1, "bool": False, "str": "x"}
 
 
 def samples(keys: Mapping[str, list[Any]]) -> dict[str, Any]:

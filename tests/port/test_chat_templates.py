@@ -1,4 +1,4 @@
-"""Compare compiler/data/chat_templates.json with its sources, and test what its rows write."""
+"""Compare compiler/data/chat_templates.json and dialects.json with their sources, and test the templates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.lowering.catalog import find
+from recipec.compiler.port.keys import DATA
 from recipec.compiler.port.meaning import templates
 from recipec.compiler.port.names import TEMPLATES, written_by
 from recipec.runtime.data.template import ChatTemplate
-from scripts import chat_templates
+from scripts import chat_templates, dialects
 from tests.port import wheels
 from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK
 
@@ -25,6 +26,12 @@ def test_chat_templates_json_matches_its_sources() -> None:
     assert TEMPLATES.read_text(encoding="utf-8") == made, (
         "run: python -m scripts.chat_templates build/dialects"
     )
+
+
+@pytest.mark.e2e
+def test_dialects_json_matches_its_sources() -> None:
+    made = dialects.text(dialects.catalog(wheels.fetch()))
+    assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
 
 
 def test_swift_templates_match_recorded_texts_and_loss_spans() -> None:
@@ -76,11 +83,7 @@ def test_template_name_gives_a_tokenizer_a_template_or_a_reason() -> None:
             "<|im_start|>assistant\n[Yes<|im_end|>]\n",
         ),
         ("unsloth", "vicuna", "<s>Short. USER: Hi ASSISTANT: [Yes</s>]"),
-        (
-            "unsloth",
-            "phi-3",
-            "<|system|>\nShort.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n[Yes<|end|>]\n",
-        ),
+        ("unsloth", "phi-3", "<|system|>\nShort.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n[Yes<|end|>]\n"),
         ("oumi", "gpt2", "Short.</s>Hi</s>[Yes</s>]"),
     ],
 )

@@ -12,10 +12,10 @@ from recipec.compiler.port import dialects
 from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, Sources, parts
-from tests.port.dialects import base
+from tests.port.dialects import base, beside
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
-GROUPS = 31
+GROUPS = 13
 TURNS = [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in range(1, len(ODD)))]
 """`make test` gives each key one of the odd values, `make nightly` the others."""
 
@@ -24,6 +24,8 @@ OF_OUMI = ("model", "training", "peft", "fsdp", "deepspeed")
 OF_AUTOMODEL = ("step_scheduler", "peft", "lr_scheduler")
 MAXTEXT = set(tools()["maxtext"]["sections"]) - {"models", "balance", "LoRA", "DPO"}
 PLACES: dict[str, dict[str, tuple[str, ...]]] = {
+    "axolotl": {"": ("config",), "datasets[0]": ("SFTDataset",)},
+    "llamafactory": {"": ("train",)},
     "trl": {"": ("sft", "dpo", "orpo", "cpo", "kto", "script", "model", "mixture")},
     "trainer": {"": ("training_arguments",)},
     "torchtune": {"": ("lora_finetune_distributed", "full_finetune_distributed"), "model": (BUILDER,)},
@@ -80,7 +82,7 @@ def within(run: dict[str, Any], section: str, key: str, value: Any) -> dict[str,
 
 
 def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
-    files = {role: Source(Path(role), role, data) for role, data in others.items()}
+    files = {role: Source(Path(role), role, data) for role, data in (others or beside(dialect)).items()}
     script = next((name for name in SCRIPTS if set(content) <= {*keys_of("trl", name), *SHARED}), "sft")
     main = Source(Path("config.yaml"), "config.yaml", content)
     ledger = Ledger(Sources(main, files), script=script)

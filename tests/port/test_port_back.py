@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -176,22 +177,13 @@ def place(one: Any) -> tuple[Any, ...]:
     return one["path"].removeprefix("./"), split, one.get("config"), one.get("weight", 1.0)
 
 
-def every(names: list[str]) -> list[Any]:
-    """Return each case with one tool, and with the others, a second each, for `make nightly`."""
-    return [
-        pytest.param(name, tool, marks=() if number % len(TOOLS) == at else pytest.mark.nightly)
-        for number, name in enumerate(names)
-        for at, tool in enumerate(TOOLS)
-    ]
-
-
 RECIPES = [
     *("quickstart", "gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8"),
     *("qwen35-9b-v6e4", "gemma4-31b-qlora-v6e8"),
 ]
 
 
-@pytest.mark.parametrize(("name", "tool"), every(RECIPES))
+@pytest.mark.parametrize(("name", "tool"), zip(RECIPES, cycle(TOOLS)))
 def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: str) -> None:
     if (name, tool) == ("qwen3-8b-dpo-v5e8", "llama-factory"):
         shutil.copy(ROOT / "recipes" / f"{name}.yaml", "recipe.yaml")
@@ -205,7 +197,7 @@ def test_repository_recipe_survives_round_trip_or_is_refused(name: str, tool: st
     ]
 
 
-@pytest.mark.parametrize(("variant", "tool"), every([*VARIANTS]))
+@pytest.mark.parametrize(("variant", "tool"), zip(VARIANTS, cycle(TOOLS)))
 def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
     data = recipe(lora="" if variant == "full" else LORA)
     for path, value in VARIANTS[variant].items():
@@ -235,10 +227,7 @@ def test_recipe_variant_survives_round_trip(variant: str, tool: str) -> None:
         ({"loss_type": "dft"}, "trl", ""),
         ({"loss_type": "dft"}, "axolotl", "train.loss_type"),
         ({"loss_type": "eaft", "eaft_alpha": 0.7}, "llama-factory", ""),
-        (
-            {"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0},
-            *("llama-factory", "train.eaft_top_k"),
-        ),
+        ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, *("llama-factory", "train.eaft_top_k")),
         ({"loss_type": "eaft", "eaft_top_k": 9, "eaft_entropy": 1.0}, "axolotl", ""),
     ],
 )
@@ -367,8 +356,8 @@ def test_data_settings_that_a_tool_lacks_are_refused(key: str, value: Any) -> No
             assert status == 1 and f"config cannot express `{key}`" in errors, (tool, errors)
 
 
-@pytest.mark.parametrize("tool", ["llama-factory"])
-def test_devices_option_divides_global_batch_size(tool: str) -> None:
+def test_devices_option_divides_global_batch_size() -> None:
+    tool = "llama-factory"
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
     held("recipe.yaml", tool, "--devices", "4")
     data = yaml.safe_load(Path("config.yaml").read_text())

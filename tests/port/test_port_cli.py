@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.plan.results import Point
+from recipec.compiler.plan import search as searching
+from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.plan.search import SearchOptions
 from recipec.compiler.port.plan import best
 from recipec.compiler.port.write import HEAD
@@ -145,9 +146,6 @@ def test_convert_file_is_written_only_with_the_recipe(folder: Path, monkeypatch:
 def test_plan_keeps_source_values_and_takes_fastest_configuration(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.compiler.plan import search as searching
-    from recipec.compiler.plan.results import Search
-
     def point(seconds: float | None, *sets: str) -> Point:
         return Point(sets, "compiled" if seconds else "too large", "", 1.0, 0.0, seconds)
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from recipec.compiler.lowering.catalog import Model, entries, find
 from recipec.compiler.port.meaning import adapters, experts
+from recipec.compiler.port.names import known
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
+from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.layer_ranges import parse_layers
 
 SMALL = {
@@ -40,8 +43,6 @@ RANK = 4
 
 def small(name: str, folder: Path) -> tuple[Model, Any]:
     """Return a small text model of a family in the catalog, here and in transformers."""
-    import transformers
-
     known = deepcopy(entries()[name]["config"])  # transformers writes into nested values
     text = known.get("text_config", known)
     config = {key: SMALL.get(key, EXPERTS.get(key, value)) for key, value in text.items()}
@@ -76,12 +77,7 @@ def by_peft(model: Any, spec: Any, parameters: Sequence[str], layers: Any) -> di
         (["q_proj", "gate_proj", "up_proj", "down_proj"], [], None, ("q_proj", "experts")),
         (["q_proj"], ["mlp.experts.down_proj"], None, ("q_proj", r"layers\.\d+\.mlp\.experts\.down_proj")),
         ([], ["experts.gate_up_proj", "experts.down_proj", "gate.weight"], None, ("router", "experts")),
-        (
-            ["v_proj", "gate"],
-            [],
-            [1],
-            (r"layers\.(1)\.self_attn\.v_proj", "router"),
-        ),
+        (["v_proj", "gate"], [], [1], (r"layers\.(1)\.self_attn\.v_proj", "router")),
         (
             r".*layers\.1\.(self_attn\.q_proj|mlp\.experts\.down_proj)",
             [],
@@ -147,11 +143,7 @@ def test_up_proj_without_its_fused_gate_proj_is_refused(tmp_path: Path) -> None:
 
 
 def test_expert_table_matches_peft_and_transformers() -> None:
-    import transformers
     from peft.utils import transformers_weight_conversion as peft
-
-    from recipec.compiler.port.names import known
-    from recipec.runtime.model.families import FAMILIES
 
     patterns, mappings = peft._MODEL_TO_CONVERSION_PATTERN, peft._MOE_TARGET_MODULE_MAPPING
     for name, family in FAMILIES.items():

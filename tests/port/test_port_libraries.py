@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
+import torch
 import yaml
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainingArguments, get_scheduler
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.emitters.python_text import source
 from recipec.compiler.lowering.catalog import entries, find
 from recipec.compiler.lowering.optimization import schedule
+from recipec.compiler.port.dialects.trl import SHIPPED
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, sharding, templates, training
 from recipec.compiler.port.source import Sources
@@ -50,8 +56,6 @@ def from_wheel(name: str, path: str, *wanted: str, **given: Any) -> dict[str, An
 
 def rates(ledger: Ledger, steps: int) -> list[float]:
     """Return the recipe's rates, by the expression in its train.py."""
-    import optax
-
     values = {
         key: ledger.value(f"train.schedule.{key}")
         for key in ("name", "final_ratio", "warmup_steps", "warmup_ratio")
@@ -75,8 +79,6 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
 
 def stepped(make: Callable[[Any], Any], steps: int) -> list[float]:
     """Return the rates of a scheduler of torch, step by step."""
-    import torch
-
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
     scheduler = make(optimizer)
     found = []
@@ -168,8 +170,6 @@ def test_ported_values_match_trl_parser(tmp_path: Path, objective: str, keys: di
     ],
 )
 def test_learning_rates_match_transformers(tmp_path: Path, keys: dict[str, Any]) -> None:
-    from transformers import TrainingArguments, get_scheduler
-
     steps = 40
     ledger = ported("trl", tmp_path, {**TRL, **keys, "learning_rate": RATE}, script="sft")
     arguments = TrainingArguments(output_dir=str(tmp_path / "out"), learning_rate=RATE, use_cpu=True, **keys)
@@ -197,8 +197,6 @@ def test_default_lora_targets_match_peft(model: str) -> None:
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adafactor"])
 def test_optimizer_defaults_match_torch(name: str) -> None:
-    import torch
-
     defaults = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
     ours = training.TORCH_DEFAULTS[name.lower()]
     theirs = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
@@ -210,8 +208,6 @@ def test_optimizer_defaults_match_torch(name: str) -> None:
 def test_process_count_and_launch_settings_match_accelerate(tmp_path: Path, key: str) -> None:
     import trl
     from accelerate.commands.config.config_args import load_config_from_file
-
-    from recipec.compiler.port.dialects.trl import SHIPPED
 
     shipped = Path(trl.__file__).parent / "accelerate_configs" / f"{key}.yaml"
     theirs = load_config_from_file(str(shipped))
@@ -244,9 +240,6 @@ TORCHTUNE: dict[str, Any] = {
 
 
 def test_learning_rates_match_torchtune(tmp_path: Path) -> None:
-    import torch
-    from torch.optim.lr_scheduler import LambdaLR
-
     name = "get_cosine_schedule_with_warmup"
     made = from_wheel(
         "torchtune", "torchtune/training/lr_schedulers.py", name, torch=torch, math=math, LambdaLR=LambdaLR
@@ -257,8 +250,6 @@ def test_learning_rates_match_torchtune(tmp_path: Path) -> None:
 
 
 def test_learning_rates_match_litgpt(tmp_path: Path) -> None:
-    import torch
-
     made = from_wheel("litgpt", "litgpt/finetune/lora.py", "get_lr_scheduler", torch=torch)
     content = {"checkpoint_dir": "Qwen/Qwen3-0.6B", "lora_r": 4, "train": {"lr_warmup_steps": 6}}
     ledger = ported("litgpt", tmp_path, content)
@@ -370,8 +361,6 @@ def tokenized(name: str, turns: Any) -> str:
     ["gemma_tokenizer", "llama2_tokenizer", "mistral_tokenizer", "phi3_mini_tokenizer", "phi4_tokenizer"],
 )
 def test_chat_templates_match_torchtune_tokenizers(name: str) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     # Mistral's takes no system message, and Llama 2's writes it before each question: the port says so.
     turns = {"mistral_tokenizer": TURNS[1:], "llama2_tokenizer": TURNS[:3]}.get(name, TURNS)
     messages = [{"role": role, "content": text} for role, text in turns]

@@ -7,32 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.keys import tools
-from tests.port.dialects import base, ported, samples, unspoken
+from tests.port.dialects import base, ported
 
 LORA = base("litgpt")
-SECTIONS = tools()["litgpt"]["sections"]
-
-
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_report_covers_every_litgpt_key(tmp_path: Path, method: str) -> None:
-    content = {
-        **samples(SECTIONS[method]),
-        **{section: samples(SECTIONS[section]) for section in ("train", "eval", "log")},
-        "checkpoint_dir": LORA["checkpoint_dir"],
-        "optimizer": "AdamW",
-        "data": {"class_path": "litgpt.data.Alpaca", "init_args": samples(SECTIONS["litgpt.data.Alpaca"])},
-    }
-    ledger = ported("litgpt", tmp_path, content, name=f"{method}.yaml")
-    assert unspoken(ledger, SECTIONS[method]) == []
-    assert ledger.unread(ledger.sources.main) == []
-
-
-@pytest.mark.parametrize("name", ["JSON", "Alpaca", "Alpaca2k", "AlpacaGPT4"])
-def test_report_covers_every_data_module_key(tmp_path: Path, name: str) -> None:
-    arguments = samples(SECTIONS[f"litgpt.data.{name}"])
-    ledger = ported("litgpt", tmp_path, {**LORA, "data": {"class_path": name, "init_args": arguments}})
-    assert ledger.unread(ledger.sources.main) == []
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,7 @@ from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import role_of
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
-from tests.port.dialects import (
-    base,
-    beside,
-    codes,
-    finding,
-    ported,
-    samples,
-    spoken,
-    unspoken,
-    values,
-)
+from tests.port.dialects import base, beside, codes, finding, ported, spoken, values
 
 BASE = base("llamafactory")
 INFO = beside("llamafactory")["dataset_info"]
@@ -200,29 +190,3 @@ def test_lora_targets_adapt_only_language_model_projections(
     found = adapters.choose(model, target_modules(model, given))
     assert len(found.sites) == adapted and not found.vision
     assert len(found.beyond) == len(beyond)
-
-
-@pytest.mark.parametrize("nulls", [True, False])
-def test_report_covers_every_llamafactory_argument(tmp_path: Path, nulls: bool) -> None:
-    every = keys_of("llamafactory", "train")
-    assert len(every) > 300
-    given = {**samples(every), **BASE, "dataset_dir": "data", "eval_dataset": None, "lora_target": "all"}
-    if nulls:
-        given = {key: BASE.get(key) for key in given}
-    made = ported("llamafactory", tmp_path, given, dataset_info=INFO)
-    assert unspoken(made, given) == []
-    spoken(made)
-
-
-def test_report_covers_every_dataset_info_key(tmp_path: Path) -> None:
-    every = keys_of("llamafactory", "dataset_attributes")
-    columns = {"prompt", "query", "response", "history", "messages", "system", "tools", "chosen", "rejected"}
-    tags = {key for key in every if key.endswith("_tag") and key != "kto_tag"}
-    within = {"columns": {k: k for k in columns}, "tags": {k: k.removesuffix("_tag") for k in tags}}
-    rest = (
-        set(every) - columns - tags - {"kto_tag", "images", "videos", "audios", "load_from", "dataset_name"}
-    )
-    entry = {**samples({key: every[key] for key in rest}), **within, "hf_hub_url": "a/b", "ms_hub_url": "c/d"}
-    entry |= {"formatting": "sharegpt", "split": "train"}
-    made = port(tmp_path, {"letters": entry, "others": {"file_name": "x.json"}})
-    spoken(made)

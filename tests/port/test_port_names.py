@@ -1,4 +1,7 @@
-"""Test the tools' names of models and templates: the table, and samples compared with the tools."""
+"""Test the tools' names of models and templates, and what the templates write and learn.
+
+scripts/same_run.py compares runs with ms-swift's own.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.lowering.catalog import entries, find
+from recipec.compiler.port.ledger import Verdict
 from recipec.compiler.port.meaning import templates
 from recipec.compiler.port.meaning.adapters import default_targets, fused
 from recipec.compiler.port.meaning.models import chat_sibling
 from recipec.compiler.port.names import known, tokenizer_of, written_by
+from tests.port.dialects import codes, finding, ported
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -23,8 +29,6 @@ MESSAGES = [
 
 
 def rendered(template: str, messages: list[dict[str, str]] = MESSAGES) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     made, _ = render_jinja_template([messages], chat_template=template, bos_token="<s>", eos_token="</s>")
     return str(made[0])
 
@@ -74,3 +78,65 @@ def test_targets_in_fused_projections_become_the_fused_projection(tmp_path: Path
     assert note.startswith("q_proj, v_proj and up_proj are parts of qkv_proj and gate_up_proj")
     for other in (None, find("Qwen/Qwen3-0.6B", Path())):
         assert fused(other, ["q_proj", "o_proj"]) == (["q_proj", "o_proj"], "")
+
+
+BASE = {"model": "Qwen/Qwen3-8B", "dataset": ["a.jsonl"], "tuner_type": "lora"}
+TALK = [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSo."},
+    {"role": "user", "content": "And?"},
+    {"role": "assistant", "content": "No."},
+]
+
+
+def test_empty_thought_precedes_answer_and_is_not_learned(tmp_path: Path) -> None:
+    ledger = ported("swift", tmp_path, BASE)
+    template = str(ledger.value("data.chat_template"))
+    assert finding(ledger, "template").verdict is Verdict.DEFAULTED and codes(ledger) == []
+    before, begins = template.split("{%- generation -%}")[0], "{{- '<think>\\n\\n</think>\\n\\n' -}}"
+    assert begins in before and template.count(begins) == 1
+    assert rendered(template, TALK) == (
+        "<|im_start|>user\nWhy?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nHm.\n</think>\n\nSo.<|im_end|>\n"
+        "<|im_start|>user\nAnd?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\nNo.<|im_end|>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "begins"),
+    [
+        ("Qwen/Qwen2.5-7B", None, "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
+        ("Qwen/Qwen3-4B-Instruct-2507", None, "<|im_start|>user\nWhy?"),
+        ("Qwen/Qwen3-8B", "qwen2_5", "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud."),
+        ("01-ai/Yi-1.5-6B", None, "<|im_start|>user\nWhy?"),
+    ],
+)
+def test_model_gets_ms_swift_template_text(tmp_path: Path, model: str, name: str | None, begins: str) -> None:
+    given = {**BASE, "model": model, **({"template": name} if name else {})}
+    template = str(ported("swift", tmp_path, given).value("data.chat_template"))
+    said = rendered(template, TALK)
+    assert said.startswith(begins) and said.endswith("<|im_start|>assistant\nNo.<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "learned", "alone"),
+    [
+        ({}, "No.", False),
+        ({"disable_ignore_empty_think": True}, "<think>\n\n</think>\n\nNo.", False),
+        ({"loss_scale": "last_round"}, "No.", True),
+        ({"loss_scale": "last_round", "template": "qwen2_5"}, "No.", False),
+        ({"preserve_thinking": False}, "No.", True),
+        ({"rlhf_type": "dpo"}, "No.", True),
+    ],
+)
+def test_swift_options_determine_which_thoughts_are_learned_and_kept(
+    tmp_path: Path, more: dict[str, object], learned: str, alone: bool
+) -> None:
+    ledger = ported("swift", tmp_path, {**BASE, **more})
+    template = str(ledger.value("data.chat_template"))
+    marked = template.replace("{%- generation -%}", "{{- '[' -}}").replace(
+        "{%- endgeneration -%}", "{{- ']' -}}"
+    )
+    assert rendered(marked, TALK).rpartition("[")[2] == f"{learned}<|im_end|>\n]"
+    assert ("assistant\nSo.<|im_end|>" in rendered(template, TALK)) is alone, "earlier thoughts are taken out"

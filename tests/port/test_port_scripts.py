@@ -170,11 +170,7 @@ def test_script_values_are_resolved_through_variables_and_functions() -> None:
         ("", "nowhere", "nowhere"),
         ("seed = 'a' * 10 ** 9\n", "len(seed)", "'a' * 10 ** 9"),
         ("seed = [1]\nif input():\n    seed.append(2)\n", "seed[0]", "the condition `input()`"),
-        (
-            "seed = 1\nfor each in (2, 3):\n    if each > 2:\n        break\n    seed = each\n",
-            "seed",
-            "the ",
-        ),
+        ("seed = 1\nfor each in (2, 3):\n    if each > 2:\n        break\n    seed = each\n", "seed", "the "),
         ("seed = {'a': 1}\nseed[input()] = 2\n", "seed['a']", "seed['a']"),
         ("seed = 1\nmatch input():\n    case 'a':\n        seed = 2\n", "seed", "the match"),
         ("seed = 1\ndef f():\n    global seed\n    seed = 2\nf()\n", "seed", "`seed`, which"),
@@ -423,7 +419,6 @@ def test_malformed_or_huge_script_gives_a_diagnostic() -> None:
 
 
 def unsloth(trainer: str, arguments: str, model: str = UNSLOTH) -> str:
-    """Return a run of a trainer with a model of Unsloth's."""
     return f"{model}{trainer}Trainer(model=model, train_dataset=rows, args={trainer}Config({arguments}))\n"
 
 

@@ -91,9 +91,7 @@ def test_table_row_sets_recipe_value_at_its_target(tmp_path: Path) -> None:
     assert followed(tmp_path, f=False).value("lora.rslora", "absent") == "absent"
 
 
-def test_common_key_is_reported_only_if_tool_has_it_and_no_finding_exists(
-    tmp_path: Path,
-) -> None:
+def test_common_key_is_reported_only_if_tool_has_it_and_no_finding_exists(tmp_path: Path) -> None:
     given = {"plot_loss": True, "debug": True, "disable_tqdm": True}
     made = Ledger(Sources(source(tmp_path, "config.yaml", given)))
     keys = Keys(made, made.sources.main, "LLaMA-Factory")

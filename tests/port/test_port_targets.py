@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from recipec.compiler.lowering.catalog import Model, entries, find
 from recipec.compiler.port.meaning import adapters
@@ -19,9 +21,6 @@ from recipec.runtime.model.layer_ranges import parse_layers
 @functools.cache
 def module_names(name: str) -> dict[str, bool]:
     """Return the modules of transformers' model, without weights, and whether each is a Linear."""
-    import torch
-    import transformers
-
     config = deepcopy(entries()[name]["config"])  # transformers writes into nested values
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.keys import keys_of, tools
+from recipec.compiler.port.keys import tools
 from recipec.spec.document import Refused
 from tests.port import dialects
-from tests.port.dialects import samples, unspoken
+from tests.port.dialects import samples
 
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
@@ -26,27 +26,6 @@ def rows(folder: Path, row: dict[str, Any]) -> str:
     """Write a file of one row into the folder, and return its path as a config has it."""
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     return "./rows.jsonl"
-
-
-@pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "cpo"])
-@pytest.mark.parametrize("adapters", [True, False])
-def test_report_covers_every_trl_script_key(tmp_path: Path, objective: str, adapters: bool) -> None:
-    keys = keys_of("trl", objective, "script", "model", "mixture")
-    content = {
-        **samples(keys),
-        **SFT,
-        "use_peft": adapters,
-        "datasets": [samples(keys_of("trl", "dataset"))],
-    }
-    ledger = ported("trl", tmp_path, content, script=objective)
-    assert unspoken(ledger, keys) == []
-    assert ledger.unread(ledger.sources.main) == []
-
-
-def test_report_covers_every_accelerate_launch_flag(tmp_path: Path) -> None:
-    flags = keys_of("accelerate", "launch")
-    ledger = ported("trl", tmp_path, {**samples(flags), **SFT})
-    assert unspoken(ledger, flags) == []
 
 
 PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}

@@ -1,4 +1,4 @@
-"""Tests of a few cases of tests/e2e/test_fuzz_*.py, and of what these have found."""
+"""Fuzz tests of recipes and command lines: valid, nearly valid and broken; and of what they have found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from examine import Case, examine
 from fuzzing import fuzz_commands, fuzz_language
 from inside import RECIPE
 
-
-def test_no_recipe_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = fuzz_language(60, tmp_path, monkeypatch)
-    assert len(outcomes) > 10 and sum(count for kind, count in outcomes.items() if "built" in kind) >= 3
+MANY = pytest.mark.nightly
 
 
-def test_no_command_line_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = fuzz_commands(40, tmp_path, monkeypatch)
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=MANY)])
+def test_no_recipe_ends_in_a_traceback(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = fuzz_language(count, tmp_path, monkeypatch)
+    assert len(outcomes) > min(count // 6, 50)
+    assert sum(times for kind, times in outcomes.items() if "built" in kind) >= 3
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(3000, marks=MANY)])
+def test_no_command_line_ends_in_a_traceback(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = fuzz_commands(count, tmp_path, monkeypatch)
     assert {status for _, status, _ in outcomes} == {0, 1, 2}
 
 

@@ -113,7 +113,6 @@ def write_artifact(folder: Path, **changes: Any) -> None:
 
 
 def script(place: Path, output: str, *options: str, artifact: str = "artifact") -> list[str]:
-    """Return a script and its arguments."""
     return [
         str(place / artifact / "train.py"),
         *("--model", str(place / "model"), "--data-dir", str(place), "--output", str(place / output)),
@@ -165,3 +164,52 @@ def entries(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
     return [{key: entry[key] for key in keep if key in entry} for entry in map(json.loads, lines)]
+
+
+SLOW = """
+import sys
+import time
+
+from runtime.training import trainer
+
+quick = trainer.Trainer._step
+
+
+def slow(self, *arguments):
+    time.sleep({seconds} if self._train_steps and "--resume" not in sys.argv else 0)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = slow
+"""
+"""Code of an artifact with slow steps, except for the first one and those of a resumed run."""
+
+
+def error_of(life: Life, place: Path, output: str) -> list[str]:
+    """Return the lines of a process's only error, with DIRECTORY in place of its checkpoints' folder."""
+    assert "Traceback" not in life.stderr, life.stderr
+    (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
+    text = "\n".join(life.stderr.splitlines()[start:])
+    return text.replace(str(place / output / "checkpoints"), "DIRECTORY").splitlines()
+
+
+def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
+    return lives.begin(*script(place, output, *options, artifact=artifact))
+
+
+LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
+
+STOPPING = f"""
+import dataclasses
+
+from runtime.options import EarlyStopping
+from runtime.training.evaluating import Evaluating
+
+TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))
+CHECKPOINT = dataclasses.replace(CHECKPOINT, keep_best=True)
+record = Evaluating.record
+Evaluating.record = lambda self, step, losses: record(
+    self, step, {{"loss": {LOSSES}[step]}}
+)
+"""
+"""Code of an artifact that stops after step 8 of 10; the lowest counted loss is that of step 4."""

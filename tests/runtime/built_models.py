@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
 
+from recipec.runtime.model.lora import trained_mask
+from recipec.runtime.training.loss import batch_loss
 from tests.runtime import training
 
 
 def randomize(built: Any, seed: int = 0, scale: float = 0.3) -> None:
     """Give B random values, because a zero B gives no delta; masked entries stay zero."""
-    from flax import nnx
-
-    from recipec.runtime.model.lora import trained_mask
-
     masks = {adapter.b_path: trained_mask(adapter) for adapter in built.adapters if adapter.masked}
     random = np.random.default_rng(seed)
     for path, variable in nnx.iter_graph(built.model):
@@ -28,11 +28,6 @@ def randomize(built: Any, seed: int = 0, scale: float = 0.3) -> None:
 
 
 def jaxpr(built: Any, mesh: Any) -> str:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.training.loss import batch_loss
-
     graph, state = nnx.split(built.model)
     one = training.batch(0)
     with mesh:

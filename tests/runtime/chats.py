@@ -1,4 +1,4 @@
-"""Tokenizers and chat files for the tests of runtime.data."""
+"""Tokenizers, chat files and a conversation that calls a tool, for the tests of runtime.data."""
 
 from __future__ import annotations
 
@@ -100,3 +100,29 @@ def renderer_of(tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> 
 
     compiled = ChatTemplate(template, tokenizer.special_tokens_map)
     return Renderer(compiled, special_tokens(tokenizer), loss_on)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "Where."}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "How is Rome?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+    },
+    {"role": "tool", "name": "weather", "content": "sunny"},
+    {"role": "assistant", "content": "It is sunny in Rome."},
+]

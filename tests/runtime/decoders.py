@@ -53,6 +53,13 @@ NETS = {
     # logits would differ from float64's by 1e-5 of their size.
     "rms_norm_eps": 1e-2,
 }
+GRANITE = {
+    **{"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
+    "logits_scaling": 0.5,
+}
+SEVEN = {"num_experts": 7, "num_experts_per_tok": 3}
+LOCAL = {"num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 36}
+GROUPS = {"n_group": 4, "topk_group": 2}
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 """A number of experts that no mesh axis divides; a token uses some of them."""
 MIXERS = {
@@ -112,23 +119,16 @@ LLAMA4 = {
 without rotation, dense and with experts."""
 
 CASES: dict[str, dict[str, Any]] = {
-    "llama-biases": {
-        "model_type": "llama",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tie_word_embeddings": True,
-    },
-    "llama-untied": {"model_type": "llama", "rope_parameters": dict(tiny.LLAMA3_ROPE)},
-    "mistral": {"model_type": "mistral", "sliding_window": 5},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama-untied": {"rope_parameters": dict(tiny.LLAMA3_ROPE)},
+    "mistral": {"sliding_window": 5},
     "ministral3": {
-        "model_type": "ministral3",
-        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5}
     },
-    "qwen2": {"model_type": "qwen2", "use_sliding_window": True, **WINDOWS, "head_dim": None},
-    "qwen3": {"model_type": "qwen3", "use_sliding_window": True, **WINDOWS, "rope_parameters": YARN},
-    "phi3": {"model_type": "phi3", "sliding_window": 5},
+    "qwen2": {"use_sliding_window": True, **WINDOWS, "head_dim": None},
+    "qwen3": {"use_sliding_window": True, **WINDOWS, "rope_parameters": YARN},
+    "phi3": {"sliding_window": 5},
     "phi3-longrope": {
-        "model_type": "phi3",
         "head_dim": None,
         "partial_rotary_factor": 0.75,
         "max_position_embeddings": 64,
@@ -138,38 +138,18 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma1": {"model_type": "gemma"},
-    "granite": {
-        "model_type": "granite",
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
-        "head_dim": None,
-    },
-    "olmo2": {"model_type": "olmo2"},
-    "olmo3": {"model_type": "olmo3", **WINDOWS},
-    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4},
-    "glm4": {"model_type": "glm4", "attention_bias": True, "head_dim": 16},
-    "starcoder2": {"model_type": "starcoder2", "sliding_window": 5},
+    "granite": {**GRANITE, "head_dim": None},
+    "olmo2": {},
+    "olmo3": {**WINDOWS},
+    "smollm3": {"num_hidden_layers": 4},
+    "glm4": {"attention_bias": True, "head_dim": 16},
+    "starcoder2": {"sliding_window": 5},
     "qwen3_5": {"model_type": "qwen3_5_text", **NETS},
     "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **NETS, **MIXED, "shared_expert_intermediate_size": 20},
-    "qwen3_next": {
-        "model_type": "qwen3_next",
-        **NETS,
-        **MIXED,
-        "mlp_only_layers": [0],
-        "shared_expert_intermediate_size": 20,
-    },
-    "qwen3_moe": {
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 4,
-        "mlp_only_layers": [2],
-        **MIXED,
-        "norm_topk_prob": True,
-    },
+    "qwen3_next": {**NETS, **MIXED, "mlp_only_layers": [0], "shared_expert_intermediate_size": 20},
+    "qwen3_moe": {"num_hidden_layers": 4, "mlp_only_layers": [2], **MIXED, "norm_topk_prob": True},
     # A window in every layer, regardless of max_window_layers.
     "qwen3_moe-windows": {
-        "model_type": "qwen3_moe",
         "decoder_sparse_step": 2,
         **MIXED,
         "use_sliding_window": True,
@@ -178,31 +158,20 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "mixtral": {
-        "model_type": "mixtral",
         "sliding_window": 5,
         "intermediate_size": 36,
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
     },
-    "olmoe": {
-        "model_type": "olmoe",
-        "intermediate_size": 36,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
-    },
+    "olmoe": {"intermediate_size": 36, **SEVEN},
     "granitemoe": {
-        "model_type": "granitemoe",
         "intermediate_size": 36,
         "num_local_experts": 5,
         "num_experts_per_tok": 3,
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
+        **GRANITE,
         "tie_word_embeddings": True,
     },
     "glm4_moe": {
-        "model_type": "glm4_moe",
         "num_hidden_layers": 3,
         "head_dim": 16,
         "attention_bias": True,
@@ -211,20 +180,16 @@ CASES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 12,
         "n_shared_experts": 2,
         "num_experts_per_tok": 3,
-        "n_group": 4,
-        "topk_group": 2,
+        **GROUPS,
         "routed_scaling_factor": 2.5,
     },
     "deepseek_v3": {
-        "model_type": "deepseek_v3",
         **LATENT,
         "q_lora_rank": 22,
-        "n_group": 4,
-        "topk_group": 2,
+        **GROUPS,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
     },
     "deepseek_v3-half": {
-        "model_type": "deepseek_v3",
         **LATENT,
         "q_lora_rank": None,
         "n_group": 1,
@@ -233,18 +198,9 @@ CASES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 0,
         "num_hidden_layers": 2,
     },
-    "deepseek_v2": {
-        "model_type": "deepseek_v2",
-        **LATENT,
-        "q_lora_rank": None,
-    },
-    "glm4_moe_lite": {
-        "model_type": "glm4_moe_lite",
-        **LATENT,
-        "q_lora_rank": 22,
-    },
+    "deepseek_v2": {**LATENT, "q_lora_rank": None},
+    "glm4_moe_lite": {**LATENT, "q_lora_rank": 22},
     "glm_moe_dsa": {
-        "model_type": "glm_moe_dsa",
         **LATENT,
         "q_lora_rank": 22,
         # Tokens of the longest row that is compared: in longer ones, tokens would not see all earlier ones.
@@ -252,54 +208,43 @@ CASES: dict[str, dict[str, Any]] = {
         "indexer_types": ["full", "shared", "full"],
     },
     "gpt_oss": {
-        "model_type": "gpt_oss",
-        "intermediate_size": 36,
-        "num_local_experts": 7,
-        "num_experts_per_tok": 3,
+        **LOCAL,
         "num_hidden_layers": 3,
         "sliding_window": 5,
         "rope_parameters": {**YARN, "truncate": False},
     },
     "llama4": {"model_type": "llama4_text", **LLAMA4},
     "afmoe": {
-        "model_type": "afmoe",
         **WINDOWS,
         "mup_enabled": True,
         "num_dense_layers": 1,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
+        **SEVEN,
         "moe_intermediate_size": 28,
         "num_shared_experts": 2,
         "route_scale": 2.5,
     },
-    "apertus": {"model_type": "apertus", "rope_parameters": dict(tiny.LLAMA3_ROPE)},
-    "arcee": {"model_type": "arcee", "head_dim": 8, "mlp_bias": True, "rope_parameters": YARN},
-    "ernie4_5": {"model_type": "ernie4_5", "use_bias": True},
+    "apertus": {"rope_parameters": dict(tiny.LLAMA3_ROPE)},
+    "arcee": {"head_dim": 8, "mlp_bias": True, "rope_parameters": YARN},
+    "ernie4_5": {"use_bias": True},
     "ernie4_5_moe": {
-        "model_type": "ernie4_5_moe",
         "num_hidden_layers": 3,
         "moe_intermediate_size": 28,
         "moe_num_experts": 7,
         "moe_k": 3,
         "moe_num_shared_experts": 2,
     },
-    "glm": {"model_type": "glm", "head_dim": 16},
+    "glm": {"head_dim": 16},
     "hunyuan_v1_dense": {
-        "model_type": "hunyuan_v1_dense",
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}
     },
     "minimax_m2": {
-        "model_type": "minimax_m2",
         "head_dim": 16,
-        "intermediate_size": 36,
-        "num_local_experts": 7,
-        "num_experts_per_tok": 3,
+        **LOCAL,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
     },
-    "nemotron": {"model_type": "nemotron", "head_dim": 16},
-    "olmo": {"model_type": "olmo", "clip_qkv": 1.0},
+    "nemotron": {"head_dim": 16},
+    "olmo": {"clip_qkv": 1.0},
     "qwen2_moe": {
-        "model_type": "qwen2_moe",
         "num_hidden_layers": 3,
         "mlp_only_layers": [1],
         **MIXED,
@@ -308,10 +253,9 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "max_window_layers": 2,
     },
-    "seed_oss": {"model_type": "seed_oss"},
-    "cohere2": {"model_type": "cohere2", **WINDOWS, "logit_scale": 2.0},
+    "seed_oss": {},
+    "cohere2": {**WINDOWS, "logit_scale": 2.0},
     "falcon_h1": {
-        "model_type": "falcon_h1",
         "mamba_d_ssm": 60,
         "mamba_n_heads": 6,
         "mamba_n_groups": 3,
@@ -333,7 +277,6 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [0.8, 1.1],
     },
     "granitemoehybrid": {
-        "model_type": "granitemoehybrid",
         "num_hidden_layers": 3,
         "layer_types": ["mamba", "attention", "mamba"],
         "intermediate_size": 28,
@@ -341,14 +284,10 @@ CASES: dict[str, dict[str, Any]] = {
         "num_local_experts": 5,
         "num_experts_per_tok": 3,
         **MIXERS,
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
+        **GRANITE,
         "tie_word_embeddings": True,
     },
     "granitemoehybrid-dense": {
-        "model_type": "granitemoehybrid",
         "layer_types": ["attention", "mamba"],
         "shared_intermediate_size": 20,
         "num_local_experts": 0,
@@ -361,18 +300,15 @@ CASES: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "jamba": {
-        "model_type": "jamba",
         "num_hidden_layers": 4,
         "attn_layer_period": 3,
         "attn_layer_offset": 1,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
+        **SEVEN,
         **SELECTIVE,
         "mamba_dt_rank": 5,
         "mamba_proj_bias": True,
     },
     "jamba-dense": {
-        "model_type": "jamba",
         "attn_layer_period": 2,
         "attn_layer_offset": 0,
         "num_experts": 1,
@@ -381,14 +317,12 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "lfm2": {
-        "model_type": "lfm2",
         "num_hidden_layers": 3,
         "layer_types": ["conv", FULL, "conv"],
         "block_multiple_of": 10,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
     "lfm2-biases": {
-        "model_type": "lfm2",
         "full_attn_idxs": [1],
         "block_auto_adjust_ff_dim": False,
         "conv_bias": True,
@@ -397,17 +331,14 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "lfm2_moe": {
-        "model_type": "lfm2_moe",
         "num_hidden_layers": 3,
         "layer_types": ["conv", FULL, "conv"],
         "num_dense_layers": 1,
         "moe_intermediate_size": 28,
-        "num_experts": 7,
-        "num_experts_per_tok": 3,
+        **SEVEN,
         "routed_scaling_factor": 2.5,
     },
     "nemotron_h": {
-        "model_type": "nemotron_h",
         "layers_block_type": ["mamba", "mlp", "attention", "mamba", "moe"],
         **STATES,
         "use_bias": True,
@@ -415,12 +346,10 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 20,
         "n_routed_experts": 12,
         "num_experts_per_tok": 3,
-        "n_group": 4,
-        "topk_group": 2,
+        **GROUPS,
         "routed_scaling_factor": 2.5,
     },
     "nemotron_h-latent": {
-        "model_type": "nemotron_h",
         "layers_block_type": ["moe", "mamba", "attention"],
         **STATES,
         "use_conv_bias": False,
@@ -430,14 +359,8 @@ CASES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 7,
         "num_experts_per_tok": 2,
     },
-    "falcon": {
-        "model_type": "falcon",
-        "new_decoder_architecture": True,
-        "num_kv_heads": 2,
-        "ffn_hidden_size": 72,
-    },
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 72},
     "falcon-one-norm": {
-        "model_type": "falcon",
         "new_decoder_architecture": True,
         "num_ln_in_parallel_attn": 1,
         "num_kv_heads": 3,
@@ -445,42 +368,33 @@ CASES: dict[str, dict[str, Any]] = {
         "bias": True,
         "tie_word_embeddings": False,
     },
-    "falcon-one-key": {"model_type": "falcon", "ffn_hidden_size": 72},
-    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "falcon-one-key": {"ffn_hidden_size": 72},
+    "gpt_neox": {"rotary_pct": 0.5},
     "gpt_neox-serial": {
-        "model_type": "gpt_neox",
         "use_parallel_residual": False,
         "attention_bias": False,
         "rotary_pct": 1.0,
         "rotary_emb_base": 5_000,
         "tie_word_embeddings": True,
     },
-    "phi": {"model_type": "phi", "num_key_value_heads": 2},
-    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "partial_rotary_factor": 0.5},
-    "stablelm-parallel": {
-        "model_type": "stablelm",
-        "qk_layernorm": True,
-        "use_parallel_residual": True,
-        "partial_rotary_factor": 0.5,
-    },
-    "mistral-mistral3": {"wrapper": "mistral3", "model_type": "mistral", "sliding_window": None},
+    "phi": {"num_key_value_heads": 2},
+    "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-parallel": {"qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    "mistral-mistral3": {"wrapper": "mistral3", "sliding_window": None},
     "ministral3-mistral3": {
         "wrapper": "mistral3",
         "new_names": True,
-        "model_type": "ministral3",
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
     },
     "mistral4-mistral3": {
         "wrapper": "mistral3",
-        "model_type": "mistral4",
         **LATENT,
         "head_dim": 16,
         "q_lora_rank": 22,
-        "n_group": 4,
-        "topk_group": 2,
+        **GROUPS,
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
     },
-    "llama-llava": {"wrapper": "llava", "model_type": "llama"},
+    "llama-llava": {"wrapper": "llava"},
     "llama4-multimodal": {
         "wrapper": "llama4",
         "model_type": "llama4_text",
@@ -491,10 +405,13 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": [FULL, CHUNKED, FULL, CHUNKED],
     },
     # transformers does not scale logits here, but does for the text model; vLLM scales them in both.
-    "cohere2-vision": {"wrapper": "cohere2_vision", "model_type": "cohere2", **WINDOWS, "logit_scale": 1.0},
+    "cohere2-vision": {"wrapper": "cohere2_vision", **WINDOWS, "logit_scale": 1.0},
 }
-"""A config.json of each family, or several if one does not cover everything. Those with a `wrapper` are the
-text half of a multimodal checkpoint, with the names that transformers saves, or newer ones by `new_names`."""
+"""A config.json of each family, or several if one does not cover everything.
+
+A name begins with the model_type, if the config has none. Those with a `wrapper` are the text half of a
+multimodal checkpoint, with the names that transformers saves, or newer ones by `new_names`.
+"""
 
 VISION = {
     "hidden_size": 32,
@@ -553,6 +470,11 @@ def marked(case: str) -> Any:
     return pytest.param(case, marks=pytest.mark.e2e if case in E2E else pytest.mark.nightly)
 
 
+def fields(case: str) -> dict[str, Any]:
+    """Return the config.json of a case."""
+    return {**SIZES, "model_type": case.partition("-")[0], **CASES[case]}
+
+
 def make(case: str, folder: Path, **changes: Any) -> Any:
     """Write a checkpoint and return transformers' model.
 
@@ -561,7 +483,7 @@ def make(case: str, folder: Path, **changes: Any) -> Any:
     """
     import transformers
 
-    values = {**SIZES, **CASES[case], **changes}
+    values = fields(case) | changes
     wrapper, new_names = values.pop("wrapper", None), values.pop("new_names", False)
     if case in SHORT:
         values.pop("head_dim", None)

@@ -8,7 +8,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import transformers
+from safetensors.numpy import load_file
 
+from recipec.runtime.weights.safetensors_files import write_arrays
 from tests.runtime import decoders
 
 BLOCK = (4, 12)
@@ -22,11 +25,6 @@ def make(case: str, folder: Path, block: tuple[int, int] | None) -> Any:
     of another in a file of their own. Without a block, each has one scale, and one for activations, as
     Mistral publishes them.
     """
-    import transformers
-    from safetensors.numpy import load_file
-
-    from recipec.runtime.weights.safetensors_files import write_arrays
-
     decoders.make(case, folder)
     arrays = {}
     for name, value in load_file(folder / "model.safetensors").items():

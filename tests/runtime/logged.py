@@ -60,7 +60,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_wandb(records: list[dict[str, Any]]) -> Numbers:
-    """Return the numbers in such records."""
     out: Numbers = {}
     for record in records:
         if record["type"] == "history":

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.numpy import load_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from recipec.runtime.weights.safetensors_files import write_arrays
 from tests.runtime import decoders
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -22,12 +26,6 @@ def make(folder: Path) -> Any:
 
     The checkpoint has two files. One layer's scales are in another file than its blocks.
     """
-    import torch
-    from safetensors.numpy import load_file
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    from recipec.runtime.weights.safetensors_files import write_arrays
-
     model = decoders.make("gpt_oss", folder, **SIZES)
     random = np.random.default_rng(5)
     arrays = load_file(folder / "model.safetensors")

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 
+from recipec.runtime.data.batches import TrainingData
+from recipec.runtime.interrupts import Interrupts
+from recipec.runtime.metrics.loggers import Metrics
 from tests.runtime import training
 
 BETA, SMOOTHING = 0.3, 0.1
@@ -104,11 +108,6 @@ def fit_dpo(
     built: Any, mesh: Any, folder: Path, batch: dict[str, np.ndarray], rate: float, until: int
 ) -> None:
     """Train with DPO on one batch up to a step, or continue to it from the folder's checkpoint."""
-    import optax
-
-    from recipec.runtime.data.batches import TrainingData
-    from recipec.runtime.interrupts import Interrupts
-    from recipec.runtime.metrics.loggers import Metrics
 
     def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
         while True:

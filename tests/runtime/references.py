@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
+import torch
 
+from recipec.runtime.checkpoints.full import hugging_face
+from recipec.runtime.model.initial import path_hash
+from recipec.runtime.model.lora import random_bits, row_salts
+from recipec.runtime.training.optimizers import faster_b
 from recipec.runtime.training.trace import PARTS
 from tests.runtime import training
 
@@ -25,8 +33,6 @@ def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
 
 def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     """Return the output of transformers' model for right-padded rows."""
-    import torch
-
     tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
     return model(
         input_ids=tensors["tokens"],
@@ -37,10 +43,15 @@ def reference(model: Any, one: dict[str, np.ndarray], **options: Any) -> Any:
     )
 
 
+def torch_loss(model: Any, one: dict[str, Any]) -> Any:
+    """Return transformers' loss of a micro-batch: the mean over its targets."""
+    chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
+    nll = -chosen.gather(-1, torch.tensor(one["tokens"][:, 1:]).long()[..., None])[..., 0]
+    return (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])
+
+
 def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
     """Return the largest difference from transformers' logits, and the largest logit."""
-    import torch
-
     padded, packed = training.batch(0), training.packed_batch()
     with torch.no_grad():
         expected = reference_logits(model, padded).numpy()
@@ -60,16 +71,12 @@ def logits_apart(model: Any, built: Any, mesh: Any) -> tuple[float, float]:
 
 
 def losses(folder: Path) -> dict[str, list[float]]:
-    import json
-
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {name: [line[name] for line in lines] for name in ("loss", "grad_norm")}
 
 
 def split(built: Any) -> dict[str, tuple[np.ndarray, ...]]:
     """Return A, B and DoRA's magnitudes of each projection, and fully trained tensors."""
-    from recipec.runtime.checkpoints.full import hugging_face
-
     arrays = training.adapters(built)
     out: dict[str, tuple[np.ndarray, ...]] = {}
     for adapter in built.adapters:
@@ -151,10 +158,6 @@ def twenty_steps(
         methods: fields of TrainSettings, and the fields of LoraSettings in LORA; start_from names the adapter
             that both start with.
     """
-    import optax
-
-    from recipec.runtime.training.optimizers import faster_b
-
     steps, accumulation = 20, 2
     schedule = optax.linear_schedule(1e-3, 1e-4, steps)
     lora = {key: methods[key] for key in LORA if key in methods}
@@ -213,7 +216,6 @@ def wrap(model: Any, names: Sequence[str], parameters: Sequence[str], **options:
         options: arguments of LoraConfig.
     """
     import peft
-    import torch
     from peft.utils import transformers_weight_conversion as conversion
 
     multimodal = any("language_model." in name for name, _ in model.named_modules())
@@ -251,8 +253,6 @@ def reference_nf4(weight: np.ndarray) -> np.ndarray:
 
 def store_in_nf4(layers: Any) -> None:
     """Replace the linear weights of transformers' layers by the numbers that nf4 stores."""
-    import torch
-
     with torch.no_grad():
         for module in layers.modules():
             if isinstance(module, torch.nn.Linear):
@@ -261,8 +261,6 @@ def store_in_nf4(layers: Any) -> None:
 
 def grow(model: Any, rows: int) -> None:
     """Add rows to the embedding and the head of transformers' model, each the mean of the existing rows."""
-    import torch
-
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     own = [embedding, *([] if head.weight is embedding.weight else [head])]
     means = [module.weight.double().mean(0) for module in own]
@@ -281,8 +279,6 @@ def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any)
     Args:
         names, options: as for `wrap`.
     """
-    import torch
-
     wrapped = wrap(model, names, (), **options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -296,11 +292,6 @@ def save_adapter(model: Any, folder: Path, names: Sequence[str], **options: Any)
 @contextmanager
 def noise(model: Any, alpha: float | None, index: np.ndarray) -> Iterator[None]:
     """Apply transformers' NEFTune to a micro-batch, with the runtime's random bits instead of torch's."""
-    import jax.numpy as jnp
-    import torch
-
-    from recipec.runtime.model.initial import path_hash
-    from recipec.runtime.model.lora import random_bits, row_salts
 
     def hook(module: Any, given: Any, output: Any) -> Any:
         bound = alpha / (output.size(1) * output.size(2)) ** 0.5
@@ -332,8 +323,6 @@ def peft_steps(
     Args:
         adapted: regular expressions of the projections' names, and names of parameters within a layer.
     """
-    import torch
-
     whole = [*methods.get("train_also", ())] or None
     dora = methods.get("kind") == "dora"
     principal = methods.get("init") in PRINCIPAL

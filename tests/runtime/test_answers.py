@@ -7,13 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
+from flax import nnx
 
 from recipec.runtime.data.prompts import Prompts, prompts
 from recipec.runtime.errors import UserError
+from recipec.runtime.model.sharding import Rows
 from recipec.runtime.options import SampleSettings
 from recipec.runtime.settings import DataSettings, Source
+from recipec.runtime.training.answers import answered, jit_answers
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.artifacts import train, write_artifact
@@ -26,13 +31,6 @@ MOST = 12
 
 def test_greedy_answers_match_transformers_generate(tmp_path: Path) -> None:
     """Answer prompts of several lengths, more than a micro-batch has rows. Some answers end early."""
-    import jax
-    import torch
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import Rows
-    from recipec.runtime.training.answers import answered, jit_answers
-
     model = tiny.make_llama(tmp_path)
     random = np.random.default_rng(0)
     given = [random.integers(3, 500, length) for length in LENGTHS]

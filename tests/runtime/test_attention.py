@@ -1,4 +1,5 @@
-"""Tests of splash attention, interpreted on a CPU, against plain float32 attention."""
+"""Tests of splash attention, interpreted on a CPU, against plain float32 attention, and of rows that context
+parallelism splits over devices."""
 
 from __future__ import annotations
 
@@ -9,9 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+from jax.sharding import AxisType
 
+from recipec.runtime.model import attention, context
+from recipec.runtime.model.attention import Scores, block_size, causal_mask, splash
+from recipec.runtime.model.context import order
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.training.logps import token_logps
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.training import QUICK
@@ -49,9 +61,6 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 
     Keys and values are repeated for their query heads. A sink, or minus infinity, is one more score.
     """
-    import jax
-    import jax.numpy as jnp
-
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest")
     if softcap is not None:
@@ -68,13 +77,6 @@ def reference(q: Any, k: Any, v: Any, sinks: Any, ids: Any, window: int | None, 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...]) -> None:
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import AxisType
-
-    from recipec.runtime.model import context
-    from recipec.runtime.model.attention import Scores, splash
-
     axes, rows, length, heads, kv_heads, sizes, window, softcap, sunk = case
     size, value_size = sizes if isinstance(sizes, tuple) else (sizes, sizes)
     mesh = None
@@ -112,8 +114,6 @@ def test_splash_outputs_and_gradients_match_plain_attention(case: tuple[Any, ...
 def test_splash_fused_backward_kernel_on_one_device_matches_plain_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from recipec.runtime.model import attention
-
     monkeypatch.setattr(attention, "FUSED", 128)
     attention._kernel.cache_clear()
     test_splash_outputs_and_gradients_match_plain_attention(ALONE)
@@ -121,8 +121,6 @@ def test_splash_fused_backward_kernel_on_one_device_matches_plain_attention(
 
 
 def test_splash_block_size_follows_row_length() -> None:
-    from recipec.runtime.model.attention import block_size
-
     lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
     assert {length: block_size(length) for length in lengths} == lengths
     larger = {3072: 1024, 4096: 1024, 1000: 1024, 2900: 1024, 2560: 512, 640: 128}
@@ -174,12 +172,6 @@ def with_splash(built: Any) -> Any:
 
 def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[str, Any]], Any]:
     """Return a function of a micro-batch's loss and its adapter gradients by path."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.loss import batch_loss
-
     graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
 
     @partial(jax.jit, compiler_options=QUICK)
@@ -200,9 +192,6 @@ def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[st
 
 def moved(built: Any) -> None:
     """Give B random values, because A's gradients are zero otherwise."""
-    import jax
-    from flax import nnx
-
     random = np.random.default_rng(1)
     state = nnx.state(built.model, nnx.LoRAParam)
     for path, variable in state.flat_state():
@@ -237,9 +226,7 @@ SHARED = {"num_hidden_layers": 4, "layer_types": LAYERS["layer_types"] * 2, "num
 MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
     # The last two layers use the keys and values of the first two.
     "gemma4-shared": (tiny.make_gemma4, {"fsdp": 8, "tp": 1}, {**tiny.GEMMA4_E2B, **SHARED}),
-    "gemma2": (tiny.make_gemma2, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
     "gemma3": (tiny.make_gemma3, {"fsdp": 4, "tp": 2}, {}),
-    "mistral": (partial(decoders.make, "mistral"), {"fsdp": 8, "tp": 1}, {"num_hidden_layers": 1}),
     "olmo3": (partial(decoders.make, "olmo3"), {"fsdp": 4, "tp": 2}, {}),
     "deepseek_v3": (partial(decoders.make, "deepseek_v3"), {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
     # Samples of up to four whole chunks and a partial one.
@@ -262,3 +249,63 @@ def test_splash_logits_match_dot_attention(model: str, tmp_path: Path) -> None:
     assert np.abs(wanted[real]).max() > 1
     assert np.abs(found - wanted)[real].max() < 1e-4
     assert np.isfinite(found).all()
+
+
+ONE_DEVICE = {"fsdp": 1, "tp": 1}
+
+
+def test_context_parallel_loss_and_gradients_match_one_device(tmp_path: Path) -> None:
+    """Compare the loss and LoRA's gradients on packed rows of seven samples, some longer than the window."""
+    tiny.make_gemma4(tmp_path, multimodal=False, **LAYERS)
+    found = []
+    for axes in (ONE_DEVICE, {"fsdp": 1, "cp": 4, "tp": 2}):
+        mesh, built = training.build(tmp_path, axes)
+        moved(built)
+        found.append(loss_and_gradients(built.forward, built, mesh)(PACKED))
+        weights = [array for array in training.placed(built.model) if array.ndim > 1]
+        assert any("cp" in str(array.sharding.spec) for array in weights) == (axes is not ONE_DEVICE)
+    alone, split = found
+    assert max(np.abs(gradient).max() for gradient in alone[1].values()) > 0.05
+    assert max(differ(split, alone)) < TOLERANCE
+
+
+def test_context_parallel_log_probabilities_keep_token_order(tmp_path: Path) -> None:
+    tiny.make_llama(tmp_path / "base", num_hidden_layers=1)
+    found = []
+    for axes in ({"fsdp": 1, "cp": 2, "tp": 1}, ONE_DEVICE):
+        mesh, built = training.build(tmp_path / "base", axes, remat="none")
+        forward = with_splash(built)
+        graph, state = nnx.split(built.model)
+
+        @partial(jax.jit, compiler_options=training.QUICK)
+        def logps(state: Any, inputs: Any, forward: Any = forward, graph: Any = graph) -> Any:
+            names = ("tokens", "positions", "segment_ids")
+            return token_logps(forward, nnx.merge(graph, state), *(inputs[name] for name in names))
+
+        with mesh:
+            found.append(np.asarray(logps(state, shard_rows(PACKED, mesh))))
+    assert np.abs(found[1]).max() > 1
+    assert np.abs(found[0] - found[1]).max() < TOLERANCE
+
+
+def test_context_order_balances_causal_work_over_devices() -> None:
+    for devices in (2, 3, 8):
+        places = order(2 * devices * 4, devices)
+        assert sorted(places) == list(range(2 * devices * 4))
+        assert len({int(part.sum()) for part in np.split(places, devices)}) == 1
+
+
+@pytest.mark.parametrize("window", [None, 300, 1])
+def test_causal_mask_blocks_match_the_splash_kernel_masks(window: int | None) -> None:
+    length, block = 1536, 128
+    mask = causal_mask(length, window, 3)
+    shape = (length, length)
+    own = kernels.CausalMask(shape) if window is None else kernels.LocalMask(shape, (window - 1, 0), 0)
+    own.q_sequence = order(length, 3)
+    blocks = [slice(start, start + block) for start in range(0, length, block)]
+    kinds = set()
+    for one in ((queries, keys) for queries in blocks for keys in blocks):
+        found, wanted = mask[one], own[one]
+        assert (found.any(), found.all()) == (wanted.any(), wanted.all())
+        kinds.add(found.shape)
+    assert kinds == {(1, 1), (block, block)}

@@ -10,10 +10,25 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from recipec.runtime.metrics.expert_shares import EXPERT_TOKENS, ExpertShares, advice
+from recipec.runtime.metrics.nowhere import Nowhere
+from recipec.runtime.metrics.run_report import Numbers, Report
+from recipec.runtime.model.balance import collected
+from recipec.runtime.model.families.base import parameter_path
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import TrainSettings
+from recipec.runtime.training.balanced import balanced
+from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.step import Step, micro_batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import LIMIT, make
@@ -40,15 +55,6 @@ def by_runtime(
     folder: Path, axes: dict[str, int], remat: str, one: dict[str, np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the loss of a micro-batch, its metrics, and the gradients of all weights by path."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.balance import collected
-    from recipec.runtime.model.families.base import parameter_path
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.balanced import balanced
-    from recipec.runtime.training.loss import batch_loss
-
     mesh, built = training.build(folder, axes, remat=remat, full=True)
     graph, state = nnx.split(built.model)
 
@@ -77,9 +83,6 @@ def test_balancing_loss_and_gradients_match_transformers(tmp_path: Path) -> None
 
     One mesh of 2 x 2 recomputes layers, and one device recomputes blocks.
     """
-    import torch
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
     model = make("qwen3_moe", tmp_path, **LAYERS, norm_topk_prob=False)
     one = packed()
     tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
@@ -125,13 +128,6 @@ def test_balancing_loss_and_gradients_match_transformers(tmp_path: Path) -> None
 
 def test_evaluation_and_dpo_reference_ignore_expert_balance(tmp_path: Path) -> None:
     """Evaluate with the same program with and without the loss, and count only one of DPO's two passes."""
-    import jax
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.settings import TrainSettings
-    from recipec.runtime.training.step import Step, micro_batch_loss
-
     make("qwen3_moe", tmp_path, **LAYERS)
     mesh, built = training.build(tmp_path, {"fsdp": 1, "tp": 1}, targets=ATTENTION)
     one = training.batch(0)
@@ -153,13 +149,6 @@ def test_evaluation_and_dpo_reference_ignore_expert_balance(tmp_path: Path) -> N
 
 
 def test_gemma4_step_returns_expert_counts_under_rematerialization(tmp_path: Path) -> None:
-    import jax
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.settings import TrainSettings
-    from recipec.runtime.training.step import Step, micro_batch_loss
-
     tiny.make_gemma4(tmp_path, **tiny.GEMMA4_EXPERTS)
     mesh, built = training.build(tmp_path, {"fsdp": 2, "tp": 1}, targets=ATTENTION, remat="decoder")
     settings = TrainSettings(steps=1, global_batch_size=8, micro_batch_size=4)
@@ -222,11 +211,6 @@ def test_imbalance_advice_depends_on_balancing_loss_support(
 def test_run_report_prints_the_imbalance_warning_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import jax.numpy as jnp
-
-    from recipec.runtime.metrics.nowhere import Nowhere
-    from recipec.runtime.metrics.run_report import Numbers, Report
-
     shares = ExpertShares((0, 3), 2, "do it")
     report = Report(0, 8, 4, lambda step: 0.1, Nowhere(tmp_path), shares)
     one = jnp.float32(1.0)

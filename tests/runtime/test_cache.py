@@ -1,4 +1,4 @@
-"""Tests that a run uses programs that an earlier process compiled."""
+"""Tests of the cache of compiled programs, and of the compiler's flags."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from recipec.runtime import cache
+from recipec.runtime.model.mesh import LIBTPU_FLAGS, compile_with
 from tests.conftest import ROOT
 
 SMALL = """
@@ -51,10 +53,30 @@ def test_cache_directory_resolves_relative_home_and_bucket_paths(tmp_path: Path)
 def test_unwritable_compilation_cache_is_reported_and_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import jax
-
     (tmp_path / "cache").write_text("a file where the folder should be")
     before = jax.config.jax_compilation_cache_dir
     cache.keep_compiled(str(tmp_path / "cache"))
     assert jax.config.jax_compilation_cache_dir == before
     assert f"{tmp_path}/cache{os.sep}xla cannot be written" in capsys.readouterr().err
+
+
+RECIPE = ("--xla_tpu_scoped_vmem_limit_kib=65536", "--xla_enable_async_all_gather=true")
+
+
+def test_recipe_libtpu_flags_are_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIBTPU_FLAGS, raising=False)
+    compile_with(())
+    assert LIBTPU_FLAGS not in os.environ
+    monkeypatch.setenv(LIBTPU_FLAGS, "")
+    compile_with(RECIPE)
+    assert os.environ[LIBTPU_FLAGS] == " ".join(RECIPE)
+
+
+def test_environment_flag_overrides_recipe_flag_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LIBTPU_FLAGS, "--xla_tpu_scoped_vmem_limit_kib=98304 --xla_other=1")
+    compile_with(RECIPE)
+    found = os.environ[LIBTPU_FLAGS].split()
+    assert found == [RECIPE[1], "--xla_tpu_scoped_vmem_limit_kib=98304", "--xla_other=1"]
+    assert capsys.readouterr().err == f"{LIBTPU_FLAGS} replaces the recipe's {RECIPE[0]}\n"

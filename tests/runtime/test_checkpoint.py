@@ -6,8 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
@@ -34,8 +37,6 @@ def open_and_verify(directory: Path) -> HFCheckpoint:
 
 def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
     """Rewrite a safetensors file with other arrays."""
-    from safetensors.numpy import load_file
-
     arrays = load_file(path)
     change(arrays)
     with path.open("wb") as file:
@@ -43,8 +44,6 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None
 
 
 def test_tensors_and_metadata_match_the_safetensors_library(folder: Path) -> None:
-    from safetensors import safe_open
-
     base = open_and_verify(folder)
     assert base.prefix == "model.language_model."
     assert base.index == INDEX and len(base.files) > 1
@@ -61,8 +60,6 @@ def test_tensors_and_metadata_match_the_safetensors_library(folder: Path) -> Non
 
 
 def test_text_only_bfloat16_checkpoint_in_one_file_is_read(tmp_path: Path) -> None:
-    import ml_dtypes
-
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     before = HFCheckpoint.open(tmp_path).read("model.norm.weight").copy()
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.artifacts import (
-    STEPS,
-    assert_equal,
-    entries,
-    steps,
-    train,
-)
+from recipec.runtime.checkpoints import adapter_reader, manifest, resuming
+from recipec.runtime.checkpoints.adapter_reader import load_trained
+from recipec.runtime.checkpoints.record import read_record
+from recipec.runtime.checkpoints.saving import kept
+from recipec.runtime.errors import UserError
+from recipec.runtime.training.session import check_directory
+from recipec.runtime.weights.checkpoint import HFCheckpoint
+from tests.runtime import runs
+from tests.runtime.artifacts import STEPS, assert_equal, entries, error_of, steps, train
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import error_of
 
 
 def flip(path: Path, place: int) -> None:
@@ -77,8 +78,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_resume_skips_a_damaged_step_and_gives_the_reason(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
 ) -> None:
-    from recipec.runtime.checkpoints import resuming
-
     directory = tmp_path / "checkpoints"
     shutil.copytree(place / "whole" / "checkpoints", directory)
     assert resuming.find(str(directory)).step == 10
@@ -95,8 +94,6 @@ def test_flipped_bit_in_any_checkpoint_file_is_detected(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     """Flip bits that Orbax mostly restores without an error."""
-    from recipec.runtime.checkpoints import resuming
-
     step = tmp_path / "checkpoints" / "10"
     shutil.copytree(place / "whole" / "checkpoints" / "10", step)
     choose, noticed = random.Random(1), 0
@@ -161,12 +158,6 @@ def test_load_trained_names_the_complete_step_before_a_damaged_one(
 ) -> None:
     from etils import epath
 
-    from recipec.runtime.checkpoints import manifest
-    from recipec.runtime.checkpoints.adapter_reader import load_trained
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
-    from tests.runtime import runs
-
     base = HFCheckpoint.open(place / "model")
     runs.save_run(tmp_path, base, runs.lora_section(), steps=(2, 4, 6))
     for step in (2, 4, 6):
@@ -193,12 +184,6 @@ def test_load_trained_names_the_complete_step_before_a_damaged_one(
 def test_directory_and_record_that_cannot_be_read_give_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.checkpoints import adapter_reader
-    from recipec.runtime.checkpoints.record import read_record
-    from recipec.runtime.checkpoints.saving import kept
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.training.session import check_directory
-
     (tmp_path / "recipe.lock.json").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"recipe.lock.json: cannot be read: 'utf-8' codec"):
         read_record(tmp_path)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.runtime.data import cache as caching
 from recipec.runtime.data import tokenizing
+from recipec.runtime.data.encoding import coding
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError
@@ -172,9 +174,6 @@ def test_unwritable_data_cache_does_not_stop_the_run(
 
 def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> None:
     import fsspec
-
-    from recipec.runtime.data import cache as caching
-    from recipec.runtime.data.encoding import coding
 
     data = DataSettings(train=(), max_length=96, packing=False)
     how = coding(tokenizer(), GEMMA4, data, None)

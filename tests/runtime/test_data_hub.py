@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +11,18 @@ import datasets
 import pytest
 
 from recipec.runtime.data.huggingface import address_of
+from recipec.runtime.data.remote_content import remote_content
 from recipec.runtime.data.sources import open_rows
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source
-from tests.runtime import hub_sets
-from tests.runtime.hub_sets import NAME, TEXTS
+
+NAME = "someone/verses"
+TEXTS = [f"verse {i}" for i in range(50)]
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return hub_sets.cached(tmp_path, monkeypatch)
+    return write_cache(tmp_path, monkeypatch)
 
 
 def texts(source: Source) -> list[tuple[str, str | None]]:
@@ -108,8 +111,6 @@ def test_hub_dataset_with_the_name_of_a_local_folder_is_refused(
 def test_cache_key_of_a_file_on_the_hub_is_its_blob(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
-    from recipec.runtime.data.remote_content import remote_content
-
     blobs = {"datasets/some/set/a.jsonl": "c0ffee"}
 
     def url_to_fs(address: str) -> tuple[Any, str]:
@@ -121,3 +122,26 @@ def test_cache_key_of_a_file_on_the_hub_is_its_blob(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
     ((name, *told),) = remote_content(Source("hf://datasets/some/set/a.jsonl"))
     assert name == "datasets/some/set/a.jsonl" and "c0ffee" in told
+
+
+def write_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Create load_dataset's cache of someone/verses, with two configurations, and block the connection."""
+    folder = tmp_path / "cache"
+    for config, texts in (("short", TEXTS), ("long", [text * 2 for text in TEXTS])):
+        files = {}
+        for split, part in (("train", texts), ("test", texts[:4])):
+            files[split] = str(tmp_path / f"{config}-{split}.parquet")
+            datasets.Dataset.from_dict({"text": part}).to_parquet(files[split])
+        built = datasets.load_dataset_builder("parquet", config, data_files=files, cache_dir=str(folder))
+        built.download_and_prepare()
+        made = Path(built.cache_dir)
+        home = folder / "someone___verses" / config / "0.0.0" / "0123456789abcdef"
+        home.parent.mkdir(parents=True)
+        shutil.move(made, home)
+        info = home / "dataset_info.json"
+        info.write_text(info.read_text().replace(made.parts[-3], config))
+        for file in home.glob("parquet-*.arrow"):
+            file.rename(home / file.name.replace("parquet-", "verses-"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    return folder

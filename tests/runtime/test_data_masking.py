@@ -16,8 +16,7 @@ from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings
-from tests.runtime.chats import GEMMA4, MARKED, chat, published, renderer_of, tokenizer
-from tests.runtime.tool_calls import CALL, TOOLS
+from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published, renderer_of, tokenizer
 
 TWO = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
 
@@ -63,11 +62,7 @@ def test_generation_marker_targets_match_transformers(template: str) -> None:
     messages = chat("Hello", "Hi there, the fox", "And now?", "  Good bye ")
     made = sample(template, messages)
     reference = tokenizer().apply_chat_template(
-        messages,
-        chat_template=template,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
+        messages, chat_template=template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     assert made.tokens.tolist() == reference["input_ids"]
     assert made.targets.tolist() == [bool(x) for x in reference["assistant_masks"]]

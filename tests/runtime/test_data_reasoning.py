@@ -68,10 +68,7 @@ def learned(
         ("qwen3", "assistant", "empty", ["Hi there<|im_end|>", "Good bye<|im_end|>"]),
         (
             *("qwen3_6", "assistant", "keep"),
-            [
-                "They greet.\n</think>\n\nHi there<|im_end|>",
-                "They leave.\n</think>\n\nGood bye<|im_end|>",
-            ],
+            ["They greet.\n</think>\n\nHi there<|im_end|>", "They leave.\n</think>\n\nGood bye<|im_end|>"],
         ),
         (
             "gemma4_v5",

@@ -17,10 +17,9 @@ from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.sources import open_rows, splits
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
-from tests.runtime import hub_sets
 from tests.runtime.chats import chat, tokenizer, write
 from tests.runtime.data_files import KINDS
-from tests.runtime.hub_sets import NAME, TEXTS
+from tests.runtime.test_data_hub import NAME, TEXTS, write_cache
 
 FIRST, SECOND = [f"verse {i}" for i in range(31)], [f"line {i}" for i in range(18)]
 
@@ -117,7 +116,7 @@ def test_count_and_limit_work_for_every_kind_of_source(kind: str, tmp_path: Path
 def test_hub_dataset_split_matches_datasets_train_test_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub_sets.cached(tmp_path, monkeypatch)
+    write_cache(tmp_path, monkeypatch)
     data = settings(Source(f"hf://{NAME}", split="train[:39]", config="short", limit=37))
     assert parts(data, Path()) == librarys(TEXTS[:37], 0.1, 42)
 

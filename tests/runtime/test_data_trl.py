@@ -11,8 +11,7 @@ import pytest
 
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.settings import DataSettings, TrainSettings
-from tests.runtime.chats import MARKED, chat, published, tokenizer
-from tests.runtime.tool_calls import CALL, TOOLS
+from tests.runtime.chats import CALL, MARKED, TOOLS, chat, published, tokenizer
 
 
 def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
@@ -41,9 +40,7 @@ def theirs(rows: list[dict[str, Any]], template: str, **settings: Any) -> list[t
     config = SFTConfig(output_dir="unused", max_length=2048, bf16=False, report_to=[], **settings)
     # The attributes that _prepare_dataset reads. The trainer's constructor would load a model.
     trainer = SimpleNamespace(
-        _tokenizer=tokenizer(),
-        chat_template=template,
-        completion_only_loss=config.completion_only_loss,
+        _tokenizer=tokenizer(), chat_template=template, completion_only_loss=config.completion_only_loss
     )
     made = SFTTrainer._prepare_dataset(
         trainer, Dataset.from_list(rows), tokenizer(), config, False, None, "train"

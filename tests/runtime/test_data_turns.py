@@ -10,9 +10,8 @@ import pytest
 
 from recipec.runtime.data.masking import Inconsistent, Renderer
 from recipec.runtime.data.template import ChatTemplate
-from tests.runtime.chats import GEMMA4, MARKED, chat, published
+from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published
 from tests.runtime.preparing import prepared
-from tests.runtime.tool_calls import CALL, TOOLS
 
 MISTRAL = """
 {{- bos_token }}

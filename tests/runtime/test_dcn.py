@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from recipec.runtime.model.partition_rules import data_parallel
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import TrainSettings
+from recipec.runtime.training.step import Step, micro_batch_loss, trained_type
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.training import QUICK
@@ -28,15 +35,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[float, dict[str, np.ndarray]]:
     """Return the loss of a packed micro-batch, and the trained arrays' gradients by path."""
-    import jax
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.model.partition_rules import data_parallel
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import TrainSettings
-    from recipec.runtime.training.step import Step, micro_batch_loss, trained_type
-
     mesh, built = training.build(directory, axes, seed=1, **options)
     for number, path in enumerate(sorted(training.arrays(built.model))):
         if path.endswith("lora_b"):  # zero at first, which would make the gradients of lora_a zero
@@ -44,13 +42,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     settings = TrainSettings(steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
     with mesh:
         optimizer = nnx.Optimizer(built.model, optax.sgd(1e-3), wrt=trained_type(built))
-        step = Step(
-            built,
-            optimizer,
-            settings,
-            mesh,
-            lambda *of: micro_batch_loss(built, settings, *of),
-        )
+        step = Step(built, optimizer, settings, mesh, lambda *of: micro_batch_loss(built, settings, *of))
         batch = shard_rows(training.packed_batch(), mesh)
         trained, _ = step.live
 
@@ -68,9 +60,6 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
 
 
 def _randomized(model: Any, path: str, seed: int) -> None:
-    import jax
-    from flax import nnx
-
     for parts, variable in nnx.state(model).flat_state():
         if ".".join(map(str, parts)) == path:
             array = variable.get_raw_value()

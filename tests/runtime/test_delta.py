@@ -6,9 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
+from recipec.runtime.model.delta import gated_delta_rule
+from recipec.runtime.model.mesh import arrange
+from recipec.runtime.model.states import causal_conv
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
@@ -31,8 +37,6 @@ def segments(length: int, rows: list[list[int]]) -> np.ndarray:
 
 def by_sequence(compute: Callable[..., Any], ids: np.ndarray, *arrays: Any) -> Any:
     """Apply a function of torch tensors [1, T, ...] to each sequence alone, with zeros for padding."""
-    import torch
-
     rows = []
     for row, segment_ids in enumerate(ids):
         parts = []
@@ -68,13 +72,6 @@ def close(found: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_gated_delta_rule_on_packed_rows_matches_separate_sequences(case: tuple[Any, ...]) -> None:
     """Compare outputs and gradients with transformers' recurrent form and torch's autograd."""
-    import jax
-    import torch
-    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
-
-    from recipec.runtime.model.delta import gated_delta_rule
-    from recipec.runtime.model.mesh import arrange
-
     axes, keys, values, length, rows = case
     ids, arrays = segments(length, rows), inputs(keys, values, length, len(rows))
     upstream = np.random.default_rng(0).standard_normal(arrays[2].shape).astype(np.float32)
@@ -104,11 +101,6 @@ def test_gated_delta_rule_on_packed_rows_matches_separate_sequences(case: tuple[
 
 
 def test_convolution_on_packed_rows_matches_separate_sequences() -> None:
-    import jax
-    import torch
-
-    from recipec.runtime.model.states import causal_conv
-
     random = np.random.default_rng(0)
     ids = segments(11, [[1, 2, 5, 3], [7], []])
     x, weight = (random.standard_normal(shape).astype(np.float32) for shape in ((3, 11, 6), (6, 4)))

@@ -6,9 +6,16 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from recipec.runtime.model import eight_bits
+from recipec.runtime.model.eight_bits import product_of_codes
+from recipec.runtime.model.quantize import TYPES, layout
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import training
 
@@ -28,10 +35,7 @@ def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
 
     The codes are Qwix's, which must be close to the input.
     """
-    import jax.numpy as jnp
     import qwix
-
-    from recipec.runtime.model.quantize import TYPES
 
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     stored = qwix.quantize(jnp.asarray(x, jnp.float32), TYPES[kind], channelwise_axes=kept)
@@ -52,12 +56,7 @@ def test_eight_bit_product_and_gradients_match_rounded_operands(name: str, kind:
 
     The gradient is that of the rounded weight. The output's gradient stays exact, or is rounded by row.
     """
-    import jax
-    import jax.numpy as jnp
     import qwix
-
-    from recipec.runtime.model.eight_bits import product_of_codes
-    from recipec.runtime.model.quantize import layout
 
     equation, x_shape, w_shape, summed = EQUATIONS[name]
     random = np.random.default_rng(0)
@@ -97,11 +96,6 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 def learned(model: Path, axes: dict[str, int], products: str) -> Any:
     """Return the loss of one batch and the adapters' gradients."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.training.loss import batch_loss
-
     _, built = training.build(model, axes, quantize="int8", products=products, targets=TARGETS)
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
@@ -138,11 +132,6 @@ def test_eight_bit_gradients_match_straight_through_on_another_mesh(
 
     Only codes on a rounding edge may differ, because sums differ in their last bits.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model import eight_bits
-
     tiny.make_gemma4(tmp_path, **SIZES, **LAYERS)
     product = eight_bits.product_of_codes
     with jax.default_matmul_precision("highest"):

@@ -11,11 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from recipec.runtime.checkpoints.record import check_record
 from recipec.runtime.errors import UserError
+from recipec.runtime.training.elastic import between_steps
 from tests.runtime.artifacts import STEPS, saved, train, write_artifact
 from tests.runtime.lives import Lives
 
@@ -181,12 +185,8 @@ def test_resume_refuses_settings_that_change_the_numbers(tmp_path: Path, change:
 
 def test_torchax_optimizer_state_is_restored_for_another_accumulation() -> None:
     """Save an optax state of the TorchAX backend after two micro-batches, and restore it for one and four."""
-    import jax
-    import jax.numpy as jnp
-    import optax
 
     from recipec.runtime.backends.torchax.checkpoints import after_step
-    from recipec.runtime.training.elastic import between_steps
 
     parameters = {"w": jnp.arange(8.0)}
     gradients = [{"w": jnp.cos(jnp.arange(8.0) * (i + 1))} for i in range(12)]

@@ -7,10 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
 
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
+from recipec.runtime.checkpoints.full import hugging_face
 from recipec.runtime.errors import UserError
+from recipec.runtime.merging.arithmetic import changed_blocks
+from recipec.runtime.merging.expert_sampling import ExpertProduct
+from recipec.runtime.model import mixture
+from recipec.runtime.model.adapters import LoraSettings, build_adapters
+from recipec.runtime.model.experts import run
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.qwen3_moe import FAMILY
+from recipec.runtime.model.mesh import start
+from recipec.runtime.peft.known import REMAPPED
+from recipec.runtime.peft.parameters import OLD_NAMES
+from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training.objective_losses import before_training
 from tests.runtime import decoders, training
 from tests.runtime.built_models import randomize
@@ -21,13 +39,6 @@ AXES = {"fsdp": 2, "tp": 2}
 @pytest.mark.parametrize("axes", [None, AXES], ids=["one device", "2x2"])
 def test_expert_products_with_adapters_match_merged_weights(axes: dict[str, int] | None) -> None:
     """Compare gradients too. Those of experts without a token are zero."""
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.experts import run
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     experts, hidden, features, rank = 9, 12, 6, 3
     random = np.random.default_rng(0)
 
@@ -85,16 +96,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
     """Compare merged tensors, their check, and the conversion to PEFT's matrices and back."""
     import peft
-    import torch
 
-    from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
-    from recipec.runtime.checkpoints.full import hugging_face
-    from recipec.runtime.merging.arithmetic import changed_blocks
-    from recipec.runtime.merging.expert_sampling import ExpertProduct
-    from recipec.runtime.model.adapters import LoraSettings, build_adapters
-    from recipec.runtime.model.families.qwen3_moe import FAMILY
-
-    config = {**decoders.SIZES, **decoders.CASES["qwen3_moe"], "num_hidden_layers": 1, "mlp_only_layers": []}
+    config = {**decoders.fields("qwen3_moe"), "num_hidden_layers": 1, "mlp_only_layers": []}
     a = FAMILY.architecture(config)
     assert a.experts is not None
     names = replace(a.experts.tensors, **LAYOUTS[layout])
@@ -166,10 +169,6 @@ def test_expert_adapters_of_every_layout_merge_as_in_peft(layout: str) -> None:
 def test_families_whose_linear_layers_peft_takes_for_experts_are_listed() -> None:
     from peft.utils import transformers_weight_conversion as conversion
 
-    from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.peft.known import REMAPPED
-    from recipec.runtime.peft.parameters import OLD_NAMES
-
     kinds = conversion._MODEL_TO_CONVERSION_PATTERN
     names = conversion._MOE_TARGET_MODULE_MAPPING
     taken = {
@@ -189,11 +188,6 @@ def test_model_with_adapters_off_equals_the_base_model(
 
     An unused expert adapter is an error.
     """
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model import mixture
-
     decoders.make("qwen3_moe", tmp_path, num_hidden_layers=1, mlp_only_layers=[])
     targets = ("q_proj", "experts", "router")
     mesh, built = training.build(tmp_path, AXES, remat="decoder", targets=targets)
@@ -228,8 +222,6 @@ def test_model_with_adapters_off_equals_the_base_model(
 @pytest.mark.usefixtures("compiled_once")
 def test_resumed_expert_adapters_equal_uninterrupted_training(tmp_path: Path) -> None:
     """Resume adapters of experts and their optimizer state."""
-    import optax
-
     decoders.make("qwen3_moe", tmp_path / "base", num_hidden_layers=1, mlp_only_layers=[])
 
     def run(folder: Path, steps: int) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ They cover every kind of scores, experts without a token, sizes that a mesh does
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -12,16 +13,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
+from jax.sharding import Mesh
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.errors import UserError
+from recipec.runtime.model import experts
+from recipec.runtime.model import experts as mixture
+from recipec.runtime.model.experts import outer, route, run
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder import DecoderFamily
 from recipec.runtime.model.families.description import Experts, ExpertTensors
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import decoders, training
+from tests.runtime.training import QUICK
 
 LIMIT = 1e-5
 """For an output or a gradient, relative to the largest of its array."""
@@ -98,11 +109,6 @@ CASES = {
 
 def block(case: Case) -> Any:
     """Return transformers' module with random weights and zeroed shared experts."""
-    import importlib
-
-    import torch
-    import transformers
-
     family, name = case.module.split(".")
     kind = transformers.AutoConfig.for_model("llama4_text" if family == "llama4" else family)
     e = case.experts
@@ -150,8 +156,6 @@ def by_transformers(
     case: Case, x: np.ndarray, cotangent: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray | None]:
     """Return the output, the arrays, the gradients of the arrays and of x, and the correction."""
-    import torch
-
     made = block(case)
     given = torch.tensor(x, requires_grad=True)
     out = made(given.clone())
@@ -172,9 +176,6 @@ def by_transformers(
 
 def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
     """Return a function of our block: its output, and the gradients of the arrays and x for a cotangent."""
-    import jax
-
-    from recipec.runtime.model import experts as mixture
 
     def forward(arrays: dict[str, Any]) -> Any:
         x = arrays["x"]
@@ -196,9 +197,6 @@ def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_expert_blocks_match_transformers_outputs_and_gradients(name: str) -> None:
     """Run on a mesh that may divide neither the rows nor an expert's features."""
-    import jax
-    from jax.sharding import Mesh
-
     case = CASES[name]
     random = np.random.default_rng(1)
     x, cotangent = random.standard_normal((2, case.rows, case.tokens, HIDDEN)).astype(np.float32)
@@ -232,10 +230,6 @@ def test_router_breaks_ties_by_lowest_expert_index(kind: str) -> None:
 
     Rows without ties equal torch's.
     """
-    import torch
-
-    from recipec.runtime.model.experts import route
-
     experts = KINDS[kind]
     logits = np.array(
         [
@@ -269,8 +263,6 @@ def test_router_breaks_ties_by_lowest_expert_index(kind: str) -> None:
 
 
 def test_router_ranks_saturated_sigmoids_by_logits() -> None:
-    from recipec.runtime.model.experts import route
-
     logits = np.array([[[30.0, 20.0, 40.0]]], np.float32)
     weights, choices = route(logits, Experts(3, 1, 1, scores="sigmoid"))
     assert (float(weights[0, 0, 0]), int(choices[0, 0, 0])) == (1.0, 2)
@@ -279,8 +271,6 @@ def test_router_ranks_saturated_sigmoids_by_logits() -> None:
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a GLM 4.5 with a layer after its last one, as published: it predicts a further token."""
-    from safetensors.numpy import load_file, save_file
-
     folder = tmp_path_factory.mktemp("glm")
     decoders.make("glm4_moe", folder, num_nextn_predict_layers=1)
     file = folder / "model.safetensors"
@@ -293,8 +283,6 @@ def test_router_correction_stays_float32_in_bfloat16_model(glm: Path) -> None:
 
     GLM 4.5's values are above 4, where bfloat16 has steps of 1/32, which is more than scores differ by.
     """
-    from safetensors.numpy import load_file
-
     _, built = training.build(glm, {"fsdp": 1}, dtype="bfloat16", targets=["q_proj"])
     found, saved = training.arrays(built.model), load_file(glm / "model.safetensors")
     for layer in (1, 2):
@@ -321,10 +309,6 @@ def test_extra_layers_are_ignored_only_if_config_json_declares_them(
 @pytest.mark.parametrize("rows", [384, 130])
 def test_expert_weight_gradients_are_correct_with_and_without_tpu_kernel(rows: int) -> None:
     """Use 130 rows, which are no whole tiles. One expert has no row, and the last 40 rows have no expert."""
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.experts import outer
-
     draws = np.random.default_rng(1)
     left, right = (draws.standard_normal((rows, width)).astype(np.float32) for width in (12, 7))
     sizes = [33, 0, 1, rows - 74]
@@ -354,11 +338,6 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compare with float32 operands: values and gradients differ by bfloat16's rounding alone."""
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model import experts
-
     draws = np.random.default_rng(1)
     sizes = jnp.array([4, 0, 9], jnp.int32)
     rows = jnp.asarray(draws.standard_normal((16, 24)), jnp.bfloat16)
@@ -386,8 +365,6 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
 
 def _ragged_operands(function: Any, *arguments: Any) -> set[str]:
     """Return the dtypes of the operands of a function's ragged products."""
-    import jax
-
     dtypes: set[str] = set()
     waiting = [jax.make_jaxpr(function)(*arguments).jaxpr]
     while waiting:
@@ -397,3 +374,69 @@ def _ragged_operands(function: Any, *arguments: Any) -> set[str]:
             inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
             waiting += [value for value in inner if hasattr(value, "eqns")]
     return dtypes
+
+
+HIDDEN, FEATURES, EXPERTS = 12, 10, 8
+IN_TILES = 256
+"""A hidden size whose rows are exchanged as tiles of 128 values."""
+
+
+EVEN, UNEVEN = 0.0, 50.0
+"""In an uneven batch three experts get all rows."""
+
+
+def results(axes: dict[str, int], hidden: int = HIDDEN) -> list[Any]:
+    """Return the value and the gradients of both batches, with the experts on a mesh."""
+    draws = np.random.default_rng(0)
+    shapes = {
+        "gate_up": (EXPERTS, hidden, 2, FEATURES),
+        "down": (EXPERTS, FEATURES, hidden),
+        "gate_up_bias": (EXPERTS, 2, FEATURES),
+        "down_bias": (EXPERTS, hidden),
+    }
+    arrays = {
+        name: jnp.asarray(draws.normal(0, hidden**-0.5, shape), jnp.float32) for name, shape in shapes.items()
+    }
+    x = jnp.asarray(draws.standard_normal((8, 5, hidden)), jnp.float32)
+    router = jnp.asarray(draws.normal(0, hidden**-0.5, (hidden, EXPERTS)), jnp.float32)
+    described = Experts(EXPERTS, 3, FEATURES)
+
+    def loss(x: Any, router: Any, arrays: Any, lean: float) -> Any:
+        logits = x @ router + lean * (jnp.arange(EXPERTS) < 3)
+        weights, choices = route(logits, described)
+        return jnp.sum(jnp.sin(run(x, weights, choices, arrays, lambda gate, up: jax.nn.silu(gate) * up)))
+
+    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))])
+    compute = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), compiler_options=QUICK)
+    with Mesh(devices.reshape(tuple(axes.values())), tuple(axes)), jax.default_matmul_precision("highest"):
+        both = [compute(x, router, arrays, lean) for lean in (EVEN, UNEVEN)]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(both)]
+
+
+def test_sharded_experts_match_one_device_values_and_gradients() -> None:
+    expected = results({"fsdp": 1})
+    for axes in ({"fsdp": 2, "ep": 2, "tp": 2}, {"ep": 4}):
+        for mine, alone in zip(results(axes), expected, strict=True):
+            assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_rows_that_no_device_sent_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = results({"fsdp": 1}, IN_TILES)
+    monkeypatch.setattr(experts, "_kernel_tile", lambda rows: rows)
+    monkeypatch.setattr(jax.lax, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+    for mine, alone in zip(results({"ep": 4}, IN_TILES), expected, strict=True):
+        assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()
+
+
+def test_rematerialized_layer_does_not_repeat_expert_exchange() -> None:
+    shapes = {"gate_up": (EXPERTS, HIDDEN, 2, FEATURES), "down": (EXPERTS, FEATURES, HIDDEN)}
+    arrays = {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+    @jax.checkpoint
+    def layer(x: Any) -> Any:
+        weights, choices = route(x[..., :EXPERTS], Experts(EXPERTS, 3, FEATURES))
+        return run(x, weights, choices, arrays, lambda gate, up: jax.nn.silu(gate) * up).sum()
+
+    with Mesh(np.array(jax.devices()[:4]), ("ep",)):
+        traced = str(jax.make_jaxpr(jax.grad(layer))(jnp.ones((8, 5, HIDDEN))))
+    assert traced.count(" while[") == 2  # forward and backward

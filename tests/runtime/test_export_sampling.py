@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from recipec.runtime.checkpoints.full import ReplacedTensor, TrainedWeights
 from recipec.runtime.merging import sampling
 from recipec.runtime.merging.merged_files import check_files
 from recipec.runtime.merging.sampling import Sampled, check_tensors
-from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.refusals import message
 from tests.runtime.runs import lora_section, save_run
@@ -223,25 +222,6 @@ def test_check_finds_wrong_tensor_names_types_and_shapes(case: Case, tmp_path: P
     shape = list(case.tensors[UP].shape)
     text = case.message(tmp_path / "3", **{UP: case.tensors[UP].T.copy()})
     assert f"{UP} has shape {shape[::-1]}, the base's has {shape}" in text
-
-
-def test_check_reads_sharded_index_and_finds_its_errors(case: Case, tmp_path: Path) -> None:
-    def check() -> object:
-        return check_tensors(case.base, case.trained, tmp_path, "bfloat16")
-
-    names = list(case.tensors)
-    files = {f"model-{part + 1:05d}-of-00002.safetensors": names[part::2] for part in (0, 1)}
-    for file, group in files.items():
-        save_file({name: case.tensors[name] for name in group}, tmp_path / file)
-    assert f"several safetensors files and no {INDEX}" in message(check)
-    weight_map = {name: file for file, group in files.items() for name in group}
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    check()
-    one, other = files
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {**weight_map, names[0]: other}}))
-    assert "does not name the file of each tensor" in message(check)
-    shutil.copy(tmp_path / one, tmp_path / "left-over.safetensors")
-    assert "is in both left-over.safetensors and " in message(check)
 
 
 def encoded(weight: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -8,13 +8,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
 
+from recipec.runtime.model.fake_quantize import int4, int8, operands
 from recipec.runtime.options import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
-from tests.runtime.references import reference_logits, twenty_steps
+from tests.runtime.references import torch_loss, twenty_steps
 
 pytestmark = pytest.mark.usefixtures("highest")
 
@@ -25,11 +30,6 @@ STORED = json.loads((Path(__file__).parent / "torchao_rounding.json").read_text(
 @pytest.mark.parametrize("case", STORED)
 def test_operands_and_gradients_match_torchao(case: str) -> None:
     """The rounded operands are equal to the last bit, except that products may be fused with sums."""
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.fake_quantize import operands
-
     kind, dtype = case.split("-")
     how = FakeQuantization(kind, *(("mxfp4", 32) if kind == "mxfp4" else ("int8", 6)))
     stored = {name: np.array(value, np.float32) for name, value in STORED[case].items()}
@@ -59,11 +59,6 @@ def test_operands_and_gradients_match_torchao(case: str) -> None:
 @pytest.mark.parametrize("equation", ["btnh,nhd->btd", "bsd,ckdh->cbskh"])
 def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
     """In every layout of a weight, also with groups that extend over several heads."""
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.fake_quantize import int4, int8, operands
-
     sizes = dict(zip("btndhckvs", (2, 5, 3, 24, 8, 2, 3, 7, 5), strict=True))
     inputs, output = equation.split("->")
     x_axes, w_axes = inputs.split(",")
@@ -86,7 +81,6 @@ def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
 
 def fake_linear(how: FakeQuantization) -> Any:
     """Return a torch module with the formulas of torchao's FakeQuantizedLinear, written independently."""
-    import torch
 
     class Passing(torch.autograd.Function):
         @staticmethod
@@ -136,8 +130,6 @@ def fake_linear(how: FakeQuantization) -> Any:
 
 def replace_linear(model: Any, how: FakeQuantization, names: str) -> Any:
     """Replace the linear layers with these names by rounded ones, with the same weights."""
-    import torch
-
     kind = fake_linear(how)
     found = 0
     for name, module in model.named_modules():
@@ -183,9 +175,6 @@ scale: once the weights of two runs differ in the last bit, this weight may get 
 @pytest.mark.parametrize("name", FULL)
 def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -> None:
     """Compare steps and evaluations with torch, before rounding begins and after."""
-    import optax
-    import torch
-
     make, how, steps, near = FULL[name]
     folder = tmp_path / "base"
     model = make(folder, num_hidden_layers=1)
@@ -202,14 +191,14 @@ def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -
     expected: dict[str, list[float]] = {"loss": [], "eval_loss": [], "grad_norm": []}
     with_rounding(linear, how.start_step == 0)
     with torch.no_grad():
-        expected["eval_loss"].append(float(loss_of(model, 10_000)))
+        expected["eval_loss"].append(float(torch_loss(model, training.batch(10_000))))
     with_rounding(linear, False)
-    plain = float(loss_of(model, 10_000))
+    plain = float(torch_loss(model, training.batch(10_000)))
     with_rounding(linear, True)
-    assert abs(float(loss_of(model, 10_000)) - plain) > 10 * near
+    assert abs(float(torch_loss(model, training.batch(10_000))) - plain) > 10 * near
     for step in range(steps):
         with_rounding(linear, step >= how.start_step)
-        loss = loss_of(model, step)
+        loss = torch_loss(model, training.batch(step))
         optimizer.zero_grad()
         loss.backward()
         expected["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(weights, 1.0)))
@@ -217,7 +206,7 @@ def test_full_qat_steps_and_evaluations_match_torch(name: str, tmp_path: Path) -
         expected["loss"].append(float(loss))
         if steps > 1:
             with torch.no_grad():
-                expected["eval_loss"].append(float(loss_of(model, 10_000)))
+                expected["eval_loss"].append(float(torch_loss(model, training.batch(10_000))))
     for key, values in expected.items():
         own = [line[key] for line in found if key in line][: len(values)]
         difference = np.abs(np.array(own) - values).max()
@@ -229,12 +218,3 @@ def with_rounding(model: Any, on: bool) -> None:
     for module in model.modules():
         if hasattr(module, "rounds"):
             module.rounds = on
-
-
-def loss_of(model: Any, index: int) -> Any:
-    import torch
-
-    one = training.batch(index)
-    chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
-    nll = -chosen.gather(-1, torch.tensor(one["tokens"][:, 1:]).long()[..., None])[..., 0]
-    return (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,9 +19,8 @@ from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches
 from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import Parameter
 from recipec.runtime.model.families.decoder import DecoderFamily
-from recipec.runtime.model.families.rotary import read_rope
 from recipec.runtime.model.layer_ranges import parse_layers
-from tests import tiny
+from tests.runtime.decoders import YARN
 
 ENTRIES = catalog.entries()
 BASES = {
@@ -224,32 +224,6 @@ def test_old_and_new_dense_rope_keys_give_same_architecture(name: str) -> None:
     assert family.architecture(old) == family.architecture(new)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
-@pytest.mark.parametrize("context", [{"original_max_position_embeddings": 32}, {}])
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {**tiny.LLAMA3_ROPE, "rope_theta": 500_000.0},
-        {**tiny.LLAMA3_ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
-    ],
-    ids=["llama3-short", "llama3.2"],
-)
-def test_llama_rope_frequencies_match_transformers(
-    rope: dict[str, Any], context: dict[str, int], head_dim: int
-) -> None:
-    """Give the length before scaling in rope_parameters, next to them, or as the longest position."""
-    rope = dict(rope)
-    if not context:
-        del rope["original_max_position_embeddings"]
-    sizes = {"head_dim": head_dim, "max_position_embeddings": 1024, **context}
-    config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
-    expected = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq.numpy()
-    found = read_rope({**sizes, "rope_parameters": rope}, "Llama").frequencies(head_dim)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=3e-7, err_msg="more than the last bits")
-    assert (found != expected).sum() <= 2
-
-
 @pytest.mark.parametrize(
     ("change", "kv_heads", "head_dim"),
     [({"num_key_value_heads": None}, 16, 128), ({}, 32, 128), ({"num_key_value_heads": 2}, 2, 128)],
@@ -279,53 +253,40 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
     ("kind", "change", "key"),
     [
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("gemma2", {"num_hidden_layers": 1, "layer_types": [["full_attention"]]}, "layer_types"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
         ("gemma2", {"query_pre_attn_scalar": float("inf")}, "query_pre_attn_scalar"),
         ("gemma2", {"rms_norm_eps": 1.1e-6}, "rms_norm_eps"),
-        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar"),
         ("gemma2", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"sliding_window_pattern": 2}, "sliding_window_pattern"),
-        ("gemma3_text", {"sliding_window_pattern": 2, "layer_types": None}, "sliding_window_pattern"),
-        ("gemma3_text", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma3_text", {"layer_types": 5}, "layer_types"),
         ("gemma3_text", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "layer_types"),
         ("gemma3_text", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar"),
         ("gemma3_text", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
-        ("gemma3_text", {"rope_theta": "10000"}, "rope_theta"),
         ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters"),
         ("gemma3_text", {"num_attention_heads": 0}, "num_attention_heads"),
         ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("gemma4_text", {"layer_types": True}, "layer_types"),
-        ("gemma4_text", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ("gemma4_text", {"vocab_size_per_layer_input": 512}, "vocab_size_per_layer_input"),
         ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type"),
         ("gemma4_text", {"enable_moe_block": True}, "num_experts"),
         ("gemma4_text", {"num_kv_shared_layers": 20}, "num_kv_shared_layers"),
         ("gemma4_text", {**EXPERTS, "hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
-        ("gemma4_text", {**EXPERTS, "top_k_experts": None}, "top_k_experts"),
         ("gemma4_text", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
-        ("gemma4_text", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         ("gemma4_text", {"final_logit_softcapping": float("nan")}, "final_logit_softcapping"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias"),
         ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
         ("gemma4_unified_text", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
         ("gemma4_unified_text", {"enable_moe_block": True}, "enable_moe_block"),
         ("llama", {"hidden_act": "swiglu"}, "hidden_act"),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
-        ("llama", {"rope_theta": "500000"}, "rope_theta"),
         ("llama", {"rope_theta": 10**400}, "rope_theta"),
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings"),
@@ -339,8 +300,115 @@ def test_gemma4_global_kv_heads_apply_only_with_attention_k_eq_v() -> None:
         ("hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": ALPHA}, "rope_scaling"),
         ("hunyuan_v1_dense", {"rope_scaling": {**ALPHA, "alpha": 1e308}}, "rope_scaling"),
         ("lfm2", {"block_ffn_dim_multiplier": 1e308}, "intermediate_size"),
-        ("minimax_m2", {"attn_type_list": 1}, "attn_type_list"),
         ("mistral4", {"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
+        ("llama", {"hidden_size": 50, "num_attention_heads": 6}, "hidden_size"),
+        ("granite", {"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads"),
+        ("starcoder2", {"hidden_size": 36, "num_attention_heads": 4}, "head_dim"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": -4, "max_window_layers": 0},
+            "sliding_window",
+        ),
+        ("cohere2", {"layer_types": ["full_attention"]}, "layer_types"),
+        (
+            "olmo3",
+            {"num_hidden_layers": 2, "layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types",
+        ),
+        ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size"),
+        ("llama4_text", {"attention_chunk_size": None}, "attention_chunk_size"),
+        ("llama4", {"layer_types": ["chunked_attention", "full_attention"]}, "layer_types"),
+        ("llama4", {"no_rope_layers": [1, 1, 1, 0]}, "no_rope_layers"),
+        ("llama4", {"moe_layers": [0, 48]}, "moe_layers"),
+        ("llama4", {"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ("llama4", {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning"),
+        ("llama4", {"floor_scale": 0}, "floor_scale"),
+        ("qwen2", {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "layer_types"),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("cohere2", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ("gemma", {"hidden_act": "swiglu"}, "hidden_act"),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling"),
+        ("granite", {"residual_multiplier": math.nan}, "residual_multiplier"),
+        ("olmo2", {"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ("phi3", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (
+            "mistral3",
+            {"text_config": {"model_type": "mistral", "quantization_config": {}}},
+            "quantization_config",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "original_max_position_embeddings",
+        ),
+        ("ministral3", {"rope_parameters": {**YARN, "llama_4_scaling_beta": "1"}}, "llama_4_scaling_beta"),
+        ("glm4", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("mixtral", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
+        ("olmoe", {"num_experts": 7}, "num_experts_per_tok"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("glm4_moe", {"n_group": 3}, "n_group"),
+        ("glm4_moe", {"n_group": 4, "topk_group": 5}, "topk_group"),
+        ("glm4_moe", {"n_group": 32, "topk_group": 1}, "num_experts_per_tok"),
+        ("glm4_moe", {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+        ("glm4_moe", {"n_shared_experts": -1}, "n_shared_experts"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fbgemm_fp8"}}, "quantization_config"),
+        ("deepseek_v3", {"num_key_value_heads": 64}, "num_key_value_heads"),
+        ("deepseek_v3", {"qk_rope_head_dim": 63}, "head_dim"),
+        ("deepseek_v3", {"q_lora_rank": -1}, "q_lora_rank"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek_v3", {"rope_scaling": {"type": "linear", "mscale_all_dim": 1.0}}, "rope_scaling"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek_v2", {"num_experts_per_tok": 6, "norm_topk_prob": True}, "norm_topk_prob"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("glm4_moe_lite", {"first_k_dense_replace": 3}, "first_k_dense_replace"),
+        ("glm_moe_dsa", {"q_lora_rank": None}, "q_lora_rank"),
+        ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+        ("mistral4", {"rope_parameters": {**YARN, "partial_rotary_factor": 1.0}}, "partial_rotary_factor"),
+        ("qwen3_moe", {"mlp_only_layers": [24]}, "mlp_only_layers"),
+        ("falcon_h1", {"mamba_n_groups": 3}, "mamba_n_groups"),
+        ("falcon_h1", {"mamba_d_head": 16}, "mamba_d_ssm"),
+        ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+        ("falcon_h1", {"time_step_limit": [0.1, {"__float__": "NaN"}]}, "time_step_limit"),
+        ("falcon_h1", {"mamba_rms_norm": 1}, "mamba_rms_norm"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "mlp"]}, "layer_types"),
+        ("granitemoehybrid", {"mamba_d_head": 16}, "mamba_expand"),
+        ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts"),
+        ("lfm2", {"full_attn_idxs": [32]}, "full_attn_idxs"),
+        ("lfm2", {"layer_types": ["linear_attention"] * 32}, "layer_types"),
+        ("lfm2", {"block_multiple_of": 0}, "block_multiple_of"),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset"),
+        ("jamba", {"expert_layer_period": 0}, "expert_layer_period"),
+        ("jamba", {"mamba_dt_rank": 0}, "mamba_dt_rank"),
+        ("jamba", {"mamba_inner_layernorms": False}, "mamba_inner_layernorms"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*X"}, "hybrid_override_pattern"),
+        ("nemotron_h", {"layers_block_type": ["mamba"], "num_hidden_layers": 2}, "layers_block_type"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron_h", {"n_shared_experts": 2}, "n_shared_experts"),
+        ("nemotron_h", {"moe_latent_size": -1}, "moe_latent_size"),
+        ("qwen3_next", {"linear_num_key_heads": 5}, "linear_num_key_heads"),
+        ("qwen3_next", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
+        ("qwen3_5_moe", {"text_config": {"layer_types": ["sliding_attention"] * 40}}, "layer_types"),
+        ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("afmoe", {"route_norm": False}, "route_norm"),
+        ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias"),
+        ("ernie4_5_moe", {"moe_layer_start_index": 28}, "moe_layer_start_index"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list"),
+        ("minimax_m2", {"rotary_dim": 256}, "partial_rotary_factor"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
 def test_unsupported_config_is_refused_with_its_key(kind: str, change: dict[str, Any], key: str) -> None:
@@ -401,8 +469,7 @@ def test_lora_targets_match_named_projections(target: str, matched: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("layers", "chosen"),
-    [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))],
+    ("layers", "chosen"), [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))]
 )
 def test_parse_layers_accepts_every_form(layers: Any, chosen: tuple[int, ...]) -> None:
     assert parse_layers(layers, 4) == chosen

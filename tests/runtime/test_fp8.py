@@ -10,19 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.verify import token_rows
+from recipec.runtime.model.loading import build
+from recipec.runtime.model.mesh import start
+from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.formats import sentence
 from recipec.runtime.weights.fp8 import Fp8
 from recipec.runtime.weights.headers import Tensor
-from recipec.runtime.weights.safetensors_files import CODES
+from recipec.runtime.weights.safetensors_files import CODES, write_arrays
 from tests.runtime import fp8
 from tests.runtime.decoders import EVERY, LIMIT
+from tests.runtime.runs import lora_section, save_run
+from tests.runtime.torch_models import torch_logits
 
 BLOCKED, PER_MATRIX = "minimax_m2", "ministral3-mistral3"
 CASES = {BLOCKED: fp8.BLOCK, PER_MATRIX: None}
@@ -41,9 +51,6 @@ ARRAYS = {
 @pytest.mark.parametrize("case", ARRAYS)
 def test_dequantized_values_match_transformers(case: str) -> None:
     """transformers reads blocks of equal size; others follow its formula, with each code's own block."""
-    import torch
-    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
-
     shape, block, grid, kind = ARRAYS[case]
     random = np.random.default_rng(3)
     codes = random.permutation(np.arange(np.prod(shape)) % 256).astype(np.uint8).reshape(shape)
@@ -66,8 +73,8 @@ def test_dequantized_values_match_transformers(case: str) -> None:
     whole_bytes = read(0, tensor.size)
     assert whole_bytes == expected.view(torch.int16).numpy().tobytes()
     size, row = tensor.size, 2 * shape[-1]
-    for start, end in ((0, 1), (row - 1, row + 3), (size // 3, size // 2), (size - 5, size), (4, 4)):
-        assert read(start, end) == whole_bytes[start:end]
+    for begin, end in ((0, 1), (row - 1, row + 3), (size // 3, size // 2), (size - 5, size), (4, 4)):
+        assert read(begin, end) == whole_bytes[begin:end]
 
 
 def make(case: str, folder: Path) -> Any:
@@ -85,12 +92,8 @@ def without(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path) -> None:
-    import jax
 
     from recipec.runtime.backends.model import load_model
-    from recipec.runtime.model.loading import build
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings, ModelSettings
 
     folder, model, plain = make(case, tmp_path)
     base, other = HFCheckpoint.open(folder), HFCheckpoint.open(plain)
@@ -112,12 +115,6 @@ def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path
 
 
 def test_fp8_base_merges_like_dequantized_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from recipec.runtime.merging import merge
-    from recipec.runtime.merging.verify import token_rows
-    from recipec.runtime.settings import ModelSettings
-    from tests.runtime.runs import lora_section, save_run
-    from tests.runtime.torch_models import torch_logits
-
     folder, model, plain = make(BLOCKED, tmp_path / "bases")
     found = {}
     for name, source in (("fp8", folder), ("plain", plain)):
@@ -214,8 +211,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_fp8_checkpoint_error_names_defect(whole: Path, tmp_path: Path, damage: str) -> None:
-    from recipec.runtime.weights.safetensors_files import write_arrays
-
     opened = HFCheckpoint.open(whole)
     arrays: Arrays = {}
     for name, tensor in opened.tensors.items():

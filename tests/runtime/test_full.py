@@ -5,20 +5,34 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
+from safetensors.numpy import save_file
 
+from recipec.runtime.checkpoints.resuming import describe
+from recipec.runtime.checkpoints.saving import Checkpoints
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.journal import RECORD
-from recipec.runtime.settings import ModelSettings
+from recipec.runtime.merging.verify import logits, token_rows
+from recipec.runtime.model.families import FAMILIES as ALL
+from recipec.runtime.model.families.decoder import DecoderFamily
+from recipec.runtime.model.frozen import Frozen
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.model.mesh import start
+from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training
-from tests.runtime.references import losses, reference_logits
+from tests.runtime.references import losses, torch_loss
 from tests.runtime.runs import write_lock
 from tests.runtime.torch_models import make_gemma3_multimodal, make_qwen3_5_multimodal, torch_logits
 
@@ -48,10 +62,8 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma3": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 1}),
     "gemma3-fused-qkv": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 8}),
     "gemma3-multimodal": (make_gemma3_multimodal, {}),
-    "gemma4": (tiny.make_gemma4, {"multimodal": False, **SIZES}),
     "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "audio": True}),
     "gemma4-experts": (tiny.make_gemma4, {**tiny.GEMMA4_EXPERTS, "shards": 3}),
-    "qwen3_5-multimodal": (make_qwen3_5_multimodal, {}),
     "qwen3_5_moe-multimodal": (make_qwen3_5_multimodal, {"experts": True}),
     **{name: (functools.partial(decoders.make, name), {}) for name in decoders.CASES},
 }
@@ -77,8 +89,6 @@ class Case:
         self.by_torch, self.torch_losses = self.train_torch()
 
     def train_torch(self) -> tuple[Any, list[float]]:
-        import torch
-
         model = self.load("base")
         for name, parameter in model.named_parameters():
             module = name[name.find("layers.") :].removesuffix(".weight")
@@ -88,11 +98,7 @@ class Case:
         optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.01)
         found = []
         for step in range(STEPS):
-            one = training.batch(step)
-            chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
-            targets = torch.tensor(one["tokens"][:, 1:]).long()
-            nll = -chosen.gather(-1, targets[..., None])[..., 0]
-            loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])
+            loss = torch_loss(model, training.batch(step))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -109,15 +115,11 @@ class Case:
 
 
 def rule() -> Any:
-    import optax
-
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    import jax
-
     @functools.cache
     def of(family: str) -> Case:
         with jax.default_matmul_precision("highest"):
@@ -141,8 +143,6 @@ def test_twenty_full_steps_match_transformers_losses(family: str, cases: Callabl
 
 
 def rows() -> dict[str, np.ndarray]:
-    from recipec.runtime.merging.verify import token_rows
-
     return token_rows(500, 8)  # above are the image and audio placeholders, which transformers replaces
 
 
@@ -164,10 +164,6 @@ def test_merged_folder_logits_match_trained_model(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compare the merged folder in transformers with Tunix's model, and run `--verify` without torch."""
-    from recipec.runtime.merging.verify import logits
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     case = cases(family)
     assert run_merge(case, case.folder, "float32", "--verify") == 0
     out = capsys.readouterr().out
@@ -195,10 +191,6 @@ def test_merged_folder_logits_match_trained_model(
 
 def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]:
     """Write a checkpoint like a base with other random text weights, and return those weights."""
-    import shutil
-
-    from safetensors.numpy import save_file
-
     random = np.random.default_rng(1)
     arrays = {name: np.array(base.read(name)) for name in base.tensors}
     trained = {
@@ -231,9 +223,6 @@ def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path
 
     Every number has its old name, and the rest is unchanged.
     """
-    from recipec.runtime.checkpoints.resuming import describe
-    from recipec.runtime.checkpoints.saving import Checkpoints
-
     make, sizes = FAMILIES[name]
     make(tmp_path / "base", **sizes)
     base = HFCheckpoint.open(tmp_path / "base")
@@ -261,9 +250,6 @@ def test_full_checkpoint_merges_back_to_hugging_face_tensors(name: str, tmp_path
 
 
 def test_merge_back_cases_cover_every_tunix_family() -> None:
-    from recipec.runtime.model.families import FAMILIES as ALL
-    from recipec.runtime.model.families.decoder import DecoderFamily
-
     assert {name.partition("-")[0] for name in FAMILIES} >= {
         name for name, family in ALL.items() if not isinstance(family, DecoderFamily)
     }
@@ -298,8 +284,6 @@ def test_full_fine_tuning_merges_in_bfloat16_and_has_no_peft_adapter(
 
 def test_resumed_full_run_ends_with_identical_arrays(case: Case, tmp_path: Path) -> None:
     """Resume at the tenth step's checkpoint, with parameters, moments and buffers."""
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(case.folder / "run", folder)
     shutil.rmtree(folder / str(STEPS))
@@ -319,11 +303,6 @@ def test_arrays_without_checkpoint_tensors_are_frozen(tmp_path: Path) -> None:
 
     In Tunix, Gemma 4's layers with shared keys and values have arrays of their own.
     """
-    from flax import nnx
-
-    from recipec.runtime.model.frozen import Frozen
-    from recipec.runtime.model.loading import abstract_model
-
     tiny.make_gemma4(
         tmp_path / "base",
         num_hidden_layers=3,

@@ -1,4 +1,8 @@
-"""Tests of DPO of all weights: its reference is stored next to them, through steps and a resumption."""
+"""Tests of DPO against TRL whose reference is not the base without adapters, and of its resumption.
+
+The reference of trained weights is stored next to them. A run that starts from an adapter has that as its
+reference.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,56 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.preferred import collated, fit_dpo, trainer_of
-from tests.runtime.references import losses, split
+from tests.runtime.references import losses, save_adapter, split
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 MESH = {"fsdp": 2, "tp": 2}
-STEPS, RATE = 4, 1e-4
+TARGETS = ("q_proj", "v_proj", "down_proj")
+STEPS = 4
 
 
-def run(
-    base: Path, folder: Path, batch: dict[str, np.ndarray], until: int, **model: Any
-) -> dict[str, np.ndarray]:
-    """Train to a step, or continue to it from the folder's checkpoint, and return the model's arrays."""
-    import jax
+def write_base(base: Path) -> Any:
+    """Write a checkpoint with a tokenizer, and return transformers' model."""
+    tiny.make_llama(base, vocab_size=512, num_hidden_layers=2)
+    write_tokenizer(base, "llama")
+    return loaded(base)
 
-    with jax.default_matmul_precision("highest"):
-        mesh, built = training.build(base, MESH, **model)
-        fit_dpo(built, mesh, folder, batch, RATE, until)
-    return training.arrays(built.model)
+
+def loaded(base: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+
+
+def by_trl(model: Any, base: Path, folder: Path, rate: float) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Train transformers' model by TRL's loss, and return the batch as our rows, and the losses."""
+    trainer = trainer_of("dpo", model, AutoTokenizer.from_pretrained(base), folder)
+    inputs, batch = collated(trainer)
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=rate)
+    found = []
+    for _ in range(STEPS):
+        loss = trainer.compute_loss(trainer.model, inputs)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss))
+    return batch, found
 
 
 def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
     """Return PEFT's model with our initial adapters, and with fully trained modules."""
     import peft
-    import torch
 
     config = peft.LoraConfig(
         r=4,
@@ -52,7 +78,6 @@ def with_adapters(model: Any, base: Path, whole: tuple[str, ...]) -> Any:
     return made
 
 
-@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "whole",
     [
@@ -65,35 +90,65 @@ def test_full_dpo_losses_match_trl_and_resume_is_exact(whole: tuple[str, ...], t
 
     PEFT's reference is the original modules, which it keeps.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from recipec.compiler.rehearse.miniature import write_tokenizer
-
-    base = tmp_path / "base"
-    tiny.make_llama(base, vocab_size=512, num_hidden_layers=2)
-    write_tokenizer(base, "llama")
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    base, folder, rate = tmp_path / "base", tmp_path / "run", 1e-4
+    model = write_base(base)
     how: dict[str, Any] = {"train_also": whole} if whole else {"full": True}
     model = with_adapters(model, base, whole) if whole else model
-    trainer = trainer_of("dpo", model, AutoTokenizer.from_pretrained(base), tmp_path / "trl")
-    inputs, batch = collated(trainer)
-    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=RATE)
-    expected = []
-    for _ in range(STEPS):
-        loss = trainer.compute_loss(trainer.model, inputs)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        expected.append(float(loss))
+    batch, expected = by_trl(model, base, tmp_path / "trl", rate)
 
-    trained = run(base, tmp_path / "run", batch, STEPS, **how)
-    found = losses(tmp_path / "run")["loss"]
+    def run() -> dict[str, np.ndarray]:
+        with jax.default_matmul_precision("highest"):
+            mesh, built = training.build(base, MESH, **how)
+            fit_dpo(built, mesh, folder, batch, rate, STEPS)
+        return training.arrays(built.model)
+
+    trained = run()
+    found = losses(folder)["loss"]
     print(f"\nlosses {found} differ by {np.abs(np.array(found) - expected).max():.1e}")
     assert found[0] == pytest.approx(np.log(2), abs=1e-6) and found[-1] < found[0] - 0.03
     assert found == pytest.approx(expected, abs=1e-5)
 
-    shutil.rmtree(tmp_path / "run" / str(STEPS))
-    resumed = run(base, tmp_path / "run", batch, STEPS, **how)
-    assert losses(tmp_path / "run")["loss"] == found
+    shutil.rmtree(folder / str(STEPS))
+    resumed = run()
+    assert losses(folder)["loss"] == found
     assert all(np.array_equal(resumed[path], array) for path, array in trained.items())
+
+
+def test_dpo_from_adapter_uses_adapter_as_reference_like_trl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compare to 1e-5 of the loss. A resumed run is exact, and a run from another adapter is refused."""
+    from peft import PeftModel
+
+    base, adapter, folder, rate = tmp_path / "base", tmp_path / "adapter", tmp_path / "run", 1e-2
+    save_adapter(write_base(base), adapter, TARGETS)
+    model = PeftModel.from_pretrained(loaded(base), adapter, is_trainable=True)
+    batch, expected = by_trl(model, base, tmp_path / "trl", rate)
+
+    def run(**found: int) -> dict[str, np.ndarray]:
+        with jax.default_matmul_precision("highest"):
+            mesh, built = training.build(base, MESH, targets=TARGETS, start_from="adapter")
+            training.start_from(mesh, built, base, folder, objective="dpo", **found)
+            fit_dpo(built, mesh, folder, batch, rate, STEPS)
+        return training.adapters(built)
+
+    whole = run()
+    found = losses(folder)["loss"]
+    print(f"\nlosses {found} differ by {np.abs(np.array(found) - expected).max():.1e}")
+    assert found == pytest.approx(expected, abs=1e-5)
+
+    shutil.rmtree(folder / str(STEPS))
+    resumed = run(step=2)
+    assert losses(folder)["loss"] == found
+    assert all(np.array_equal(resumed[path], array) for path, array in whole.items())
+
+    (adapter / "adapter_config.json").write_text((adapter / "adapter_config.json").read_text() + "\n")
+    with pytest.raises(UserError, match="is not the adapter that the run began with"):
+        run(step=2)
+    mesh, built = training.build(base, MESH, targets=TARGETS, start_from="adapter")
+    fresh = training.adapters(built)
+    training.start_from(mesh, built, base, folder, step=2)
+    assert "adapter has changed since the run began" in capsys.readouterr().err
+    shutil.rmtree(adapter)
+    training.start_from(mesh, built, base, folder, step=2)  # a continuation needs no adapter
+    assert all(np.array_equal(fresh[path], array) for path, array in training.adapters(built).items())

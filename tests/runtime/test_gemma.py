@@ -6,8 +6,20 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
+from flax import nnx
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gemma4 import modeling_gemma4
+
+from recipec.runtime.model.gemma4_experts import mixture
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.norms import offset_rms_norm
+from recipec.runtime.settings import MeshSettings
 
 pytestmark = pytest.mark.usefixtures("highest")
 
@@ -17,10 +29,6 @@ SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 
 def expert_weights(experts: int, hidden: int, features: int) -> tuple[Any, dict[str, Any]]:
     """Return transformers' router and experts with random weights, and these weights in Tunix's layout."""
-    import torch
-    import transformers
-    from transformers.models.gemma4 import modeling_gemma4
-
     config = transformers.Gemma4TextConfig(
         hidden_size=hidden, num_experts=experts, top_k_experts=2, moe_intermediate_size=features
     )
@@ -49,15 +57,6 @@ def test_gemma4_experts_match_transformers_outputs_and_gradients() -> None:
 
     The router reads another tensor than the experts do, and full fine-tuning needs the weights' gradients.
     """
-    import jax
-    import jax.numpy as jnp
-    import torch
-    from flax import nnx
-
-    from recipec.runtime.model.gemma4_experts import mixture
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     experts, hidden, features = 6, 16, 8
     block, arrays = expert_weights(experts, hidden, features)
     x, residual, upstream = np.random.default_rng(0).standard_normal((3, 8, 5, hidden)).astype(np.float32)
@@ -96,14 +95,6 @@ def test_gemma4_experts_match_transformers_outputs_and_gradients() -> None:
 
 def test_each_device_computes_experts_only_for_local_rows() -> None:
     """Do not sort rows over the whole batch, as Tunix does: each device would compute all rows."""
-    import jax
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.model.gemma4_experts import mixture
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     _, arrays = expert_weights(6, 16, 8)
     variables = {name: nnx.Param(jnp.asarray(value)) for name, value in arrays.items()}
     sizes = {"features": 16, "hidden_dim": 8, "num_experts_per_datapoint": 2}
@@ -118,12 +109,6 @@ def test_each_device_computes_experts_only_for_local_rows() -> None:
 
 def test_bfloat16_norms_match_transformers() -> None:
     """Compare bit for bit, because 1 + scale in bfloat16 would lose most of a small scale."""
-    import jax.numpy as jnp
-    import torch
-    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
-
-    from recipec.runtime.model.norms import offset_rms_norm
-
     random = np.random.default_rng(0)
     x, scale = random.standard_normal((8, 32)), random.standard_normal(32) * 0.01
     norm = Gemma2RMSNorm(32).bfloat16()

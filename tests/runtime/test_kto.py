@@ -6,10 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
 
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.runtime.data.batches import TrainingData
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.errors import UserError
+from recipec.runtime.interrupts import Interrupts
+from recipec.runtime.metrics.loggers import Metrics
+from recipec.runtime.settings import CheckpointSettings, DataSettings, TrainSettings
+from recipec.runtime.training.kto import kto_loss
+from recipec.runtime.training.trainer import Checkpointing, Trainer
 from tests import tiny
+from tests.backends.test_trl_preference import Table, logps
 from tests.runtime import training
 from tests.runtime.built_models import randomize
 from tests.runtime.references import split
@@ -39,10 +54,6 @@ def rows() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Make a folder with a model and a file of rows, and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    from recipec.compiler.rehearse.miniature import write_tokenizer
-
     folder = tmp_path_factory.mktemp("tiny") / "llama"
     tiny.make_llama(folder, vocab_size=512, num_hidden_layers=1)
     write_tokenizer(folder, "llama")
@@ -60,8 +71,6 @@ def trl_trainer(
             micro-batch together; here one process does, with the same means.
     """
     import peft
-    import torch
-    import transformers
     from datasets import Dataset
     from trl import KTOConfig, KTOTrainer
 
@@ -132,9 +141,6 @@ class Run:
     """A run of our trainer on a mesh."""
 
     def __init__(self, checkpoint: tuple[Path, Any], folder: Path, loss_type: str, **axes: int) -> None:
-        from recipec.runtime.data.prepare import prepare
-        from recipec.runtime.settings import DataSettings, TrainSettings
-
         self.folder, self.axes = folder, axes
         data = DataSettings(
             train=("rows.jsonl",),
@@ -164,14 +170,6 @@ class Run:
 
     def go(self) -> None:
         """Train to the end."""
-        import optax
-
-        from recipec.runtime.data.batches import TrainingData
-        from recipec.runtime.interrupts import Interrupts
-        from recipec.runtime.metrics.loggers import Metrics
-        from recipec.runtime.settings import CheckpointSettings
-        from recipec.runtime.training.trainer import Checkpointing, Trainer
-
         rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
         how = CheckpointSettings(str(self.folder), every_steps=STEPS, keep=1)
         with self.mesh:
@@ -203,8 +201,6 @@ def test_twenty_kto_steps_match_trl(
     loss_type: str, axes: dict[str, int], checkpoint: tuple[Path, Any], tmp_path: Path
 ) -> None:
     """Cover accumulation, rows of only one kind, a partial last micro-batch, and an evaluation."""
-    import jax
-
     with jax.default_matmul_precision("highest"):
         run = Run(checkpoint, tmp_path / "ours", loss_type, **axes)
         run.go()
@@ -236,14 +232,9 @@ def test_two_process_kto_pieces_sum_to_whole_micro_batch_loss(
     checkpoint: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sum the pieces of two processes to train.py's loss and metrics, also in a partial step."""
-    import jax
-    import torch
 
     from recipec.runtime.backends.trl.objectives import objective_of
     from recipec.runtime.backends.trl.pieces import Pieces
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.training.kto import kto_loss
-    from tests.backends.test_trl_preference import Table, logps
 
     run = Run(checkpoint, tmp_path / "ours", "kto", fsdp=2, tp=2)
     table, objective = Table(7), objective_of(run.train)

@@ -37,7 +37,6 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def numbers(step: int) -> dict[str, float]:
-    """Return the numbers of a training step."""
     loss = math.nan if step == 5 else 2.0 / step
     return {"loss": loss, "grad_norm": math.inf if step == 5 else 0.1 * step, "tokens": 100 + step}
 

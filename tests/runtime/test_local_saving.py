@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import signal
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.runtime.artifacts import (
-    STEPS,
-    assert_equal,
-    entries,
-    script,
-    steps,
-    train,
-    write_artifact,
-)
+from recipec.runtime.checkpoints import local_saving, manifest
+from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
+from recipec.runtime.checkpoints.resuming import ResumePoint, describe
+from recipec.runtime.options import LocalCheckpointSettings
+from tests.runtime.artifacts import STEPS, assert_equal, entries, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
 PRELUDE = """
@@ -90,19 +92,6 @@ def test_killed_run_resumes_from_local_checkpoint(
 def test_full_local_disk_stops_only_local_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import errno
-
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    from recipec.runtime.checkpoints import manifest
-    from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
-    from recipec.runtime.checkpoints.resuming import ResumePoint, describe
-    from recipec.runtime.options import LocalCheckpointSettings
-
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
     settings = LocalCheckpointSettings(str(tmp_path), 2)
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
@@ -153,8 +142,6 @@ def test_full_local_disk_stops_only_local_checkpoints(
 
 
 def test_local_step_that_cannot_be_read_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipec.runtime.checkpoints import local_saving
-
     def denied(folder: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -7,11 +7,25 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.model import sharding
 from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.families.gemma4 import Gemma4
+from recipec.runtime.model.initial import initial_pair
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.model.lora import dropped, keep_mask, mask_gradients, row_salts
+from recipec.runtime.model.sharding import divisible
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import jaxpr, randomize
@@ -39,14 +53,7 @@ def test_lora_arrays_match_qwix_paths_shapes_and_shardings(
     family: str, request: pytest.FixtureRequest
 ) -> None:
     """Compare paths, shapes and shardings with Qwix, which finds them by tracing the model."""
-    import jax
-    import jax.numpy as jnp
     import qwix
-    from flax import nnx
-
-    from recipec.runtime.model.loading import abstract_model
-    from recipec.runtime.settings import ModelSettings
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(request.getfixturevalue(family))
     lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared", dropout=0.0)
@@ -81,8 +88,6 @@ def test_lora_arrays_match_qwix_paths_shapes_and_shardings(
 def test_family_parameters_that_differ_from_tunix_are_refused(
     gemma4: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.model.families.gemma4 import Gemma4
-
     parameters = Gemma4.parameters
     monkeypatch.setattr(Gemma4, "parameters", lambda self, a: parameters(self, a)[:-1])
     with pytest.raises(UserError, match=r"differs .* 1 parameters: final_norm.scale"):
@@ -99,9 +104,6 @@ def test_unused_adapters_are_refused(gemma4: Path) -> None:
 
 def test_variable_metadata_matches_array_sharding(gemma4: Path) -> None:
     """Check the shardings, with rules, that the optimizer's state and a restored checkpoint follow."""
-    from flax import nnx
-    from jax.sharding import PartitionSpec
-
     rules = ((r".*mlp\.down_proj.*", ("fsdp", "tp")), (r".*q_einsum\.w", (None, None, None)))
     mesh, built = training.build(gemma4, MESH, rules=rules)
     state = nnx.state(built.model)
@@ -126,8 +128,6 @@ def test_variable_metadata_matches_array_sharding(gemma4: Path) -> None:
 
 
 def _named(mesh: Any, spec: Any) -> Any:
-    from jax.sharding import NamedSharding
-
     return NamedSharding(mesh, spec)
 
 
@@ -135,8 +135,6 @@ def _named(mesh: Any, spec: Any) -> Any:
 def test_activation_sharding_constraints_apply_on_cpu(
     family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.model import sharding
-
     folder = request.getfixturevalue(family)
     mesh, built = training.build(folder, MESH, remat="none")
     text = jaxpr(built, mesh)
@@ -149,8 +147,6 @@ def test_activation_sharding_constraints_apply_on_cpu(
 
 
 def test_sharding_omits_axes_that_do_not_divide() -> None:
-    from recipec.runtime.model.sharding import divisible
-
     axes = {"fsdp": 4, "tp": 2}
     assert divisible((8, 5, 3), ("fsdp", None, "tp"), axes) == ("fsdp", None, None)
     assert divisible((6, 4), ("fsdp", "tp"), axes) == (None, "tp")
@@ -177,9 +173,6 @@ def test_bfloat16_model_computes_in_bfloat16_with_float32_adapters(gemma4: Path)
 
 
 def test_initial_adapters_follow_peft_bounds_and_seed() -> None:
-    from recipec.runtime.model.families import FAMILIES
-    from recipec.runtime.model.initial import initial_pair
-
     config = {**tiny.gemma4_text(**TWO), "model_type": "gemma4_text"}
     family = FAMILIES["gemma4"]
     architecture = family.architecture(config)
@@ -225,11 +218,6 @@ def test_initial_values_do_not_depend_on_the_mesh(gemma4: Path) -> None:
 def test_gradient_mask_zeroes_entries_of_untrained_projections(
     gemma4: Path, targets: tuple[str, ...], kept: list[int]
 ) -> None:
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.model.lora import mask_gradients
-
     _, built = training.build(gemma4, MESH, targets=targets)
     state = nnx.state(built.model, nnx.LoRAParam)
     ones = nnx.State.from_flat_path(
@@ -256,11 +244,6 @@ RUNS = ((0, 0), (0, 1), (1, 0), (2**32 - 1, 7))
 
 
 def test_dropout_mask_depends_on_seed_row_and_projection() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.lora import dropped, keep_mask, row_salts
-
     shape = (64, 33, 65)
     salts = [jax.jit(row_salts, static_argnums=(0, 2))(seed, jnp.int32(i), 64) for seed, i in RUNS]
     masks = [np.asarray(keep_mask(one, shape, 0.1)) for one in salts]
@@ -284,11 +267,6 @@ def test_dropout_mask_depends_on_seed_row_and_projection() -> None:
 
 
 def test_dropout_changes_training_loss_repeatably_and_not_evaluation(gemma4: Path) -> None:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.training.loss import batch_loss
-
     mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
     _, without = training.build(gemma4, MESH, dropout=0.0, remat="decoder")
     randomize(built)

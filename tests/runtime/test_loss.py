@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from recipec.runtime.model.forward import Head, attention_mask
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training import loss
 from recipec.runtime.training.logps import token_logps
 from tests import tiny
@@ -26,9 +33,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start_mesh(**axes: int) -> Any:
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     return start(MeshSettings("cpu", 8, axes))
 
 
@@ -50,8 +54,6 @@ def fake(hidden: Any, head: Any) -> SimpleNamespace:
 
 
 def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> Any:
-    from recipec.runtime.model.forward import Head
-
     return Head(weight, tied, None, softcap, np.float32)
 
 
@@ -64,9 +66,6 @@ def random(vocabulary: int = tiny.VOCAB, length: int = training.LENGTH) -> tuple
 
 def full_loss(logits: Any, one: dict[str, Any]) -> Any:
     """Compute the loss from all logits, differentiated by jax: without a scan or a handwritten gradient."""
-    import jax
-    import jax.numpy as jnp
-
     targets = jnp.roll(one["tokens"], -1, axis=1)
     nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=2)[..., 0]
     counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
@@ -85,8 +84,6 @@ def largest(found: Any, expected: Any) -> float:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_padded_and_packed_row_losses_match_reference() -> None:
-    import jax
-
     hidden, weight = random()
     for one in (training.batch(0), training.packed_batch()):
         expected = reference(hidden @ weight.T, one)
@@ -96,8 +93,6 @@ def test_padded_and_packed_row_losses_match_reference() -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_micro_batch_without_targets_has_zero_loss_and_gradient() -> None:
-    import jax
-
     one = training.batch(0)
     one["loss_mask"][:] = False
     hidden, weight = random()
@@ -111,8 +106,6 @@ def test_micro_batch_without_targets_has_zero_loss_and_gradient() -> None:
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
-    import jax.numpy as jnp
-
     logits = jnp.full((1, 1, 4096), 3.0, jnp.bfloat16)
     found = loss.token_nll(logits, jnp.zeros((1, 1), jnp.int32))
     assert found.dtype == jnp.float32
@@ -126,10 +119,6 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
 def test_chunking_does_not_change_loss_or_gradients(
     tp: int, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import jax
-
-    from recipec.runtime.model.sharding import shard_rows
-
     mesh = start_mesh(fsdp=8 // tp, tp=tp)
     length = training.LENGTH - 3
     hidden, weight = random(vocabulary, length)
@@ -178,9 +167,6 @@ def test_chunks_fit_memory_limit_with_little_padding() -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_token_logps_and_gradients_match_reference() -> None:
-    import jax
-    import jax.numpy as jnp
-
     hidden, weight = random()
     one = training.packed_batch()
     one["segment_ids"][:, -3:] = 0
@@ -214,9 +200,6 @@ def test_token_logps_and_gradients_match_reference() -> None:
 
 def test_trained_head_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use 256 chunks: sums in bfloat16 would lose what a single product keeps."""
-    import jax
-    import jax.numpy as jnp
-
     hidden, weight = random(length=256)
     tokens = np.random.default_rng(2).integers(0, tiny.VOCAB, (training.ROWS, 256)).astype(np.int32)
     full = np.ones(tokens.shape, np.int32)
@@ -236,8 +219,6 @@ def test_trained_head_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPa
 @pytest.fixture(scope="module", params=["gemma2", "llama-untied"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Build a model on 4x2, and yield its mesh with it."""
-    import jax
-
     directory = tmp_path_factory.mktemp("model") / request.param
     name, _, untied = request.param.partition("-")
     options: dict[str, Any] = {"num_hidden_layers": 1}
@@ -251,11 +232,6 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_head_gives_same_logits_as_tunix(built: Any) -> None:
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-
     mesh, model = built
     graph, state = nnx.split(model.model)
     one = training.packed_batch()
@@ -283,10 +259,6 @@ def test_full_vocabulary_temporaries_are_at_most_a_quarter_of_tunix() -> None:
 
 
 def test_attention_mask_is_causal_within_each_sample() -> None:
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.forward import attention_mask
-
     mask = np.asarray(attention_mask(jnp.array([[1, 1, 2, 2, 0]])))[0]
     expected = np.zeros((5, 5), bool)
     for query, keys in ((0, [0]), (1, [0, 1]), (2, [2]), (3, [2, 3])):

@@ -1,4 +1,4 @@
-"""Tests of Mamba 2's scan against its plain recurrence with packed rows, and of its mixer in transformers."""
+"""Tests of the scans of Mamba 1 and 2 against plain recurrences with packed rows, and of Mamba 2's mixer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+from recipec.runtime.model import layers
+from recipec.runtime.model.mesh import arrange
+from tests.runtime import decoders, training
 from tests.runtime.test_delta import by_sequence, close, segments
 from tests.runtime.training import QUICK
 
@@ -22,8 +28,6 @@ CASES = {
 
 def recurrent(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
     """Compute one sequence [1, T, ...] in torch, token by token."""
-    import torch
-
     repeat = x.shape[2] // b.shape[2]
     b, c = (one.repeat_interleave(repeat, dim=2) for one in (b, c))
     state = torch.zeros(1, x.shape[2], b.shape[3], x.shape[3], dtype=x.dtype)
@@ -44,11 +48,6 @@ def check_scan(
         given: x, the steps, the rates, B and C.
         of_device: the dimensions of the output after its tokens, on one device.
     """
-    import jax
-    import torch
-
-    from recipec.runtime.model.mesh import arrange
-
     arrays = [one.astype(np.float32) for one in given]
     x, _, rate, *_ = arrays
     count, length = x.shape[:2]
@@ -97,12 +96,6 @@ def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) ->
 )
 def test_mamba2_mixer_matches_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     """Compare packed sequences in the first layer's mixer with each sequence alone in transformers."""
-    import jax
-    import torch
-
-    from recipec.runtime.model import layers
-    from tests.runtime import decoders, training
-
     model = decoders.make("falcon_h1", tmp_path, num_hidden_layers=1, **changes)
     _, built = training.build(tmp_path, {"fsdp": 1, "tp": 1}, remat="none", targets=("q_proj",))
     ids = segments(21, [[9, 12], [3, 5, 8]])
@@ -117,3 +110,40 @@ def test_mamba2_mixer_matches_transformers(changes: dict[str, Any], tmp_path: Pa
     finally:
         layers.segments = own
     assert close(np.asarray(found) * (ids > 0)[..., None], wanted)
+
+
+def recurrent_of_mamba1(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
+    """Compute one sequence [1, T, D] in torch, token by token."""
+    state = torch.zeros(1, x.shape[2], b.shape[2], dtype=x.dtype)
+    out = []
+    for t in range(x.shape[1]):
+        state = state * torch.exp(step[:, t, :, None] * rate[:, t])
+        state = state + (step[:, t] * x[:, t])[..., None] * b[:, t, None]
+        out.append((state * c[:, t, None]).sum(2))
+    return torch.stack(out, 1)
+
+
+def test_mamba1_packed_scan_matches_separate_sequences() -> None:
+    from recipec.runtime.model.mamba1 import scan
+
+    length, features, rows = 150, 6, PACKED
+    random = np.random.default_rng([length, features])
+    x = random.standard_normal((len(rows), length, features))
+    step = np.exp(random.uniform(-6, 2, x.shape))
+    rate = -np.exp(random.uniform(-4, 3, (features, 7)))
+    states = (random.standard_normal((len(rows), length, 7)) for _ in range(2))
+    check_scan(scan, recurrent_of_mamba1, [x, step, rate, *states], rows, {"fsdp": 2, "tp": 2}, (3,))
+
+
+def test_the_backward_pass_does_not_keep_the_states_of_all_tokens() -> None:
+
+    from recipec.runtime.model.mamba1 import scan
+
+    length, features, states = 2048, 128, 16
+    x, b = jnp.zeros((1, length, features)), jnp.zeros((1, length, states))
+    arrays = (x, x, jnp.zeros((features, states)), b, b)
+    ids = jnp.ones((1, length), jnp.int32)
+    within = partial(scan, segment_ids=ids)
+    gradients = jax.grad(lambda *arrays: within(*arrays).sum(), (0, 1, 2, 3, 4))
+    used = jax.jit(gradients).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+    assert used < length * features * states * 4

@@ -13,13 +13,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-from recipec.runtime.checkpoints.adapter_reader import (
-    choose_step,
-    load_trained,
-    saved_steps,
-    step_losses,
-)
+from recipec.runtime.checkpoints.adapter_reader import choose_step, load_trained, saved_steps, step_losses
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import checkpoint_digest
 from recipec.runtime.merging.own_files import own_files
@@ -112,8 +108,6 @@ def test_merge_changes_only_adapted_tensors(base: HFCheckpoint, trained: Path, m
 def test_shards_respect_max_shard_size_and_keep_tensors(
     base: HFCheckpoint, trained: Path, merged: Path, tmp_path: Path, size: str
 ) -> None:
-    from safetensors import safe_open
-
     assert run_merge(base, trained, tmp_path, max_shard_size=size, adapter=False) == 0
     assert not (tmp_path / "merged-adapter").exists()
     out, same = HFCheckpoint.open(tmp_path / "merged"), HFCheckpoint.open(merged / "merged")
@@ -214,8 +208,6 @@ def test_run_with_another_tokenizer_is_merged_with_that_tokenizer(
 def test_merge_dtype_applies_only_to_adapted_tensors(
     base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from safetensors import safe_open
-
     assert run_merge(base, trained, tmp_path, dtype="bfloat16", adapter=False) == 0
     said = capsys.readouterr().out
     assert "13 merged tensors are bfloat16; the base has them as float32" in said

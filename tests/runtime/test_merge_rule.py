@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -98,8 +99,6 @@ def test_split_deltas_match_fused_array_products(kind: str, targets: tuple[str, 
 
 
 def test_merge_adds_scaled_ba_and_rounds_once_for_any_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ml_dtypes
-
     random = np.random.default_rng(0)
     a, b = random.standard_normal((4, 50)), random.standard_normal((7, 4))
     weight = random.standard_normal((7, 50)).astype(ml_dtypes.bfloat16)

@@ -117,21 +117,3 @@ def test_mlflow_failures_do_not_end_run(
     said = f"note: MLflow: the package mlflow-skinny is not installed; nothing is logged there; {rest}\n"
     assert capsys.readouterr().err == said
     assert ("train/loss", 3) in of_lines(folder)
-
-
-def test_mlflow_that_fails_within_a_run_does_not_end_it(
-    tmp_path: Path,
-    runs: dict[str, SimpleNamespace],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    metrics = opened(tmp_path, 0)
-    monkeypatch.setattr(Client, "fails", True)
-    for step in range(1, 4):
-        metrics.log("train", step, {"loss": 1.0})
-        metrics.flush()  # as before each checkpoint
-    metrics.ends(0)
-    metrics.close()
-    told = "note: MLflow: no answer; the rest of the run is not logged there; metrics.jsonl has all values\n"
-    assert capsys.readouterr().err == told
-    assert runs["run-0"].status == "RUNNING" and len(of_lines(tmp_path / "run")) == 3

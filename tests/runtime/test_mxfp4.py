@@ -11,21 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from recipec.runtime.errors import UserError
+from recipec.runtime.merging import merge
+from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
+from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.runtime.weights.headers import Tensor
+from recipec.runtime.weights.mxfp4 import Experts
+from recipec.runtime.weights.safetensors_files import write_arrays
 from tests.runtime import decoders, mxfp4
 from tests.runtime.decoders import EVERY
+from tests.runtime.runs import lora_section, save_run
 
 
 def test_every_mxfp4_byte_and_scale_matches_transformers() -> None:
     """Cover the infinities of the largest scales too."""
-    import torch
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    from recipec.runtime.weights.mxfp4 import Experts
-
     experts, outputs, groups = 4, 256, 4
     blocks = np.arange(256, dtype=np.uint8).reshape(experts, 1, groups, 16).repeat(outputs, axis=1)
     scales = np.arange(256, dtype=np.uint8).reshape(1, outputs, 1).repeat(experts, 0).repeat(groups, 2)
@@ -63,9 +67,6 @@ def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     published: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipec.runtime.backends.model import load_model
-    from recipec.runtime.merging import merge
-    from recipec.runtime.settings import ModelSettings
-    from tests.runtime.runs import lora_section, save_run
 
     folder, model = published
     base = HFCheckpoint.open(folder)
@@ -148,10 +149,6 @@ DAMAGED: dict[Callable[[Arrays], None], str] = {
 def test_damaged_blocks_or_scales_error_names_defect(
     published: tuple[Path, Any], tmp_path: Path, damage: Callable[[Arrays], None]
 ) -> None:
-    from safetensors.numpy import load_file
-
-    from recipec.runtime.weights.safetensors_files import write_arrays
-
     arrays = {name: value for file in mxfp4.FILES for name, value in load_file(published[0] / file).items()}
     damage(arrays)
     (tmp_path / "config.json").write_bytes((published[0] / "config.json").read_bytes())
@@ -165,8 +162,6 @@ def test_damaged_blocks_or_scales_error_names_defect(
 
 @pytest.mark.parametrize("method", [{"quant_method": "gptq"}, {}, "mxfp4"])
 def test_other_quantization_methods_are_refused(method: Any) -> None:
-    from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
-
     config = {"model_type": "gpt_oss", "quantization_config": method}
     with pytest.raises(UnsupportedCheckpoint, match="quantization_config"):
         family_of(config).architecture(config)

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from flax import nnx
+from transformers.optimization import Adafactor
 
-from recipec.runtime.settings import CheckpointSettings, TrainSettings
-from tests.runtime import training
+from recipec.compiler.emitters import python_text
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.fewer_layers import pattern, with_layers
+from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer
+from recipec.runtime.checkpoints.full import hugging_face
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.sharding import named
+from recipec.runtime.settings import CheckpointSettings, MeshSettings, TrainSettings
+from recipec.runtime.training.muon import scale_by_muon
+from recipec.runtime.training.optimizers import master_weights
+from recipec.runtime.training.step import Step
+from recipec.runtime.training.trainer import Checkpointing, Trainer
+from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.spec.language import Recipe
+from tests import tiny
+from tests.runtime import decoders, training
+from tests.runtime.references import torch_loss
 from tests.runtime.training import arrays
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -31,22 +55,12 @@ SHAPES = {
 MATRICES = {"matrix": ((1,), (0,)), "heads": ((1,), (0, 2))}
 
 
-DIFFERENT: dict[str, dict[str, float]] = {
-    "sgd": {"momentum": 0.9},
-    "rmsprop": {"b2": 0.97, "momentum": 0.9},
-}
+DIFFERENT: dict[str, dict[str, float]] = {"sgd": {"momentum": 0.9}, "rmsprop": {"b2": 0.97, "momentum": 0.9}}
 """Settings other than the defaults."""
 
 
 def chain(name: str, schedule: Any = RATE) -> Any:
     """Return train.py's optimizer for a recipe, with any rate or schedule, and Muon's steps in float32."""
-    import optax
-
-    from recipec.compiler.emitters.python_text import source
-    from recipec.compiler.lowering.optimization import hyperparameters, optimizer
-    from recipec.runtime.training.muon import scale_by_muon
-    from recipec.spec.language import Recipe
-
     given = {"name": name, "eps": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, **DIFFERENT.get(name, {})}
     recipe = Recipe.model_validate(
         {
@@ -58,7 +72,7 @@ def chain(name: str, schedule: Any = RATE) -> Any:
     )
     names = {"optax": optax, "schedule": schedule, "MATRICES": MATRICES, **hyperparameters(recipe.train)}
     names["scale_by_muon"] = functools.partial(scale_by_muon, dtype="float32")
-    return eval(source(optimizer(recipe)), names)
+    return eval(python_text.source(optimizer(recipe)), names)
 
 
 NAMES = ("adamw", "lion", "adafactor", "muon")
@@ -67,18 +81,13 @@ NAMES = ("adamw", "lion", "adafactor", "muon")
 
 def start() -> Any:
     from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, MESH))
 
 
 def toy(mesh: Any, dtype: str = "float32") -> Any:
     """Return a model of three sharded parameters, with the fields of loading.Built."""
-    import jax
-    from flax import nnx
     from tunix.utils import env_utils
-
-    from recipec.runtime.model.sharding import named
 
     env_utils.setup_sharding_environment()  # as Tunix's models do
     random = np.random.default_rng(0)
@@ -97,8 +106,6 @@ PLAIN = SimpleNamespace(architecture=SimpleNamespace(expert_layers=()), settings
 
 def loss(model: Any, tokens: Any) -> Any:
     """Return a loss of every parameter and of a batch's tokens."""
-    import jax.numpy as jnp
-
     x = tokens.astype(jnp.float32)[:, : training.LENGTH] / 500.0
     heads = jnp.einsum("bt,ndt->bnd", x, model.heads[...].astype(jnp.float32))
     out = heads.mean(1) @ model.matrix[...].astype(jnp.float32).T
@@ -106,9 +113,6 @@ def loss(model: Any, tokens: Any) -> Any:
 
 
 def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
-    from recipec.runtime.training.step import Step
-    from recipec.runtime.training.trainer import Checkpointing, Trainer
-
     class Toy(Trainer):
         def _step_of(self, built: Any) -> Step:
             def of(model: Any, inputs: Any, before: Any) -> Any:
@@ -153,9 +157,6 @@ def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
 def test_sharded_optimizer_steps_match_plain_arrays(
     name: str, whole: Callable[[str], tuple[Any, Path]]
 ) -> None:
-    import jax
-    import optax
-
     found, before = arrays(whole(name)[0].model), arrays(toy(start()).model)
     rule, params = chain(name), dict(before)
     state = rule.init(params)
@@ -191,8 +192,6 @@ def test_resumed_optimizer_run_is_exact(
 def test_optimizer_state_of_parameter_shape_is_sharded_like_parameter(
     name: str, whole: Callable[[str], tuple[Any, Path]]
 ) -> None:
-    from flax import nnx
-
     seen: dict[str, int] = {}
     for path, variable in nnx.state(whole(name)[0].optimizer).flat_state():
         array, leaf = variable.get_raw_value(), str(path[-1])
@@ -214,11 +213,6 @@ def test_master_weights_accumulate_small_bfloat16_updates() -> None:
 
     In bfloat16 each step is lost. On float32 copies they add up to a fortieth.
     """
-    import jax.numpy as jnp
-    import optax
-
-    from recipec.runtime.training.optimizers import master_weights
-
     params = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
     gradient = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
 
@@ -236,11 +230,6 @@ def test_master_weights_accumulate_small_bfloat16_updates() -> None:
 
 def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
     """Shard the master copy like the weights, and save it with them."""
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.training.optimizers import master_weights
-
     rule = master_weights(chain("adamw"))
     one = run(tmp_path / "whole", rule, 4, 2, "bfloat16")
     state = nnx.state(one.optimizer).flat_state()
@@ -277,15 +266,12 @@ def gradients_of(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray
 
 
 def torch_rule(name: str, weights: list[Any]) -> Any:
-    import torch
-
     if name == "adamw":
         return torch.optim.AdamW(weights, lr=RATE, eps=1e-5, weight_decay=0.01)
     if name == "sgd":
         return torch.optim.SGD(weights, lr=RATE, momentum=0.9, weight_decay=0.01)
     if name == "rmsprop":
         return torch.optim.RMSprop(weights, lr=RATE, alpha=0.97, eps=1e-5, momentum=0.9, weight_decay=0.01)
-    from transformers.optimization import Adafactor
 
     return Adafactor(weights, lr=RATE, weight_decay=0.01, scale_parameter=False, relative_step=False)
 
@@ -293,10 +279,6 @@ def torch_rule(name: str, weights: list[Any]) -> Any:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "rmsprop", "adafactor"])
 def test_optimizer_updates_match_pytorch(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
     """Use a changing rate. Adafactor's reference is transformers', without its own learning rates."""
-    import jax
-    import optax
-    import torch
-
     weights = {key: torch.nn.Parameter(torch.tensor(value)) for key, value in torch_arrays.items()}
     optimizer = torch_rule(name, list(weights.values()))
     rule = chain(name, lambda step: RATE / (1 + step))
@@ -315,3 +297,112 @@ def test_optimizer_updates_match_pytorch(name: str, torch_arrays: dict[str, np.n
     print(f"\n{name}: {difference:.1e} of {moved:.1e}")
     assert difference <= 4e-6
     assert moved > 1e-3
+
+
+MUON_RATE, DECAY, STEPS = 1e-3, 0.1, 4
+MODELS = {
+    "gemma3": functools.partial(tiny.make_gemma3, num_hidden_layers=1),
+    "phi3": functools.partial(decoders.make, "phi3"),
+    "starcoder2": functools.partial(decoders.make, "starcoder2", num_hidden_layers=1),
+}
+
+
+def orthogonal(gradients: np.ndarray) -> np.ndarray:
+    """Return a matrix whose singular values are those of five Newton-Schulz steps, for an RMS of 0.2."""
+    u, s, v = np.linalg.svd(gradients.astype(np.float64), full_matrices=False)
+    s = s / (np.sqrt((s**2).sum()) + 1e-7)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ v * 0.2 * np.sqrt(max(gradients.shape))
+
+
+class Reference:
+    """LLaMA-Factory's muon_rule for torch's parameters, by singular values."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.steps = 0
+
+    def step(self, weights: dict[str, Any], rate: float) -> None:
+        self.steps += 1
+        for name, weight in weights.items():
+            g = weight.grad.numpy().astype(np.float64)
+            if weight.ndim == 2 and "embed" not in name and "lm_head" not in name:
+                buffer = self.sums[name] = self.sums.get(name, 0.0) * 0.95 + g
+                update = orthogonal(g + 0.95 * buffer)
+            else:
+                first, second = self.sums.get(name, (0.0, 0.0))
+                first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
+                self.sums[name] = first, second
+                corrected = np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+                update = first / (1e-8 + np.sqrt(second)) * corrected
+            weight.data.mul_(1 - rate * DECAY)
+            weight.data.sub_(weight.data.new_tensor(rate * update))
+
+
+def muon_rule(axes: Any, dtype: str = "float32") -> Any:
+    return optax.chain(
+        scale_by_muon(axes, 0.95, 0.9, 0.999, 1e-8, dtype=dtype),
+        optax.add_decayed_weights(DECAY),
+        optax.scale_by_learning_rate(lambda step: MUON_RATE / (1 + step)),
+    )
+
+
+def train_torch(model: Any) -> dict[str, np.ndarray]:
+    """Train transformers' model, and return its parameters by name."""
+    weights, reference = dict(model.named_parameters()), Reference()
+    for step in range(STEPS):
+        model.zero_grad()
+        torch_loss(model, training.batch(step)).backward()
+        reference.step(weights, MUON_RATE / (1 + step))
+    return {name: weight.detach().numpy() for name, weight in weights.items()}
+
+
+def test_muon_matrix_axes_match_hugging_face_shapes() -> None:
+    """Check the axes of each array of the catalog's models against the shapes in Hugging Face's layout.
+
+    Models of one config.json are one case, of which each kind of layer is checked once.
+    """
+    entries = {id: entry["config"] for id, entry in catalog.entries().items() if "unsupported" not in entry}
+    distinct = {json.dumps(config, sort_keys=True): id for id, config in entries.items()}
+    assert len(distinct) > 100
+    for id in distinct.values():
+        config, family = entries[id], family_of(entries[id])
+        parameters = family.parameters(family.architecture(with_layers(config, pattern(config))))
+        axes = matrices(parameters)
+        for parameter in parameters:
+            found = axes.get(re.sub(r"\.\d+\.", ".*.", parameter.path))
+            for source in parameter.sources:
+                turned = len(source.shape) == 2 and not re.search("embed|lm_head", source.name)
+                assert (found is not None) == turned, (id, source.name)
+                if found is not None:
+                    sides = [math.prod(parameter.shape[axis] for axis in some) for some in found]
+                    assert (sides[1], sides[0]) == source.shape, (id, source.name)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("phi3", "starcoder2"))]
+)
+def test_muon_steps_match_torch_reference(name: str, tmp_path: Path) -> None:
+    """Cover stacked keys and values, Hugging Face's fused projections, and biases."""
+    model = MODELS[name](tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
+    parameters = base.family.parameters(base.architecture)
+    before = {name: weight.detach().numpy().copy() for name, weight in model.named_parameters()}
+    with jax.default_matmul_precision("highest"):
+        mesh, built = training.build(tmp_path / "base", {"fsdp": 4, "tp": 2}, full=True)
+        with mesh:
+            chain = muon_rule(matrices(parameters))
+            trainer = training.trainer(built, mesh, tmp_path / "run", chain, 1, every_steps=STEPS)
+            training.fit(trainer, tmp_path / "run", STEPS, lambda step: MUON_RATE, 1)
+    arrays, expected = training.weights(built), train_torch(model)
+    worst = []
+    for parameter in (one for one in parameters if one.trainable):
+        for number, source in enumerate(parameter.sources):
+            found = hugging_face(arrays[parameter.path][parameter.place(number)], source)
+            named = source.full_name(base.prefix)
+            moved = np.abs(expected[named] - before[named]).max()
+            worst.append((np.abs(found - expected[named]).max() / moved, named))
+            assert moved > MUON_RATE / 10
+    print(f"\n{name}: {max(worst)}")
+    assert max(worst)[0] <= 1e-2

@@ -6,10 +6,14 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
 
 from recipec.runtime.settings import TrainSettings
+from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.preference import preference_loss
 
 BETA, SMOOTHING = 0.3, 0.1
 LOSSES = {
@@ -26,12 +30,6 @@ ROWS = [(1, 5), (1, 2), (3, 4), (3, 8), (2, 9), (2, 3)]
 )
 def test_pair_loss_gradient_and_rewards_match_trl(objective: str, loss_type: str) -> None:
     """Compare the loss and its gradient to 1e-5. A fourth pair fills up our batch."""
-    import jax
-    import torch
-
-    from recipec.runtime.training.objectives import OBJECTIVES
-    from recipec.runtime.training.preference import preference_loss
-
     more: dict[str, Any] = {"loss_type": loss_type}
     smoothed = "label_smoothing" in OBJECTIVES[objective].reads(loss_type)
     if smoothed and (objective, loss_type) != ("dpo", "sigmoid"):  # which has none in TRL
@@ -67,8 +65,6 @@ def test_pair_loss_gradient_and_rewards_match_trl(objective: str, loss_type: str
 
 def by_trl(settings: Any, policy: Any, before: Any, batch: dict[str, Any]) -> tuple[float, Any, list[float]]:
     """Return TRL's loss of the first three pairs, its gradient by the logits, and the mean rewards."""
-    import torch
-
     order = [0, 2, 4, 1, 3, 5]  # all chosen answers before the rejected ones
     ids = torch.tensor(batch["tokens"][order]).long()
     whole = torch.tensor(batch["segment_ids"][order]).long()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
+import transformers
+from flax import nnx
+from transformers import AutoTokenizer
 
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.training.step import micro_batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize
@@ -20,10 +31,6 @@ MESH = {"fsdp": 4, "tp": 2}
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     """Make a folder, transformers' model and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    from recipec.compiler.rehearse.miniature import write_tokenizer
-
     folder = tmp_path_factory.mktemp("tiny") / "llama"
     model = tiny.make_llama(folder, vocab_size=512)
     write_tokenizer(folder, "llama")
@@ -33,8 +40,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any
 @pytest.fixture(scope="module")
 def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
     """Build our model on a mesh, with nonzero adapters."""
-    import jax
-
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(checkpoint[0], MESH, remat="none")
         randomize(built)
@@ -46,8 +51,6 @@ def trl_trainer(
 ) -> Any:
     """Return TRL's trainer of the same model with the same adapters."""
     import peft
-    import torch
-    import transformers
 
     config = peft.LoraConfig(
         r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(training.TARGETS), task_type="CAUSAL_LM"
@@ -67,19 +70,12 @@ def trl_trainer(
 
 
 def settings_of(objective: str, **settings: Any) -> Any:
-    from recipec.runtime.settings import TrainSettings
-
     how = {"beta": BETA, **settings}
     return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, objective=objective, **how)
 
 
 def differentiated(built: Any, settings: Any) -> tuple[Any, Any]:
     """Return a batch's loss, metrics and gradient as a function, and the state that it takes."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.training.step import micro_batch_loss
-
     graph, state = nnx.split(built.model)
 
     @jax.jit
@@ -95,10 +91,6 @@ def differentiated(built: Any, settings: Any) -> tuple[Any, Any]:
 
 def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, **settings: Any) -> Any:
     """Return the loss, its metrics, and the gradients of each projection's A and B."""
-    import jax
-
-    from recipec.runtime.model.sharding import shard_rows
-
     step, state = differentiated(built, settings_of(objective, **settings))
     with mesh, jax.default_matmul_precision("highest"):
         (value, metrics), gradient = step(state, shard_rows(batch, mesh))
@@ -160,15 +152,10 @@ def test_preference_loss_and_gradient_match_trl(
 
 
 def write_pairs(folder: Path, rows: list[dict[str, Any]]) -> None:
-    import json
-
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
-    from recipec.runtime.data.prepare import prepare
-    from recipec.runtime.settings import DataSettings, TrainSettings
-
     data = DataSettings(
         train=("pairs.jsonl",),
         max_length=options.pop("max_length", 64),

@@ -10,9 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
+from jax._src.ad_checkpoint import saved_residuals
 
+from recipec.runtime.model.experts import run
+from recipec.runtime.model.loading import rematerialize
+from recipec.runtime.model.quantize import dequantize, layout, quantize
+from recipec.runtime.model.sharding import named
+from recipec.runtime.settings import MeshSettings
+from recipec.runtime.training.loss import batch_loss
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training
@@ -81,14 +92,11 @@ def built(model: Path) -> Callable[[str | None], Any]:
 
 def start(axes: dict[str, int]) -> Any:
     from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, axes))
 
 
 def variables(built: Any) -> dict[str, Any]:
-    from flax import nnx
-
     return {
         ".".join(map(str, path)): node
         for path, node in nnx.iter_graph(built.model)
@@ -98,8 +106,6 @@ def variables(built: Any) -> dict[str, Any]:
 
 def replaced(model: Path, quantized: Any) -> Any:
     """Return the model with each quantized weight dequantized, in the model's dtype."""
-    import jax
-
     plain = training.build(model, MESH, targets=targets(model))[1]
     stored, own = variables(quantized), variables(plain)
     for path in quantized.quantized:
@@ -162,10 +168,7 @@ def test_nf4_base_and_loftq_adapters_match_reference(init: str, model: Path, tmp
 
 
 def test_dequantize_matches_qwix_bit_for_bit() -> None:
-    import jax.numpy as jnp
     import qwix
-
-    from recipec.runtime.model.quantize import dequantize
 
     weight = jnp.asarray(np.random.default_rng(0).standard_normal((96, 40)), jnp.float32)
     codes = qwix.quantize(weight, "nf4", channelwise_axes=(1,), tiled_axes={0: 32})
@@ -190,11 +193,7 @@ def test_int8_error_is_at_most_half_a_channel_step(built: Callable[[str | None],
 
 @pytest.mark.parametrize(
     ("kind", "features", "specs"),
-    [
-        ("nf4", 256, SPLIT),
-        ("int8", 256, SPLIT),
-        pytest.param("nf4", 192, WHOLE, marks=pytest.mark.e2e),
-    ],
+    [("nf4", 256, SPLIT), ("int8", 256, SPLIT), pytest.param("nf4", 192, WHOLE, marks=pytest.mark.e2e)],
     ids=["nf4", "int8", "nf4 whole"],
 )
 def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features: int, specs: Any) -> None:
@@ -203,13 +202,6 @@ def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features:
     A rule may replicate arrays. Then their blocks are not within a device's features, and the blocks are not
     sharded.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from recipec.runtime.model.experts import run
-    from recipec.runtime.model.quantize import layout, quantize
-    from recipec.runtime.model.sharding import named
-
     random = np.random.default_rng(0)
     shapes = {"gate_up": (3, 256, 2, features), "down": (3, features, 256)}
     weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -236,8 +228,6 @@ def test_quantized_experts_give_same_results_on_both_meshes(kind: str, features:
 
 
 def test_nf4_blocks_are_not_split_over_devices() -> None:
-    from recipec.runtime.model.quantize import layout
-
     def block(size: int, fsdp: int) -> int:
         how = layout((size, 4), ("fsdp", None), (0,), "nf4", {"fsdp": fsdp})
         assert how.scale_shape == (size // how.blocks[0], 4)
@@ -252,7 +242,6 @@ def test_nf4_blocks_hold_adjacent_inputs_of_hugging_face_tensor() -> None:
 
     The inputs of an output projection are heads times their size.
     """
-    from recipec.runtime.model.quantize import layout
 
     def blocks(heads: int, size: int, tp: int = 1) -> tuple[int, ...]:
         axes = {"fsdp": 2, "tp": tp}
@@ -278,19 +267,11 @@ def test_codes_and_scales_are_sharded_like_their_weight(
 
 
 def rule() -> Any:
-    import optax
-
     return optax.adamw(1e-2)
 
 
 def stepper(built: Any) -> Any:
     """Return a compiled training step for models of this structure."""
-    import jax
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.training.loss import batch_loss
-
     one = training.batch(0)
     graph = nnx.graphdef(built.model)
 
@@ -306,12 +287,11 @@ def stepper(built: Any) -> Any:
     return step
 
 
+@pytest.mark.e2e
 def test_nf4_training_matches_dequantized_base(model: Path, built: Callable[[str | None], Any]) -> None:
     """Compare losses and adapters after three steps from the same adapters."""
 
     def steps(step: Any, built: Any) -> tuple[list[float], dict[str, np.ndarray]]:
-        from flax import nnx
-
         _, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
         state, losses = rule().init(adapters), []
         for _ in range(3):
@@ -356,12 +336,6 @@ def expert_shapes(built: Any) -> list[tuple[int, ...]]:
 
 def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
     """Return shapes and dtypes of the forward pass's residuals without rematerialization."""
-    from flax import nnx
-    from jax._src.ad_checkpoint import saved_residuals
-
-    from recipec.runtime.model.loading import rematerialize
-    from recipec.runtime.training.loss import batch_loss
-
     one = training.batch(0)
     rematerialize(built.model, "none")
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
@@ -378,8 +352,6 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
 @pytest.mark.e2e
 def test_a_run_on_quantized_experts_resumes_exactly(tmp_path: Path) -> None:
     """Quantize the base again, because a checkpoint holds only the adapters."""
-    import optax
-
     model = tmp_path / "model"
     decoders.make("qwen3_moe", model, num_hidden_layers=1, mlp_only_layers=[])
     rate = optax.constant_schedule(1e-2)
@@ -420,9 +392,6 @@ def test_quantized_base_matches_dequantized_logits_in_less_memory(
 
     The compiler reports the bytes. Experts are gathered as codes.
     """
-    import jax
-    from flax import nnx
-
     one = training.batch(0)
 
     def compiled(built: Any) -> Any:

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from recipec.runtime.model.loading import rematerialize
 from recipec.runtime.model.remat import POLICIES
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize
@@ -23,8 +28,6 @@ RUN = ("none", "save_attention", "offload_dots")
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Build a model with dropout and a nonzero B, with its mesh."""
-    import jax
-
     directory = tmp_path_factory.mktemp("model")
     tiny.make_llama(directory, num_hidden_layers=1)
     mesh, model = training.build(directory, {"fsdp": 4, "tp": 2}, remat="none", dropout=0.1)
@@ -35,11 +38,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def loss_of(built: Any, policy: str) -> Any:
     """Return the loss under a policy as a function of the model's state and a batch, and the graph."""
-    from flax import nnx
-
-    from recipec.runtime.model.loading import rematerialize
-    from recipec.runtime.training.loss import batch_loss
-
     forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
     rematerialize(built.model, policy)
 
@@ -52,11 +50,6 @@ def loss_of(built: Any, policy: str) -> Any:
 
 def step(mesh: Any, built: Any, policy: str) -> Any:
     """Trace the loss and LoRA gradients under a policy, and return the arguments with it."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-
     loss, graph, *states = loss_of(built, policy)
 
     def gradients(states: Any, one: Any) -> Any:
@@ -70,9 +63,6 @@ def step(mesh: Any, built: Any, policy: str) -> Any:
 
 def kept(mesh: Any, built: Any, policy: str) -> list[tuple[int, ...]]:
     """Return the shapes of the forward pass's residuals."""
-    import jax
-    from flax import nnx
-
     loss, graph, adapters, rest = loss_of(built, policy)
 
     def pull(adapters: Any, rest: Any, one: Any) -> Any:
@@ -84,8 +74,6 @@ def kept(mesh: Any, built: Any, policy: str) -> list[tuple[int, ...]]:
 
 
 def test_remat_policies_keep_results_and_recompute_expected_products(built: Any) -> None:
-    import jax
-
     expected: Any = None
     products = {}
     for policy in POLICIES:

@@ -42,10 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("header_at_once", [headers.HEAD, 16])
 def test_remote_tensors_and_side_files_match_local_folder(
-    folder: Path,
-    uploaded: Callable[[Path], str],
-    monkeypatch: pytest.MonkeyPatch,
-    header_at_once: int,
+    folder: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch, header_at_once: int
 ) -> None:
     local = HFCheckpoint.open(folder)
     # Small pieces, so that a tensor takes several rounds of several requests.

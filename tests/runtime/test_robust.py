@@ -13,18 +13,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import nnx
 
+from recipec.runtime.checkpoints import manifest, resuming, saving
+from recipec.runtime.errors import UserError
+from recipec.runtime.metrics.loggers import Metrics
 from tests.runtime.artifacts import (
+    SLOW,
     STEPS,
     assert_equal,
+    begin,
     entries,
+    error_of,
     steps,
     train,
     write_artifact,
 )
 from tests.runtime.lives import Lives
-from tests.runtime.surviving import SLOW, begin, error_of
 
 POISONED = """
 import numpy as np
@@ -48,10 +56,7 @@ trainer.Trainer._step = poisoned
 
 @pytest.mark.parametrize(
     ("kills", "last", "seed"),
-    [
-        pytest.param(3, STEPS, 8, marks=pytest.mark.e2e),
-        pytest.param(20, 24, 7, marks=pytest.mark.nightly),
-    ],
+    [pytest.param(3, STEPS, 8, marks=pytest.mark.e2e), pytest.param(20, 24, 7, marks=pytest.mark.nightly)],
 )
 def test_randomly_killed_run_ends_like_uninterrupted_run(
     kills: int, last: int, seed: int, place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
@@ -138,6 +143,7 @@ def test_signal_during_step_saves_that_step(
     assert_equal(place, "whole", name, STEPS)
 
 
+@pytest.mark.e2e
 def test_full_disk_ends_run_and_keeps_last_checkpoint(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
@@ -163,13 +169,6 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Report the error at the end, or at the next save. The previous checkpoint stays the newest."""
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-
-    from recipec.runtime.checkpoints import manifest, resuming, saving
-    from recipec.runtime.errors import UserError
-
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.kernel = nnx.LoRAParam(jnp.ones((2, 3)))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
@@ -204,9 +203,6 @@ def test_failed_background_save_is_reported_and_previous_step_kept(
 def test_metrics_on_full_disk_raise_one_sentence_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.errors import UserError
-    from recipec.runtime.metrics.loggers import Metrics
-
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -9,21 +9,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import EarlyStoppingCallback, Trainer
 
 from recipec.runtime.checkpoints.adapter_reader import choose_step
 from recipec.runtime.checkpoints.resuming import find
 from recipec.runtime.options import EarlyStopping
 from recipec.runtime.training.stopping import Evaluations
-from tests.runtime.artifacts import assert_equal, steps, train, write_artifact
+from tests.runtime.artifacts import STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
-from tests.runtime.stopped import STOPPING
 
 
 @pytest.mark.parametrize("min_delta", [0.0, 0.05, 0.3])
 def test_early_stopping_counts_match_transformers(min_delta: float) -> None:
     """Use transformers' callback, which sees an evaluation before the Trainer compares it with the best."""
-    from transformers import EarlyStoppingCallback, Trainer
-
     choose = random.Random(0)
     for _ in range(50):
         patience = choose.randint(1, 4)

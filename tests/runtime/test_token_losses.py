@@ -7,12 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as f
+from flax import nnx
 
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import MeshSettings, TrainSettings
 from recipec.runtime.training import loss
+from recipec.runtime.training.objective_losses import objective_loss
+from recipec.runtime.training.objectives import keeps_copy
+from recipec.runtime.training.step import micro_batch_loss, trained_type
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.chats import tokenizer
 from tests.runtime.test_loss import fake, largest, make_head, random
 
 VOCABULARY, LENGTH = 517, training.LENGTH - 2
@@ -25,16 +37,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def settings(**more: Any) -> Any:
-    from recipec.runtime.settings import TrainSettings
-
     return TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **more)
 
 
 def in_torch(train: Any, states: np.ndarray, head: np.ndarray, before: Any, one: dict[str, Any]) -> Any:
     """Return the loss of a micro-batch and its gradients to hidden states and head."""
-    import torch
-    import torch.nn.functional as f
-
     x, weight = (torch.tensor(array, requires_grad=True) for array in (states, head))
     logits = (x @ weight.T)[:, :-1].flatten(0, 1)
     counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
@@ -59,9 +66,6 @@ def in_torch(train: Any, states: np.ndarray, head: np.ndarray, before: Any, one:
 
 def differentiated(train: Any, before: Any) -> Any:
     """Return ours as a jitted function of hidden states, the head and a micro-batch."""
-    import jax
-
-    from recipec.runtime.training.objective_losses import objective_loss
 
     def reference(ask: Any) -> Any:
         return ask(fake(before[0], make_head(before[1])), None)
@@ -75,12 +79,6 @@ def differentiated(train: Any, before: Any) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cover packed rows with ignored tokens, padded chunks, and a vocabulary that tp divides."""
-    import jax
-
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import MeshSettings
-
     axes = {"fsdp": 8, "tp": 1} if case == "eaft-of-all" else {"fsdp": 2, "cp": 2, "tp": 2}
     train, vocabulary = settings(**CASES[case]), VOCABULARY + axes["tp"] - 1
     states, head = random(vocabulary, LENGTH)
@@ -104,10 +102,6 @@ def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.M
 
 def test_eaft_does_not_gather_logits_split_by_tp() -> None:
     """Gather the few likeliest tokens for an entropy, not the vocabulary."""
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import MeshSettings
-
     states, head = random(VOCABULARY + 3, LENGTH)
     mesh = start(MeshSettings("cpu", 8, {"fsdp": 2, "tp": 4}))
     one = training.packed_batch()
@@ -125,14 +119,6 @@ def test_eaft_does_not_gather_logits_split_by_tp() -> None:
 
 def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
     """Without LoRA, its reference is a copy of the weights that training starts from."""
-    import jax
-    import jax.numpy as jnp
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.training.objectives import keeps_copy
-    from recipec.runtime.training.step import micro_batch_loss, trained_type
-
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     alpha, one = 0.3, training.packed_batch()
     with jax.default_matmul_precision("highest"):
@@ -159,8 +145,6 @@ def test_asft_compares_with_the_model_before_training(tmp_path: Path) -> None:
 
 def test_train_trl_dft_uses_only_target_log_probabilities() -> None:
     """Compute it from the log-probabilities that TRL's fused head returns, 0 where there is no target."""
-    import torch
-    import torch.nn.functional as f
 
     from recipec.runtime.backends.trl.objectives import objective_of
 
@@ -178,3 +162,64 @@ def test_train_trl_dft_uses_only_target_log_probabilities() -> None:
     assert abs(float(found.detach()) - float(expected.detach())) <= 1e-6 * float(expected.detach())
     pair = [torch.autograd.grad(value, logits, retain_graph=True)[0].numpy() for value in (found, expected)]
     assert largest(*pair) < 1e-6
+
+
+ACCUMULATION = 2
+NAMES = ("tokens", "positions", "segment_ids", "loss_mask")
+
+
+def trl_loss(model: Any, folder: Path, batches: list[dict[str, np.ndarray]], loss_type: str) -> float:
+    """Return SFTTrainer's loss of one optimizer step: the sum over its micro-batches."""
+    import datasets
+    from trl import SFTConfig, SFTTrainer
+
+    rows = datasets.Dataset.from_dict({"input_ids": [[3, 4, 5]]})
+    options: dict[str, Any] = {"gradient_accumulation_steps": ACCUMULATION, "loss_type": loss_type}
+    options |= {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+    config = SFTConfig(str(folder), **options)
+    trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer())
+    trainer.current_gradient_accumulation_steps = ACCUMULATION
+    trainer.create_optimizer()
+    inputs = [
+        {
+            "input_ids": torch.tensor(one["tokens"]).long(),
+            "attention_mask": torch.tensor(one["segment_ids"]).long(),
+            "labels": torch.tensor(np.where(one["loss_mask"], one["tokens"], -100)).long(),
+        }
+        for one in batches
+    ]
+    count = trainer._get_num_items_in_batch(inputs, torch.device("cpu"))
+    return sum(float(trainer.training_step(trainer.model, one, count)) for one in inputs)
+
+
+@pytest.mark.parametrize(
+    ("normalization", "loss_type"), [("tokens", "nll"), ("micro_batches", "nll"), ("tokens", "dft")]
+)
+def test_loss_normalization_and_dft_match_trl(normalization: str, loss_type: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {} if loss_type == "nll" else {"loss_type": loss_type}
+    settings = TrainSettings(steps=1, global_batch_size=1, micro_batch_size=1, **given)
+
+    model = tiny.make_llama(tmp_path / "model", num_hidden_layers=1)
+    batches = [training.batch(index, ACCUMULATION) for index in range(ACCUMULATION)]
+    # The first micro-batch has far fewer targets, so that the two means differ.
+    batches[0]["loss_mask"][2:] = False
+    targets = [int(one["loss_mask"].sum()) for one in batches]
+    assert 3 * targets[0] < targets[1]
+    if normalization == "micro_batches":
+        model.accepts_loss_kwargs = False
+    expected = trl_loss(model, tmp_path / "trl", batches, loss_type)
+
+    norms = targets if normalization == "micro_batches" else [sum(targets) / ACCUMULATION] * ACCUMULATION
+    mesh, built = training.build(tmp_path / "model", {"fsdp": 8, "tp": 1}, remat="none")
+    graph, state = nnx.split(built.model)
+
+    @jax.jit
+    def loss_of(state: Any, one: Any, norm: Any) -> Any:
+        return micro_batch_loss(built, settings, nnx.merge(graph, state), {**one, "norm": norm})[0]
+
+    with mesh:
+        parts = [
+            float(loss_of(state, shard_rows(one, mesh), np.float32(norm)))
+            for one, norm in zip(batches, norms, strict=True)
+        ]
+    assert abs(np.mean(parts) - expected) <= 2e-6 * expected

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from recipec.compiler.parity.compare import read_trace
+from recipec.runtime.checkpoints.adapter_reader import restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.initial import initial_adapters
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.training.recorder import Recorder
+from recipec.runtime.training.step import Step
 from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
@@ -35,12 +43,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace | None, Any]:
     """Run two steps of two micro-batches with clipped SGD, and return the trace and the trained model."""
-    import jax
-    import optax
-
-    from recipec.runtime.settings import ModelSettings
-    from recipec.runtime.training.recorder import Recorder
-
     base = HFCheckpoint.open(model)
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(model, MESH, remat="none", **options)
@@ -63,23 +65,16 @@ def traced(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace
 
 def compiled_steps() -> set[str]:
     """Return the cache keys of the training steps that jax has compiled."""
-    import jax
-
     return {path.name for path in Path(jax.config.jax_compilation_cache_dir).glob("jit__train-*-cache")}
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    import json
-
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_trace_records_unclipped_gradients_without_changing_run(
     model: Path, traced: tuple[Trace, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipec.runtime.checkpoints.adapter_reader import restore_tree
-    from recipec.runtime.training.step import Step
-
     trace, trained = traced
     steps = compiled_steps()
     assert len(steps) == 1
@@ -121,8 +116,6 @@ def test_documented_example_reproduces_first_step_of_trace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Compute a loss and gradients in transformers and PEFT from only the rows and the first adapters."""
-    from recipec.runtime.model.initial import initial_adapters
-
     made, _ = traced
     made.write(tmp_path / "trace.npz")
     trace = read_trace(tmp_path / "trace.npz")

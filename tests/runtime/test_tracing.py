@@ -8,40 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import nnx
+from jax._src.interpreters import partial_eval
 
-CONFIG: dict[str, Any] = {
-    "model_type": "gemma4_text",
-    "global_head_dim": 16,
-    "num_global_key_value_heads": 2,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-    "final_logit_softcapping": 30.0,
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 8,
-}
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.training.loss import batch_loss
+from tests import tiny
+from tests.runtime import training
 
 
 def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Count jax's walks through the trace of model and step, and the trace's operations."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-    from jax._src.interpreters import partial_eval
-
-    from recipec.runtime.model.adapters import LoraSettings
-    from recipec.runtime.model.families import family_of
-    from recipec.runtime.model.loading import abstract_model
-    from recipec.runtime.settings import ModelSettings
-    from tests.runtime import training
-
     walks = 0
     (frame,) = {
         kind
@@ -57,7 +41,8 @@ def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
 
     monkeypatch.setattr(frame, "find_progenitors", counted)
     kinds = ["sliding_attention"] * (layers - 1) + ["full_attention"]
-    config = {**CONFIG, "num_hidden_layers": layers, "layer_types": kinds}
+    config = tiny.gemma4_text(num_hidden_layers=layers, layer_types=kinds, vocab_size=512)
+    config["model_type"] = "gemma4_text"
     family = family_of(config)
     settings = ModelSettings(id="none", family=family.name, remat="decoder")
     lora = LoraSettings(rank=2, alpha=2.0, targets=training.TARGETS, dropout=0.1)
@@ -66,8 +51,6 @@ def descriptions(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int
     graph, state = nnx.split(built.model)
 
     def step(state: Any, one: Any) -> Any:
-        from recipec.runtime.training.loss import batch_loss
-
         model = nnx.merge(graph, state)
         optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.LoRAParam)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.runtime.checkpoints.record import check_record, read_record, write_record
+from recipec.runtime.errors import UserError
 from tests.runtime.artifacts import STEPS, assert_equal, entries, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
@@ -91,10 +93,7 @@ def test_run_stopped_by_steps_option_resumes_to_same_result(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--model", "missing"], "missing: no such folder"),
-        (["--data-dir", "missing"], "train.jsonl"),
-    ],
+    [(["--model", "missing"], "missing: no such folder"), (["--data-dir", "missing"], "train.jsonl")],
 )
 def test_missing_model_or_data_gives_error_and_writes_nothing(
     place: Path, lives: Lives, options: list[str], message: str
@@ -114,9 +113,6 @@ def test_invalid_options_print_usage_and_exit_with_2(place: Path, lives: Lives) 
 
 
 def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
-    from recipec.runtime.checkpoints.record import check_record, read_record, write_record
-    from recipec.runtime.errors import UserError
-
     artifact = tmp_path / "artifact"
     write_artifact(artifact)
     with pytest.raises(UserError, match="no record of the recipe"):

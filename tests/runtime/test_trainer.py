@@ -6,10 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from recipec.runtime.checkpoints.adapter_reader import restore_tree
 from recipec.runtime.errors import UserError
+from recipec.runtime.metrics.loggers import Metrics
+from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import MeshSettings
 from tests import tiny
 from tests.runtime import training
 
@@ -27,15 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chain(rate: Any) -> Any:
-    import optax
-
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.01))
 
 
 def run(model: Path, folder: Path, until: int, evaluate: bool = True, **options: Any) -> tuple[Any, Any, Any]:
     """Run one process's part of a run, and return the trainer, the model and the outcome."""
-    import optax
-
     rate = optax.linear_schedule(1e-2, 1e-3, 8)
     mesh, built = training.build(model, MESH, dropout=0.1)
     with mesh:
@@ -81,8 +86,6 @@ def test_resumed_run_matches_uninterrupted_run(
 def test_run_writes_expected_checkpoints_metrics_and_adapters(
     model: Path, whole: tuple[Path, Any, Any, Any]
 ) -> None:
-    from flax import nnx
-
     folder, trainer, built, outcome = whole
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     assert steps == [4, 5], "every second step and the last, two kept"
@@ -98,8 +101,6 @@ def test_run_writes_expected_checkpoints_metrics_and_adapters(
     assert np.allclose([line["learning_rate"] for line in train], [1e-2 - i * 9e-3 / 8 for i in range(5)])
     for name in ("grad_norm", "tokens_per_second", "step_seconds", "peak_memory_bytes"):
         assert all(line[name] > 0 for line in train), name
-
-    from recipec.runtime.checkpoints.adapter_reader import restore_tree
 
     saved = restore_tree(str(folder / "5" / "model_params"))
     found = training.adapters(built)
@@ -137,11 +138,6 @@ def test_run_writes_expected_checkpoints_metrics_and_adapters(
 def test_non_finite_step_is_reported_before_log_interval(
     tmp_path: Path, losses: list[float], norm: float, what: str, part: int | None
 ) -> None:
-    import jax.numpy as jnp
-
-    from recipec.runtime.metrics.loggers import Metrics
-    from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
-
     metrics = Metrics(tmp_path, None, tensorboard=False)
     report = Report(0, 1000, 100, lambda step: 0.1, metrics)
     report.add(Numbers(1, [jnp.asarray(2.0), jnp.asarray(1.0)], jnp.asarray(1.0), 10, []))
@@ -163,26 +159,17 @@ def test_non_finite_step_is_reported_before_log_interval(
     ],
 )
 def test_non_finite_step_names_its_micro_batches_and_rows(part: int | None, rows: int, said: str) -> None:
-    from recipec.runtime.metrics.run_report import NotFinite
-
     origins = (lambda batch: [f"a:{batch}"] * 2) if rows else None
     assert said in NotFinite(3, "loss", np.nan, part).described(4, origins, "kept").message
 
 
 def test_rows_not_divisible_by_mesh_are_refused() -> None:
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.model.sharding import shard_rows
-    from recipec.runtime.settings import MeshSettings
-
     mesh = start(MeshSettings("cpu", 8, MESH))
     with pytest.raises(ValueError, match="6 rows"):
         shard_rows({"tokens": np.zeros((6, 4), np.int32)}, mesh)
 
 
 def test_mesh_start_refuses_missing_or_mismatched_devices() -> None:
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings
-
     with pytest.raises(UserError, match="16 CPU devices"):
         start(MeshSettings("cpu", 16, {"fsdp": 16}))
     with pytest.raises(UserError, match="need 4 devices"):

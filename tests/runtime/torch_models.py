@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from tests import tiny
 
 
 def make_gemma3_multimodal(directory: Path, layers: int = 6) -> Any:
     """Write Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
-    import torch
-    import transformers
-
     text = {
         "vocab_size": tiny.VOCAB,
         "hidden_size": 32,
@@ -51,10 +51,6 @@ def make_qwen3_5_multimodal(directory: Path, experts: bool = False) -> Any:
     Args:
         experts: use the layout of Qwen/Qwen3.5-35B-A3B, whose experts are stacked, except those of mtp.*.
     """
-    import torch
-    import transformers
-    from safetensors.torch import load_file, save_file
-
     text = {
         "vocab_size": tiny.VOCAB,
         "hidden_size": 32,
@@ -100,8 +96,6 @@ def in_float64(model: Any) -> Any:
 
 def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
     """Return the logits of all tokens except padding. Rows run one by one, so that nothing is padded."""
-    import torch
-
     out = []
     with torch.no_grad():
         for tokens, segments in zip(rows["tokens"], rows["segment_ids"], strict=True):

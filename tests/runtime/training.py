@@ -5,9 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
+
+from recipec.runtime.checkpoints.record import INITIAL
+from recipec.runtime.checkpoints.resuming import ResumePoint
+from recipec.runtime.data.batches import TrainingData
+from recipec.runtime.hosts.single import SINGLE
+from recipec.runtime.interrupts import Interrupts
+from recipec.runtime.metrics.loggers import Metrics
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.loading import build as build_model
+from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.settings import CheckpointSettings, MeshSettings, ModelSettings, TrainSettings
+from recipec.runtime.training.trainer import Checkpointing, Trainer
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LENGTH = 16
@@ -73,12 +90,6 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
             its dtype as lora_dtype; and LoraSettings' other fields. If adapters start from the base's
             weights, also the folder of their initial values, which are computed if the folder has none.
     """
-    from recipec.runtime.model.adapters import LoraSettings
-    from recipec.runtime.model.loading import build as build_model
-    from recipec.runtime.model.mesh import start
-    from recipec.runtime.settings import MeshSettings, ModelSettings
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
-
     base = HFCheckpoint.open(directory).grown(options.pop("vocab_size", None))
     mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
@@ -110,13 +121,8 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
         folder: of the run's checkpoints.
         found: the state from which the run continues, as in ResumePoint.
     """
-    from types import SimpleNamespace
 
-    from recipec.runtime.checkpoints.resuming import ResumePoint
-    from recipec.runtime.hosts.single import SINGLE
-    from recipec.runtime.settings import TrainSettings
     from recipec.runtime.training.start_from import start_from as begin
-    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     objective = found.pop("objective", "sft")
     session: Any = SimpleNamespace(
@@ -137,10 +143,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
 
 def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axes: Mapping[str, int]) -> Any:
     """Compute initial values with runtime.training.first_values as a run's session does."""
-    from types import SimpleNamespace
 
-    from recipec.runtime.checkpoints.record import INITIAL
-    from recipec.runtime.hosts.single import SINGLE
     from recipec.runtime.training.first_values import begin
 
     step = 1 if (kept / INITIAL).exists() else None
@@ -157,9 +160,6 @@ def trainer(
     built: Any, mesh: Any, folder: Path, optimizer: Any, accumulation: int = 2, **options: Any
 ) -> Any:
     """Return a Trainer that saves into a folder. Create and use it within `with mesh:`."""
-    from recipec.runtime.settings import CheckpointSettings, TrainSettings
-    from recipec.runtime.training.trainer import Checkpointing, Trainer
-
     every, recorder = options.pop("every_steps", 2), options.pop("recorder", None)
     settings = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options)
     saving = Checkpointing(str(folder), CheckpointSettings(str(folder), every_steps=every, keep=2))
@@ -170,9 +170,6 @@ def fit(
     trainer: Any, folder: Path, until: int, schedule: Any, accumulation: int = 2, evaluate: bool = False
 ) -> Any:
     """Run a trainer on the synthetic batches up to a step; return its Outcome."""
-    from recipec.runtime.data.batches import TrainingData
-    from recipec.runtime.interrupts import Interrupts
-    from recipec.runtime.metrics.loggers import Metrics
 
     def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
         index = step * accumulation
@@ -191,8 +188,6 @@ def fit(
 
 def adapters(built: Any) -> dict[str, np.ndarray]:
     """Return the LoRA arrays of a model by path."""
-    from flax import nnx
-
     return {
         ".".join(map(str, path)): np.asarray(variable.get_raw_value())
         for path, variable in nnx.state(built.model, nnx.LoRAParam).flat_state()
@@ -201,23 +196,17 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
 
 def weights(built: Any) -> dict[str, np.ndarray]:
     """Return the frozen arrays of a model by path."""
-    from flax import nnx
-
     frozen = nnx.state(built.model, lambda _, variable: type(variable) is nnx.Param)
     return {".".join(map(str, path)): np.asarray(one.get_raw_value()) for path, one in frozen.flat_state()}
 
 
 def placed(module: Any) -> list[Any]:
     """Return all arrays of a model, with their placement on devices."""
-    from flax import nnx
-
     return [variable.get_raw_value() for _, variable in nnx.state(module).flat_state()]
 
 
 def arrays(module: Any) -> dict[str, np.ndarray]:
     """Return all arrays of a model or of an optimizer by path."""
-    from flax import nnx
-
     return {
         ".".join(map(str, path)): np.asarray(variable.get_raw_value())
         for path, variable in nnx.state(module).flat_state()
@@ -226,10 +215,6 @@ def arrays(module: Any) -> dict[str, np.ndarray]:
 
 def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return float32[B, T, V] of a batch."""
-    import jax
-    from flax import nnx
-
-    from recipec.runtime.model.sharding import shard_rows
 
     @jax.jit
     def forward(state: Any, inputs: Any) -> Any:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
+import numpy as np
 import pytest
 
 from recipec.compiler.errors import ArtifactError
@@ -28,19 +30,8 @@ from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
 from recipec.runtime.weights.checkpoint_files import Files
 from recipec.runtime.weights.headers import read_header
+from tests.runtime.llama_bases import TINY
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 16,
-    "head_dim": 4,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-}
 ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
@@ -93,7 +84,7 @@ CONFIGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_config_json_with_values_of_wrong_types_is_refused(kind: str, tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(json.dumps(TINY | CONFIGS[kind]))
+    (tmp_path / CONFIG).write_text(json.dumps(dict(TINY) | CONFIGS[kind]))
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY}))
     with pytest.raises(UserError):
         HFCheckpoint.open(tmp_path)
@@ -130,8 +121,6 @@ def test_pickled_weights_and_adapters_are_refused(tmp_path: Path) -> None:
 
 
 def test_npz_trace_with_pickled_objects_is_refused(tmp_path: Path) -> None:
-    import numpy as np
-
     class Evil:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "CANARY",)
@@ -154,7 +143,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path, monkeypatch: pytest.M
         "AutoModelForCausalLM": "strange.M",
         "AutoTokenizer": ["strange.T", None],
     }
-    (model / CONFIG).write_text(json.dumps(TINY | {"model_type": "strange", "auto_map": auto}))
+    (model / CONFIG).write_text(json.dumps(dict(TINY) | {"model_type": "strange", "auto_map": auto}))
     (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto, "tokenizer_class": "T"}))
     settings = ModelSettings(id="strange", family="llama")
     with pytest.raises(UserError):
@@ -248,8 +237,6 @@ def test_regex_in_a_record_with_endless_backtracking_is_stopped(monkeypatch: pyt
 
 
 def tree(path: Path, arrays: dict[str, Any]) -> None:
-    """Write an Orbax tree."""
-    import jax
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -257,8 +244,6 @@ def tree(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def test_array_shapes_are_checked_before_arrays_are_restored(tmp_path: Path) -> None:
-    import numpy as np
-
     tree(tmp_path / "tree", {"a": np.zeros((2, 3), np.float32)})
     asked: list[Any] = []
 

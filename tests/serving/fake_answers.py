@@ -25,11 +25,7 @@ class Answers:
         self.prompt, text = self._prompt()
         self.said = self.language.answer(model, self.prompt, text, body, 0)
         counts = len(self.prompt), len(self.said.tokens)
-        self.usage = {
-            "prompt_tokens": counts[0],
-            "total_tokens": sum(counts),
-            "completion_tokens": counts[1],
-        }
+        self.usage = {"prompt_tokens": counts[0], "total_tokens": sum(counts), "completion_tokens": counts[1]}
         with fake.lock:
             fake.tokens["prompt"] += self.usage["prompt_tokens"]
             fake.tokens["generation"] += self.usage["completion_tokens"]

@@ -78,7 +78,6 @@ class Language:
     def answer(
         self, model: str, prompt: Sequence[int], asked: str, request: Mapping[str, Any], sample: int
     ) -> Said:
-        """Answer a request."""
         limit = request.get("max_completion_tokens") or request.get("max_tokens") or 16
         scripted = self.script(model, asked, sample) if self.script else None
         if scripted is not None:

@@ -1,10 +1,8 @@
 """A fake of vLLM 0.32's server: its JSON, a language model of hashes, and switches for faults.
 
-    with FakeVllm(["tuned", "tuned-base"]) as server:
-        server.faults.cut_stream = 3
-        Client(server.url)...
-
-On its own: python -m tests.serving.fake_vllm --port 8000 tuned tuned-base
+with FakeVllm(["tuned", "tuned-base"]) as server:
+    server.faults.fail_stream = 3
+    Client(server.url)...
 """
 
 from __future__ import annotations
@@ -15,14 +13,60 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
 from tests.serving.fake_answers import Answers
-from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
+
+
+@dataclass
+class Faults:
+    """The faults of a fake server. A test may set them while it runs.
+
+    Attributes:
+        unready: the number of /health requests that are answered with 503.
+        fail: a status by path, answered with vLLM's JSON for an error.
+        html: paths that answer 200 with a page.
+        html_errors: paths that answer 502 with a proxy's page.
+        redirect: the new address, by path.
+        nonsense: paths whose answer is bytes that are not HTTP.
+        half: paths whose answer ends in its middle.
+        shape: other JSON, by path.
+        fail_stream: events after which a stream reports an error, as vLLM does when its engine dies.
+        no_done: streams end without [DONE].
+        lump: a stream comes in one piece, after its answer is complete.
+        wobble: tokens after which a streamed answer differs from one that is not streamed.
+        no_usage: answers report no usage.
+        accept_all: any model's name is accepted.
+        repeat_key: an error repeats the key that was sent.
+        pause: seconds before any answer.
+        pauses: seconds before an answer, by path.
+        token_seconds: seconds between a stream's events.
+        die_after: answered requests, after which the server dies in the middle of the next one.
+    """
+
+    unready: int = 0
+    fail: dict[str, int] = field(default_factory=dict)
+    html: set[str] = field(default_factory=set)
+    html_errors: set[str] = field(default_factory=set)
+    redirect: dict[str, str] = field(default_factory=dict)
+    nonsense: set[str] = field(default_factory=set)
+    half: set[str] = field(default_factory=set)
+    shape: dict[str, Any] = field(default_factory=dict)
+    fail_stream: int | None = None
+    no_done: bool = False
+    lump: bool = False
+    wobble: int | None = None
+    no_usage: bool = False
+    accept_all: bool = False
+    repeat_key: bool = False
+    pause: float = 0.0
+    pauses: dict[str, float] = field(default_factory=dict)
+    token_seconds: float = 0.0
+    die_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +145,6 @@ class FakeVllm:
         threading.Thread(target=self._server.shutdown, daemon=True).start()
 
     def bodies(self, path: str) -> list[Any]:
-        """Return the bodies of requests to `path`."""
         return [asked.body for asked in self.asked if asked.path == path]
 
 
@@ -315,9 +358,6 @@ class _Handler(BaseHTTPRequestHandler):
             if number == dies_after:
                 self.fake.die()
                 raise _Died
-            if number == faults.cut_stream:
-                self.close_connection = True
-                return
             if number == faults.fail_stream:
                 error = error_body(500, "EngineCore encountered an issue.", "InternalServerError")
                 self._chunk(b"data: " + json.dumps(error).encode() + b"\n\n")

@@ -69,8 +69,7 @@ def test_sweep_writes_one_record_per_point_and_prints_figures(
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"),
-    [("4.0", "4"), ("5e-1", "0.5"), ("1e-05", "0.00001"), ("inf", "inf"), ("1E2", "100")],
+    ("text", "rate"), [("4.0", "4"), ("5e-1", "0.5"), ("1e-05", "0.00001"), ("inf", "inf"), ("1E2", "100")]
 )
 def test_request_rate_spellings_parse_to_one_form(text: str, rate: str) -> None:
     assert parse_rate(text) == rate
@@ -224,10 +223,7 @@ def test_unwritable_summary_and_locked_folder_give_one_sentence_errors(
 
 
 def test_api_key_reaches_the_client_only_by_environment_variable(
-    bench: Bench,
-    fake: Start,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    bench: Bench, fake: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secret = "sk-sentinel-5150"
     locked = fake(["tuned"], key=secret)
@@ -306,12 +302,6 @@ def container(bench: Bench, tmp_path: Path) -> list[str]:
     (bench.bin / "docker").chmod(0o755)
     (tmp_path / "compose.yaml").write_text("")
     return ["--compose", str(tmp_path / "compose.yaml")]
-
-
-def test_compose_flag_measures_with_the_container_client(bench: Bench, container: list[str]) -> None:
-    assert bench.run(*container, "--request-rates", "inf", "--input-lengths", "512") == 0
-    assert [call["OPENAI_API_KEY"] for call in bench.calls()] == ["of-the-container"]
-    assert bench.outcomes() == {SECOND: "measured"}
 
 
 @pytest.mark.parametrize(("place", "fault"), [("here", "hang"), ("container", "hang-deaf")])

@@ -72,7 +72,6 @@ def test_token_cost_is_hourly_price_over_measured_throughput() -> None:
 
 
 def test_failed_points_are_left_out_of_peak_cost_and_ranges() -> None:
-    """Leave failed points out of the peak, the cost and the ranges."""
     records = [
         (LoadPoint(512, "1"), record(512, "1")),
         (LoadPoint(512, "inf"), record(512, "inf", completed=97)),

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from recipec.compiler.cli.serve import app
+from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.serve import bench_flags, emit_bench
+from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import published
 from tests.emit import emitting
@@ -162,8 +165,6 @@ def measured(tmp_path: Path, fake: Start, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
     """Write an artifact's folder, next to the runtime."""
-    from recipec.compiler.emitters.emit import emit
-
     program = program_of(tmp_path)
     folder = tmp_path / "generated" / "tuned"
     for path, data in (emit(program) | {SCRIPT: emit_bench(program)[SCRIPT].encode()}).items():
@@ -196,9 +197,6 @@ def test_bench_sh_measures_the_recipe_points(artifact: Path, measured: Bench) ->
 
 def command(*words: object) -> tuple[int, str]:
     """Run `recipe serve bench`, and return its status and error."""
-    from recipec.compiler.cli.serve import app
-    from recipec.compiler.errors import ArtifactError
-
     done = CliRunner().invoke(app, ["bench", *map(str, words)])
     error = done.exception
     return done.exit_code, str(error) if isinstance(error, ArtifactError) else done.output

@@ -20,11 +20,9 @@ from recipec.runtime.serving.client import (
     STATUS,
     Client,
     ServerError,
-    pick,
 )
 from tests.ports import free_port
-from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import Start
+from tests.serving.fake_vllm import Faults, Start
 
 CHAT = {
     "model": "tuned",
@@ -233,14 +231,7 @@ def test_server_urls_are_normalized(given: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        "tpu:8000",
-        "ftp://tpu",
-        "http://tpu:99999",
-        "http://a b",
-        "http://tpu/?x=1",
-    ],
+    "given", ["tpu:8000", "ftp://tpu", "http://tpu:99999", "http://a b", "http://tpu/?x=1"]
 )
 def test_invalid_server_urls_are_refused(given: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -311,22 +302,3 @@ def test_control_characters_in_server_errors_are_removed(raw: Callable[[bytes], 
     said = caught.value.message.partition(": ")[2]
     assert said.isprintable() and "\x1b" not in said
     assert len(said) < 300 and said.endswith("...")
-
-
-def test_missing_version_route_returns_none(raw: Callable[[bytes], str]) -> None:
-    url = raw(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
-    assert Client(url).version() is None
-
-
-def test_answer_field_of_the_wrong_type_is_named_in_the_error() -> None:
-    value = {"choices": [{"text": "a"}], "empty": []}
-    assert pick(value, "it", "choices", 0, "text", kind=str) == "a"
-    for path, name in (
-        (("choices", 1), "choices[1]"),
-        (("choices", "text"), "choices.text"),
-        (("empty", 0), "empty[0]"),
-        (("choices", 0, "text"), "choices[0].text"),
-    ):
-        with pytest.raises(ServerError) as caught:
-            pick(value, "it", *path, kind=int)
-        assert caught.value.message == f"it answers without a proper `{name}`"

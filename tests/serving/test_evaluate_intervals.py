@@ -24,10 +24,7 @@ def test_pass_at_k_is_accurate_for_many_samples() -> None:
     assert intervals.pass_at_k(2000, 3, 1000) == pytest.approx(1 - 0.125, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("samples", "ks"),
-    [(1, [1]), (8, [1, 2, 5, 8]), (100, [1, 2, 5, 10, 20, 50, 100])],
-)
+@pytest.mark.parametrize(("samples", "ks"), [(1, [1]), (8, [1, 2, 5, 8]), (100, [1, 2, 5, 10, 20, 50, 100])])
 def test_reported_k_values_go_up_to_the_sample_count(samples: int, ks: list[int]) -> None:
     assert intervals.ladder(samples) == ks
 

@@ -80,10 +80,7 @@ def summary(lm_eval: Path) -> dict[str, Any]:
 
 
 def test_lm_eval_tasks_run_on_base_and_tuned_model(
-    fake: Start,
-    lm_eval: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fake: Start, lm_eval: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-secret")
     monkeypatch.setenv("OPENAI_API_KEY", "of another service")
@@ -125,10 +122,7 @@ def test_task_group_is_the_first_row_and_differences_are_unpaired(fake: Start, l
 
 
 def test_failed_task_keeps_other_results_and_its_log_hides_the_key(
-    fake: Start,
-    lm_eval: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fake: Start, lm_eval: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-secret")
     assert run(fake(["m", "m-base"], key="a-secret"), lm_eval, "--tasks", "broken", "sums") == 1

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.random_weights import write_text_model
@@ -16,30 +18,14 @@ from recipec.runtime.probe import served
 from recipec.runtime.probe.probe import main
 from recipec.runtime.probe.report import digest_of
 from recipec.runtime.settings import ModelSettings
+from tests.runtime import probed
 from tests.serving.fake_vllm import FakeVllm, Start
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
+CONFIG = probed.CONFIG | {"num_hidden_layers": 1}
 LOCK = {"recipe": {"name": "tuned", "serve": {}}}
 
 
 def test_stored_miniature_answers_match_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     monkeypatch.setattr(served, "NEW", 4)
     write_text_model(tmp_path, CONFIG, seed=3)
     served.keep(tmp_path, ModelSettings(id="tiny", family="qwen3", dtype="bfloat16"), "digest")

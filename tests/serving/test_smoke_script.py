@@ -15,8 +15,7 @@ import pytest
 from recipec.compiler.emitters.serve import emit_smoke
 from tests.conftest import ROOT
 from tests.emit.emitting import program_of
-from tests.serving.fake_faults import Faults
-from tests.serving.fake_vllm import Start
+from tests.serving.fake_vllm import Faults, Start
 
 RECIPE = """\
 recipe: 1

@@ -95,10 +95,7 @@ def test_failed_start_shows_the_log_and_leaves_no_container(artifact: Path, dock
     docker.tell(up=1)
     with pytest.raises(ArtifactError, match="sample did not become ready"):
         up(open_artifact(artifact), print, detach=True)
-    assert docker.words()[1:] == [
-        "compose --project-name sample logs --no-log-prefix --tail 15 vllm",
-        DOWN,
-    ]
+    assert docker.words()[1:] == ["compose --project-name sample logs --no-log-prefix --tail 15 vllm", DOWN]
 
 
 @pytest.mark.parametrize("status", [0, 137])

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from recipec.compiler import terminal
@@ -45,14 +47,8 @@ TOKENS = 3
 
 def made(folder: Path, seed: int = 0, vocabulary: int = 512) -> Path:
     """Make a tiny Gemma 3 that does not only repeat a prompt's last token."""
-    import torch
-
     model = tiny.make_gemma3(
-        folder,
-        seed=seed,
-        vocab_size=vocabulary,
-        num_hidden_layers=2,
-        layer_types=["sliding_attention"] * 2,
+        folder, seed=seed, vocab_size=vocabulary, num_hidden_layers=2, layer_types=["sliding_attention"] * 2
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,8 +114,6 @@ def check(server: FakeVllm, folder: Path, **more: Any) -> dict[str, Any]:
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Copy the checkpoint with other weights."""
-    from safetensors.torch import load_file, save_file
-
     shutil.copytree(checkpoint, folder)
     arrays = load_file(folder / "model.safetensors")
     change(arrays)
@@ -242,20 +236,12 @@ def test_verify_finds_tokens_beyond_the_vocabulary(fake: Start, checkpoint: Path
     assert any("is beyond the checkpoint's" in problem for problem in result["problems"])
 
 
-TYPES = [
-    ServedTypes("bfloat16"),
-    ServedTypes("bfloat16", "fp8"),
-    ServedTypes("bfloat16", "fp8_e5m2", "fp8"),
-]
+TYPES = [ServedTypes("bfloat16"), ServedTypes("bfloat16", "fp8"), ServedTypes("bfloat16", "fp8_e5m2", "fp8")]
 
 
 @pytest.mark.parametrize("types", TYPES[::2], ids=str)
 def test_tolerance_covers_rounding_to_the_server_dtypes(
-    types: ServedTypes,
-    fake: Start,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    types: ServedTypes, fake: Start, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fake(["m"], language=Computed(checkpoint, types))
     assert check(server, checkpoint)["problems"], "held to float32's tolerance, it is another model"
@@ -411,15 +397,6 @@ def test_invalid_checkpoint_folders_give_one_sentence_errors(
 ) -> None:
     make(tmp_path / name)
     assert wanted in refusal(lambda: check(fake(["m"]), tmp_path / name))
-
-
-def test_unknown_architecture_gives_one_sentence_error(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
-    odd = tmp_path / "odd"
-    shutil.copytree(checkpoint, odd)
-    config = json.loads((odd / "config.json").read_text())
-    (odd / "config.json").write_text(json.dumps({**config, "architectures": ["Gemma9"]}))
-    said = refusal(lambda: check(fake(["m"], language=Computed(checkpoint)), odd))
-    assert said.startswith(f"transformers does not load {odd}: ")
 
 
 def invoke(*arguments: object) -> Any:

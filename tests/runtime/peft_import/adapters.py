@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
 from recipec.runtime.errors import UserError
@@ -27,8 +29,6 @@ TEXT = r"model\.language_model\.layers\.\d+\."
 
 def randomize(wrapped: Any) -> None:
     """Set a PEFT model's A and B to nonzero values."""
-    import torch
-
     torch.set_num_threads(1)  # on models this small, more threads mostly wait for each other
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -38,8 +38,6 @@ def randomize(wrapped: Any) -> None:
 
 
 def arrays_of(folder: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
     return load_file(folder / WEIGHTS)
 
 
@@ -84,8 +82,6 @@ class Small:
 
 
 def write_tensors(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    from safetensors.numpy import save_file
-
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / WEIGHTS)
 
 

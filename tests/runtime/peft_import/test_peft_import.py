@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
+import torch
+import transformers
 
 from recipec.runtime.checkpoints import resuming
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.peft.known import keys_as_values
-from recipec.runtime.settings import ModelSettings
+from recipec.runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
+from recipec.runtime.training import train
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders
@@ -147,20 +163,8 @@ def test_training_resumes_from_an_imported_adapter(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run train.py --resume: its first loss is PEFT's, and the saved step is an ordinary one."""
-    import sys
-    import warnings
 
-    import jax
-    import optax
     import peft
-    import torch
-    import transformers
-
-    from recipec.runtime.data.prepare import prepare
-    from recipec.runtime.data.tokenizer import load_tokenizer
-    from recipec.runtime.model.adapters import LoraSettings
-    from recipec.runtime.settings import CheckpointSettings, DataSettings, MeshSettings, TrainSettings
-    from recipec.runtime.training import train
 
     base = HFCheckpoint.open(place / "model")
     targets = ["q_proj", "v_proj", "down_proj"]

@@ -85,10 +85,7 @@ def test_import_reports_dropout_base_model_and_revision_differences(
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        (".weight", ".default.weight"),
-        (".model.model.layers", ".model.language_model.model.layers"),
-    ],
+    [(".weight", ".default.weight"), (".model.model.layers", ".model.language_model.model.layers")],
 )
 def test_import_reads_tensor_names_of_other_layouts_and_versions(
     small: Small, copy: Path, tmp_path: Path, old: str, new: str
