@@ -188,7 +188,7 @@ WORK = (
     *("plan.session.run", "plan.session.plan_run", "cli.plan.compare", "rehearse.rehearse.rehearse"),
     *("parity.run.parity", "explain.preview.preview", "serving.compose.up", "serving.compose.down"),
     *("serving.verify.verify", "port.plan.plan", "lsp.server.make_server"),
-    *("watch.screen.watch_lines", "watch.screen.watch_screen"),
+    *("watch.watch.watch_lines", "watch.watch.watch_screen"),
 )
 """Functions of recipec.compiler that train, compile, serve or do not end. Each ends the command."""
 
