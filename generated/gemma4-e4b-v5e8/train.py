@@ -30,7 +30,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=512,
-    remat="none",
+    remat="decoder",
 )
 MESH = MeshSettings(
     platform="tpu",

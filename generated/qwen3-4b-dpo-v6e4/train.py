@@ -30,7 +30,7 @@ MODEL = ModelSettings(
     dtype="bfloat16",
     attention="splash",
     attention_block=1024,
-    remat="none",
+    remat="save_attention",
 )
 MESH = MeshSettings(
     platform="tpu",
