@@ -148,21 +148,21 @@ def test_full_disk_ends_run_and_keeps_last_checkpoint(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """Refuse files of more than 8 KiB from the second save on."""
-    write_artifact(place / "cramped", every=2, prelude=SLOW.format(seconds=0.5))
-    life = begin(lives, place, "cramped", artifact="cramped")
-    folder = place / "cramped" / "checkpoints"
+    write_artifact(place / "full-disk", every=2, prelude=SLOW.format(seconds=0.5))
+    life = begin(lives, place, "full-disk", artifact="full-disk")
+    folder = place / "full-disk" / "checkpoints"
     assert life.until(lambda: steps(folder) == [2])
     resource.prlimit(life.pid, resource.RLIMIT_FSIZE, (8192, 8192))
     assert life.wait() == 1, life.stderr
-    assert error_of(life, place, "cramped") == [
+    assert error_of(life, place, "full-disk") == [
         "error: DIRECTORY: a checkpoint could not be written: File too large; kept: the checkpoint of step 2",
         "  = help: free disk space or allow writing to the directory, and continue with --resume",
     ]
     assert steps(folder) == [2], "what is there in part does not look like a checkpoint"
-    last = train(lives, place, "cramped", "--resume", artifact="cramped")
+    last = train(lives, place, "full-disk", "--resume", artifact="full-disk")
     assert last.status == 0, last.stderr
     assert "continuing after step 2 of 10" in last.stderr
-    assert_equal(place, "whole", "cramped", STEPS)
+    assert_equal(place, "whole", "full-disk", STEPS)
 
 
 def test_failed_background_save_is_reported_and_previous_step_kept(
