@@ -117,6 +117,31 @@ def test_changelog_mentions_every_extra(root: Path) -> None:
     assert {name for name in extras if f"`{name}`" not in text} <= {"dev", "docs"}
 
 
+EXTRAS = (
+    re.compile(r"(?:\.|recipec|\.whl)\[([a-z,]+)\]"),
+    re.compile(r"[Ee]xtras? (?:are |add the rest: )?((?:`[a-z]+`[^`.]*)+)"),
+)
+"""Where a text names extras: `pip install '.[train,plan]'`, or in prose."""
+
+
+def test_texts_name_only_extras_that_exist(root: Path) -> None:
+    """A name that pip does not know installs nothing, with a warning."""
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    files = [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile", *(root / "docs").glob("*.md")]
+    files += [*(root / "templates").rglob("*.j2"), *(root / "compiler").rglob("*.py")]
+    named = {
+        (path.name, name)
+        for path in files
+        for pattern in EXTRAS
+        for match in pattern.finditer(path.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r"[a-z]+", match[1] if "`" not in match[1] else ",".join(re.findall("`(.+?)`", match[1]))
+        )
+    }
+    assert {file for file, _ in named} >= {"README.md", "Makefile", "start.md", "versions.md", "planning.md"}
+    assert {(file, name) for file, name in named if name not in extras["optional-dependencies"]} == set()
+
+
 def test_build_backend_pin_equals_installed_hatchling(root: Path) -> None:
     wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"], (

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from recipec.compiler import __version__
+from recipec.compiler.lowering import catalog
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from tests.interpreters import interpreter
 
 PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
@@ -53,7 +55,7 @@ def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
@@ -67,14 +69,30 @@ def tracked(root: Path) -> list[str]:
     return sorted(line for line in text.splitlines() if (root / line).is_file())
 
 
-def clone(root: Path, folder: Path, mode: int, when: float) -> Path:
-    """Copy a distribution's sources, with other permissions and times, next to other files."""
-    for name in (*tracked(root), *BESIDE):
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, target)
-        target.chmod(mode)
-        os.utime(target, (when, when))
+def clone(root: Path, folder: Path, mode: int | None = None, when: float = 1.0e9) -> Path:
+    """Clone the repository with git, as its users do, and bring along what is not committed yet.
+
+    Args:
+        mode: the permissions of the distribution's files, for their bytes must not depend on them.
+        when: their time.
+    """
+    run("git", "clone", "--quiet", "--no-hardlinks", root, folder, cwd=root)
+    assert (folder / "recipec" / "spec").is_symlink(), "the links of a checkout are in the clone"
+    changed = run("git", "ls-files", "-z", "-m", "-o", "--exclude-standard", cwd=root)
+    for name in filter(None, changed.split("\0")):
+        if (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+    for name in (*tracked(root), *BESIDE) if mode else ():
+        (folder / name).chmod(mode)
+        os.utime(folder / name, (when, when))
+    return folder
+
+
+def littered(folder: Path) -> Path:
+    """Put files into a clone that are no part of a distribution."""
     for name in STRAY:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("1\n")
@@ -91,7 +109,7 @@ def built(folder: Path, *kinds: str, **variables: str) -> Path:
 @pytest.fixture(scope="module")
 def dist(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the source archive, and the wheel from it, and return their folder."""
-    return built(clone(root, tmp_path_factory.mktemp("clone"), 0o644, 1.0e9))
+    return built(littered(clone(root, tmp_path_factory.mktemp("clone") / "recipec", 0o644)))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +144,7 @@ def test_pyproject_pins_the_installed_hatchling(root: Path) -> None:
 @pytest.mark.e2e
 def test_builds_of_two_clones_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
     """Build elsewhere, later, with other permissions, and from the tree instead of the archive."""
-    other = clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9)
+    other = littered(clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9))
     again = built(other, "--sdist", "--wheel", TZ="Pacific/Auckland", LC_ALL="C", PYTHONHASHSEED="7")
     assert sorted(os.listdir(dist)) == sorted(NAMES)
     assert digests(again) == digests(dist)
@@ -210,11 +228,95 @@ def needed() -> set[str]:
 
 
 @pytest.mark.e2e
-def test_pipx_install_works_with_python_3_11(
+def test_pipx_install_of_the_wheel_works_with_python_3_11(
     root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
 ) -> None:
-    places = {"HOME": tmp_path / "home", "PIPX_HOME": tmp_path / "pipx", "PIPX_BIN_DIR": tmp_path / "bin"}
     command = (sys.executable, "-m", "pipx", "install", "--backend", "pip", "--python", interpreter("3.11"))
-    run(*command, dist / NAMES[0], cwd=tmp_path, **places)
+    run(*command, dist / NAMES[0], cwd=tmp_path, **places(tmp_path))
     look(root, tmp_path / "pipx" / "venvs" / "recipec" / "bin" / "python", tmp_path)
     walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)
+
+
+def places(folder: Path) -> Mapping[str, Path]:
+    """Return the variables that say where pipx and uv install commands."""
+    return {
+        "HOME": folder / "home",
+        "PIPX_HOME": folder / "pipx",
+        "PIPX_BIN_DIR": folder / "bin",
+        "UV_TOOL_DIR": folder / "tools",
+        "UV_TOOL_BIN_DIR": folder / "bin",
+        "UV_CACHE_DIR": folder / "cache",
+    }
+
+
+INSTALLERS: Mapping[str, tuple[str, ...]] = {
+    "pip": ("PYTHON", "-m", "venv", "ENV", "&&", "ENV/bin/python", "-m", "pip", "install", "--quiet", "."),
+    "pipx": (sys.executable, "-m", "pipx", "install", "--backend", "pip", "--python", "PYTHON", "."),
+    "uv": (sys.executable, "-m", "uv", "tool", "install", "--python", "PYTHON", "."),
+}
+"""The commands of README.md and docs/versions.md that install from a clone, which is the working folder."""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("name", "version"), [("pip", "3.13"), ("pipx", "3.11"), ("uv", "3.12")])
+def test_install_from_a_git_clone_builds_packs_and_adds_extras(
+    name: str, version: str, root: Path, tmp_path: Path, artifact: Mapping[str, str]
+) -> None:
+    source = clone(root, tmp_path / "recipec")
+    environment = {
+        "pip": tmp_path / "env",
+        "pipx": tmp_path / "pipx" / "venvs" / "recipec",
+        "uv": tmp_path / "tools" / "recipec",
+    }[name]
+    words = [word.replace("PYTHON", str(interpreter(version))) for word in INSTALLERS[name]]
+    line = " ".join(words).replace("ENV", str(environment))
+    run("bash", "-ec", line, cwd=source, **places(tmp_path))
+    shutil.rmtree(source)
+    recipe = environment / "bin" / "recipe"
+    walk(root, tmp_path / "walk", recipe, artifact)
+
+    shutil.copytree(root / "recipes", tmp_path / "recipes")
+    run(recipe, "build", "recipes/quickstart.yaml", cwd=tmp_path, **places(tmp_path))
+    run(recipe, "pack", "quickstart", cwd=tmp_path, **places(tmp_path))
+    with tarfile.open(tmp_path / "quickstart.tar.gz") as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert (tmp_path / "unpacked" / "quickstart" / "train.py").is_file()
+
+    # What lacks a package says what to type, for this kind of installation.
+    lacking = subprocess.run(
+        [recipe, "report", "quickstart"],
+        cwd=tmp_path,
+        env={**os.environ, **{key: str(place) for key, place in places(tmp_path).items()}},
+        capture_output=True,
+        text=True,
+    )
+    assert lacking.returncode == 1, lacking.stdout
+    command = lacking.stderr.partition("= help: ")[2].splitlines()[0]
+    tools = Path(sys.executable).parent
+    run("bash", "-ec", command, cwd=tmp_path, PATH=f"{tools}:/usr/bin:/bin", **places(tmp_path))
+    run(environment / "bin" / "python", "-c", "import plotly, plotext", cwd=tmp_path)
+
+
+@pytest.mark.e2e
+def test_packed_artifact_of_a_clone_trains_in_its_own_environment(root: Path, tmp_path: Path) -> None:
+    """Install what requirements-train.txt pins into an empty environment, as the artifact's README says."""
+    source = clone(root, tmp_path / "recipec")
+    run(interpreter("3.12"), "-m", "venv", "env", cwd=tmp_path)
+    run("env/bin/python", "-m", "pip", "install", "--quiet", source, cwd=tmp_path)
+    recipe = tmp_path / "env" / "bin" / "recipe"
+    run(recipe, "build", "recipes/quickstart.yaml", "-o", tmp_path / "generated", cwd=source)
+    options = ("--from", tmp_path / "generated", "-o", tmp_path / "quickstart.tar.gz")
+    run(recipe, "pack", "quickstart", *options, cwd=source)
+    shutil.rmtree(source)
+    with tarfile.open(tmp_path / "quickstart.tar.gz") as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    folder = tmp_path / "unpacked"
+    run(interpreter("3.11"), "-m", "venv", "venv", cwd=folder)
+    for file in ("runtime.txt", "quickstart/requirements-train.txt"):
+        if (folder / file).is_file():
+            run("venv/bin/python", "-m", "pip", "install", "--quiet", "-r", file, cwd=folder)
+    config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
+    write_checkpoint(tmp_path / "model", config, dtype="float32")
+    script = ("venv/bin/python", "quickstart/train.py", "--model", tmp_path / "model", "--steps", "1")
+    printed = run(*script, cwd=folder, HOME=tmp_path / "home")
+    assert "done: steps=1" in printed, printed
