@@ -34,7 +34,7 @@ GROUPS = {group: title for title, group in re.findall(r"^## (.+)\n\n### [EWN](\d
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
     *("E0911", "E0912", "N0916", "E0917", "N0918", "E0919"),
-    *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
+    *("N0614", "E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
     *("E1235", "E1236", "N1237"),
 )
 """Codes of earlier versions that are no longer given. None of them is used again."""

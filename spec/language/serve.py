@@ -55,8 +55,8 @@ class Serve(Section):
 
     accelerator: str = field("Name of the machine that serves.", "v6e-8", min_length=1)
     image: str = field(
-        "Container image of vLLM-TPU; a digest (name@sha256:...) pins it.",
-        "vllm/vllm-tpu:gemma4",
+        "Container image of vLLM-TPU; a digest (name:tag@sha256:...) pins it.",
+        "vllm/vllm-tpu:v0.32.0",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$",
         form="the name of a container image",
     )

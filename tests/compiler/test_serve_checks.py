@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lowering.pins import sets
+from recipec.compiler.serving.flags import version
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import Serve
 
 Lower = Callable[..., Lowered]
 
@@ -33,6 +36,31 @@ Found = Callable[..., dict[str, Diagnostic]]
 def test_serve_model_accepts_paths_and_addresses_without_spaces(found: Found) -> None:
     for model in ("./merged-fp8", "~/models/x", "gs://bucket/folder/x", "organization/name"):
         assert "E0642" not in found(f'serve.model="{model}"'), model
+
+
+def test_default_image_is_the_release_of_the_pinned_version(found: Found) -> None:
+    default = Serve.model_fields["image"].default
+    assert default == f"vllm/vllm-tpu:v{sets()['serve']['vllm-tpu']}" == f"vllm/vllm-tpu:v{version()}"
+    digest = "0123456789abcdef" * 4
+    for image in (default, f"{default}@sha256:{digest}", f"eu-docker.pkg.dev/p/mirror/{default}"):
+        assert not {"N0662", "W0613", "E0612"} & set(found(f"serve.image={image}")), image
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "words"),
+    [
+        ("vllm/vllm-tpu:gemma4", "N0662", "has a version of vLLM that is not known"),
+        ("vllm/vllm-tpu:v0.26.0", "N0662", "has vllm-tpu 0.26.0"),
+        ("me/mine:v0.32.0", "N0662", "has a version of vLLM that is not known"),
+        (f"vllm/vllm-tpu@sha256:{'0' * 64}", "N0662", "has a version of vLLM that is not known"),
+        ("vllm/vllm-tpu:nightly", "W0613", "its version of vLLM is not known"),
+        ("localhost:5000/vllm-tpu", "W0613", "without a tag it is latest"),
+    ],
+)
+def test_version_of_another_image_is_reported_once(image: str, code: str, words: str, found: Found) -> None:
+    reported = found(f"serve.image={image}")
+    assert words in reported[code].message and "0.32.0" in reported[code].message
+    assert len({"N0662", "W0613"} & set(reported)) == 1
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def folder(random: random.Random) -> str:
 RUNS = {"smoke": "smoke", "bench": "bench", "eval": "evaluate"}
 """The modules that the client scripts run."""
 
-IMAGES = ["vllm/vllm-tpu:gemma4", "a:1", "registry.example.com:5000/a/b@sha256:" + "0" * 64]
+IMAGES = ["vllm/vllm-tpu:v0.32.0", "a:1", "registry.example.com:5000/a/b@sha256:" + "0" * 64]
 
 
 def changes(random: random.Random) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from recipec.spec.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from recipec.spec.language import Serve
 
+RELEASES = "vllm/vllm-tpu"
+"""The repository of vLLM-TPU's releases on Docker Hub, whose tags are v and the version."""
+
 SHARE_OF_WEIGHTS = 0.95
 """The most of vLLM's memory that weights take in a suggestion, which leaves the rest to the cache."""
 
@@ -264,33 +267,35 @@ def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Dia
 
 
 def _image(serve: Serve) -> Iterator[Diagnostic]:
-    if "@sha256:" in serve.image:
-        if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", serve.image):
-            yield Diagnostic(
-                "E0612",
-                f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
-                "serve.image",
-                _pinned(serve.image.partition("@")[0]),
-            )
+    """Report an image that can change, or whose version of vLLM is not the one that flags are checked
+    against."""
+    name, digest = serve.image.partition("@sha256:")[::2]
+    if "@sha256:" in serve.image and not re.fullmatch(r"[0-9a-f]{64}", digest):
+        yield Diagnostic(
+            "E0612",
+            f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
+            "serve.image",
+            f"image: {name}@sha256:..., which `docker buildx imagetools inspect {name}` shows",
+        )
         return
-    tag = serve.image.rpartition("/")[2].partition(":")[2]
-    if tag in ("", "latest", "nightly"):
+    repository, tag = name.rpartition("/")[2].partition(":")[::2]
+    if not digest and tag in ("", "latest", "nightly"):
         moving = f"the tag {tag} moves" if tag else "without a tag it is latest"
         yield Diagnostic(
             "W0613",
-            f"the image `{serve.image}` can change at any time: {moving}",
+            f"the image `{serve.image}` can change at any time ({moving}), and its version of vLLM is not "
+            f"known: flags and features are checked against vllm-tpu {version()}",
             "serve.image",
-            _pinned(serve.image),
+            f"image: {RELEASES}:v{version()}",
         )
-    else:
+        return
+    release = re.fullmatch(r"v(\d+\.\d+\.\d+)", tag) if repository == RELEASES.rpartition("/")[2] else None
+    if release is None or release[1] != version():
+        is_not_known = f"has vllm-tpu {release[1]}" if release else "has a version of vLLM that is not known"
         yield Diagnostic(
-            "N0614",
-            f"the publisher can move the image's tag `{tag}`; a digest pins the image",
+            "N0662",
+            f"the image `{name}` {is_not_known}: flags and features are checked against vllm-tpu {version()}",
             "serve.image",
-            _pinned(serve.image),
+            f"image: {RELEASES}:v{version()}; or test this image with smoke.sh, which asks the server for its "
+            "version",
         )
-
-
-def _pinned(image: str) -> str:
-    """Show how to pin an image to what its registry has now."""
-    return f"image: {image}@sha256:..., which `docker buildx imagetools inspect {image}` shows"
