@@ -291,11 +291,10 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
         return
     release = re.fullmatch(r"v(\d+\.\d+\.\d+)", tag) if repository == RELEASES.rpartition("/")[2] else None
     if release is None or release[1] != version():
-        is_not_known = f"has vllm-tpu {release[1]}" if release else "has a version of vLLM that is not known"
+        holds = f"has vllm-tpu {release[1]}" if release else "has a version of vLLM that is not known"
         yield Diagnostic(
             "N0662",
-            f"the image `{name}` {is_not_known}: flags and features are checked against vllm-tpu {version()}",
+            f"the image `{name}` {holds}: flags and features are checked against vllm-tpu {version()}",
             "serve.image",
-            f"image: {RELEASES}:v{version()}; or test this image with smoke.sh, which asks the server for its "
-            "version",
+            f"image: {RELEASES}:v{version()}; or run smoke.sh, which asks the server for its version",
         )
