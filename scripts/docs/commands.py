@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-from scripts.docs.made import Page
+from scripts.docs.made import Page, heading
 
 HEAD = """\
 # Commands
@@ -36,7 +36,7 @@ def pages() -> tuple[Page, ...]:
     # Each command under its own name, its whole first sentence in lists, and defaults that are not links.
     text = re.sub(
         r"^(#+) `recipe ([a-z -]+)`$",
-        lambda m: f"{m[1]} `recipe {m[2]}` {{ #{_anchor(m[2])} }}",
+        lambda m: heading(m[1], f"`recipe {m[2]}`", _anchor(m[2])),
         text,
         flags=re.M,
     )
@@ -47,7 +47,7 @@ def pages() -> tuple[Page, ...]:
             line = f"* [`recipe {group}{name}`](#{_anchor(group + name)}): {said}"
             text = re.sub(rf"^\* `{name}`: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.M)
     text = re.sub(r"\s+\[(default: [^\]]*|required)\]", r" (\1)", text)
-    return (Page("commands.md", "Commands", HEAD + text),)
+    return (Page("commands.md", "Commands", HEAD + text.rstrip("\n") + "\n"),)
 
 
 def _anchor(command: str) -> str:

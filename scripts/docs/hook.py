@@ -1,4 +1,5 @@
-"""Hooks that mkdocs calls during a build of the site (see mkdocs.yml): they add pages made from the code."""
+"""Hooks that mkdocs calls during a build of the site (see mkdocs.yml): they add the pages of the diagnostics,
+and put those of the language's sections into the navigation."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for spec and com
 
 from mkdocs.structure.files import File, Files
 
-from scripts.docs import commands, diagnostics, language
+from scripts.docs import diagnostics, language
 
 CHANGES = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
 
 GENERATED = {"The language": (language, "All sections"), "Diagnostics": (diagnostics, "All codes")}
-"""Navigation entries with generated pages below them: the module that makes these, and the first title."""
+"""Navigation entries with pages below them: the module that makes these, and the first title."""
 
 
 def on_config(config: Any) -> Any:
@@ -39,14 +40,11 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and the change log."""
     changes = CHANGES.read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changes))
-    for maker in (commands, language, diagnostics):
-        for made in maker.pages():
-            files.append(File.generated(config, made.path, content=made.text))
+    for made in diagnostics.pages():
+        files.append(File.generated(config, made.path, content=made.text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put generated parts into the hand-written pages."""
-    for maker in (language, diagnostics):
-        markdown = maker.completed(page.file.src_uri, markdown)
-    return markdown
+    """Put links to the pages of the codes into the page of all."""
+    return diagnostics.completed(page.file.src_uri, markdown)

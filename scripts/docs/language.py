@@ -10,7 +10,7 @@ from typing import Any
 
 from recipec.compiler.emitters.recipe_text import to_yaml
 from recipec.spec.schema import json_schema
-from scripts.docs.made import Page, cell
+from scripts.docs.made import Page, cell, heading
 
 Schema = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ TOTALS = re.compile(
 )
 """The end of a key's description, which gets its own line here."""
 
-LIST = "<!-- sections -->"
+LIST = re.compile(r"(?<=<!-- sections, from the schema -->\n).*(?=<!-- end of sections -->)", re.S)
 """The place of the list of sections in docs/language.md."""
 
 
@@ -34,10 +34,8 @@ def pages() -> tuple[Page, ...]:
     )
 
 
-def completed(path: str, markdown: str) -> str:
+def completed(markdown: str) -> str:
     """Return docs/language.md with the list of sections, and of keys outside sections."""
-    if path != "language.md":
-        return markdown
     schema = json_schema()
     rows = ["| section | |", "|---|---|"]
     plain: list[str] = []
@@ -47,7 +45,8 @@ def completed(path: str, markdown: str) -> str:
             rows.append(f"| [`{name}`](language/{name}.md) | {cell(meaning)} |")
         else:
             plain += _key(name, field, schema["$defs"], name)
-    return markdown.replace(LIST, "\n".join([*rows, "", *plain]))
+    text = "\n".join(["", *rows, "", *plain])
+    return LIST.sub(lambda _: text, markdown)
 
 
 def _section(name: str, field: Schema, sections: Schema) -> str:
@@ -66,7 +65,7 @@ def _section(name: str, field: Schema, sections: Schema) -> str:
     for example in field.get("examples", ())[:1]:
         lines += ["", "```yaml", to_yaml({name: example}).rstrip("\n"), "```"]
     lines += [""]
-    return "\n".join([*lines, *_keys(target, sections, name, "")]) + "\n"
+    return "\n".join([*lines, *_keys(target, sections, name, "")]).rstrip("\n") + "\n"
 
 
 def _keys(section: Schema, sections: Schema, path: str, above: str) -> Iterator[str]:
@@ -86,7 +85,7 @@ def _keys(section: Schema, sections: Schema, path: str, above: str) -> Iterator[
 
 
 def _key(path: str, field: Schema, sections: Schema, anchor: str) -> Iterator[str]:
-    yield from (f"## `{path}` {{ #{anchor} }}", "")
+    yield from (heading("##", f"`{path}`", anchor), "")
     yield from (_parted(field)[0], "", _facts(field, sections, path), "")
     meanings = _meanings(field)
     if meanings:

@@ -10,7 +10,7 @@ class Page:
     """A page of the site.
 
     Attributes:
-        path: relative to docs/, although no file exists there.
+        path: relative to docs/.
         title: in the navigation.
         text: Markdown.
     """
@@ -18,6 +18,11 @@ class Page:
     path: str
     title: str
     text: str
+
+
+def heading(marks: str, text: str, anchor: str) -> str:
+    """Return a heading that a link can name, on the site and where the file is read as it is."""
+    return f'<a id="{anchor}"></a>\n\n{marks} {text}'
 
 
 def cell(text: str) -> str:

@@ -166,7 +166,14 @@ def _model(folder: Path) -> None:
     quickstart.write_model(folder / "build" / "quickstart" / "model", quickstart.compiled())
 
 
+def _base(folder: Path) -> None:
+    """Write the recipe that the schema's example of `extends` names."""
+    shutil.copy(folder / "recipes" / "quickstart.yaml", folder / "base.yaml")
+    shutil.copytree(folder / "recipes" / "data", folder / "data", dirs_exist_ok=True)
+
+
 THERE: dict[str, Callable[[Path], None]] = {
+    "language.md": _base,
     "data.md": _model,
     "monitoring.md": _runs,
     "reports.md": _runs,

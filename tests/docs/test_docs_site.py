@@ -15,6 +15,7 @@ from typer.main import get_command
 from recipec.compiler.cli.main import app
 from recipec.spec.codes import CODES, anchor
 from recipec.spec.schema import json_schema
+from scripts.docs import __main__ as made
 from scripts.docs import diagnostics, language
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
@@ -99,6 +100,15 @@ def test_every_recipe_key_has_an_anchor(site: Path) -> None:
         assert set(schema["$defs"][target]["properties"]) <= anchors, name
     train = (site / "language" / "train.html").read_text(encoding="utf-8")
     assert "train.optimizer.learning_rate" in train and "optimizer steps" in train
+
+
+def test_pages_made_from_the_code_are_up_to_date(root: Path) -> None:
+    """They are in the repository, where people read them; `python -m scripts.docs` writes them."""
+    pages = made.texts()
+    assert {path.name for path in pages} >= {"commands.md", "language.md", "lora.md"}
+    stale = [f"{path.relative_to(root)}" for path, text in pages.items() if path.read_text("utf-8") != text]
+    assert stale == []
+    assert {*(root / "docs" / "language").iterdir()} <= {*pages}
 
 
 def test_commands_page_lists_every_command_and_option(site: Path) -> None:
