@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.serving.container import ADAPTER, MODEL, Container
+from recipec.compiler.serving.flags import version
 from recipec.compiler.wording import as_typed
+from recipec.runtime.peft.known import refused_parts
 
 if TYPE_CHECKING:
     from recipec.compiler.serving.artifacts import ServedArtifact
@@ -194,7 +196,12 @@ def _check_adapter(folder: Path, help: str) -> None:
     _check_folder(folder, "the adapter is", help)
     if not (folder / "adapter_config.json").is_file():
         raise ArtifactError(f"{folder} holds no adapter: it has no adapter_config.json", help)
-    _json(folder / "adapter_config.json")
+    config = _json(folder / "adapter_config.json")
+    if refused := refused_parts(config):
+        raise ArtifactError(
+            f"vLLM {version()} refuses the adapter in {folder}: it has {refused[0]}",
+            "merge it, and serve it with weights: merged",
+        )
     weights = [folder / f"adapter_model.{kind}" for kind in ("safetensors", "bin")]
     present = [path for path in weights if path.is_file()]
     if not present:

@@ -13,6 +13,7 @@ from typing import Any
 from ..checkpoints.record import LOCK
 from ..data.places import HUB, address_of
 from ..model.reach import Reach
+from ..peft.known import refused_parts
 from ..training.objectives import OBJECTIVES, settings_of
 
 FIELDS = (
@@ -147,7 +148,7 @@ model = PeftModel.from_pretrained(base, "path/to/{name}-adapter")
 def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]:
     largest = max([int(config.get("r") or 0), *(config.get("rank_pattern") or {}).values()])
     rank = next((rank for rank in ADAPTER_RANKS if rank >= largest), None)
-    if rank is None:
+    if rank is None or refused_parts(config):
         return
     options = ["--enable-lora", f"--max-lora-rank {rank}", f"--lora-modules {name}=path/to/{name}-adapter"]
     if base.revision:

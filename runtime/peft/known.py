@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from ..model.adapters import TOKEN_ROWS, LoraSettings
 from ..model.families import Architecture, Family
@@ -13,6 +14,15 @@ WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 WRAPPER = "base_model.model."
 """PEFT's prefix for the names of the model that it wraps."""
+
+UNCHANGED_BASE = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""Texts of init_lora_weights with which PEFT leaves the base's weights unchanged."""
+
+REFUSED_KEYS = (
+    *("use_dora", "lora_bias", "alora_invocation_tokens", "layer_replication", "use_bdlora", "use_qalora"),
+    *("modules_to_save", "trainable_token_indices"),
+)
+"""Keys of adapter_config.json with which vLLM 0.32 refuses a language model's adapter, if they are set."""
 
 REMAPPED = (
     *("qwen3_moe", "qwen3_next", "glm4_moe", "olmoe", "mixtral"),
@@ -61,3 +71,14 @@ def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]
 def plain(value: float) -> float:
     """Format a number as in PEFT's own files: without a fraction if it is whole."""
     return int(value) if value == int(value) else value
+
+
+def refused_parts(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an adapter_config.json with which vLLM refuses the adapter, each with its value."""
+    found = [key for key in REFUSED_KEYS if config.get(key)]
+    if config.get("bias", "none") != "none":
+        found.append("bias")
+    init = config.get("init_lora_weights", True)
+    if isinstance(init, str) and init.lower() not in UNCHANGED_BASE:
+        found.append("init_lora_weights")
+    return [f"{key}: {json.dumps(config[key])}" for key in found]

@@ -103,6 +103,17 @@ def test_settings_that_prevent_serving_an_adapter_are_refused(found: Found) -> N
     assert "N0647" in taken and not {"E0645", "E0646"} & set(taken)
     assert "E0644" in found(ADAPTER, TORCHAX, "merge.adapter=false")
     assert "E0644" in found(ADAPTER, TORCHAX, "lora=null", "merge.adapter=false")
+    for key, words in (
+        ("lora.train_also=[norm]", "the modules of train_also"),
+        ("lora.train_also=[embed_tokens]", "the modules of train_also"),
+        ("lora.train_tokens=[7]", "the rows of train_tokens"),
+        ("lora={rank: 8, kind: dora, dropout: 0}", "the magnitudes of kind: dora"),
+        ("model.vocab_size=262208", "the rows that model.vocab_size adds"),
+    ):
+        refused = found(ADAPTER, TORCHAX, key)
+        assert words in refused["E0645"].message and "N0647" not in refused, key
+    for key in ("lora={rank: 8, rslora: true}", "lora={rank: 8, init: pissa}", "serve.weights=merged"):
+        assert "E0645" not in found(ADAPTER, TORCHAX, key), key
     replicas = ("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
     one = "serve.env={MODEL_IMPL_TYPE: vllm, TPU_MULTIPROCESS_DP: '0'}"
     assert "E0648" in found(ADAPTER, one, *replicas)

@@ -29,6 +29,7 @@ from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.container import container
 from recipec.compiler.serving.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.peft.known import UNCHANGED_BASE, refused_parts
 from recipec.spec.language import Serve
 from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
@@ -50,6 +51,7 @@ class Answers:
         engines: by case.
         blocks, pages: by case, in the order of `_shapes`.
         features: facts from the sources.
+        adapters: "" or a refusal, in the order of ADAPTERS.
         seconds: for the command lines and for the configurations.
     """
 
@@ -58,6 +60,7 @@ class Answers:
     blocks: list[int]
     pages: list[int]
     features: Mapping[str, Any]
+    adapters: list[str]
     seconds: tuple[float, float]
 
 
@@ -124,6 +127,7 @@ def answers(
         "blocks": shapes(),
         "pages": shapes(),
         "architectures": ARCHITECTURES,
+        "adapters": [{**ADAPTER, **changes} for changes in ADAPTERS],
     }
     (folder / "asked.json").write_text(json.dumps(asked))
     command = [python, HERE / "vllm_parser.py", folder / "asked.json", folder / "answers.json"]
@@ -137,9 +141,22 @@ def answers(
         blocks=got["blocks"],
         pages=got["pages"],
         features=got["features"],
+        adapters=got["adapters"],
         seconds=(got["lines_seconds"], got["engines_seconds"]),
     )
 
+
+ADAPTER = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+ADAPTERS: tuple[dict[str, Any], ...] = (
+    {},
+    *({"use_rslora": True}, {"rank_pattern": {"q_proj": 16}}, {"alpha_pattern": {"q_proj": 4}}),
+    *({"use_dora": True}, {"lora_bias": True}, {"bias": "all"}, {"layer_replication": [[0, 2]]}),
+    *({"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["model.norm"]}, {"modules_to_save": []}),
+    *({"alora_invocation_tokens": [1, 2]}, {"use_bdlora": {"nblocks": 2}}, {"use_qalora": True}),
+    *({"init_lora_weights": init} for init in (True, False, "pissa", "pissa_niter_4", "olora", "loftq")),
+    *({"init_lora_weights": init} for init in ("corda", *UNCHANGED_BASE)),
+)
+"""Changes of an adapter_config.json. trainable_token_indices is missing: the loader refuses its tensors."""
 
 ARCHITECTURES = sorted(
     {f"{class_name({'model_type': family.model_types[-1]})}ForCausalLM" for family in FAMILIES.values()}
@@ -329,3 +346,9 @@ def test_feature_catalog_matches_the_vllm_sources(answers: Answers) -> None:
     structured = known["structured_outputs"]
     assert structured["backends"] == sorted(["auto", *found["backends"]])
     assert found["structured_in_one_process"] is structured["single_process_data_parallel"] is False
+
+
+def test_adapters_are_refused_where_vllm_refuses_them(answers: Answers) -> None:
+    for changes, refusal in zip(ADAPTERS, answers.adapters, strict=True):
+        assert bool(refused_parts({**ADAPTER, **changes})) == bool(refusal), (changes, refusal)
+    assert 5 < sum(map(bool, answers.adapters)) < len(ADAPTERS)

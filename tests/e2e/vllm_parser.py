@@ -43,6 +43,7 @@ def main(asked_file: str, answers_file: str) -> None:
     answers["blocks"] = [block(case) for case in asked["blocks"]]
     answers["pages"] = [page(case) for case in asked["pages"]]
     answers["features"] = features(asked["architectures"])
+    answers["adapters"] = [adapter(config) for config in asked["adapters"]]
     with open(answers_file, "w", encoding="utf-8") as file:
         json.dump(answers, file)
 
@@ -195,6 +196,18 @@ def features(architectures: list[str]) -> dict[str, Any]:
         "adapter_fields": sorted(field.name for field in dataclasses.fields(PEFTHelper)),
         "backends": sorted(name for name, module in modules.items() if find_spec(module)),
     }
+
+
+def adapter(config: dict[str, Any]) -> str:
+    """Return why vLLM's loader refuses an adapter_config.json, or "" if it accepts the file."""
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.peft_helper import PEFTHelper
+
+    try:
+        PEFTHelper.from_dict(config).validate_legal(LoRAConfig(max_lora_rank=512))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def implementation(architecture: str) -> str | None:

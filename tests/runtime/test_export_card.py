@@ -201,3 +201,5 @@ def test_vllm_command_in_card_allows_largest_lora_rank() -> None:
     larger = adapter_card(record(), lock(), {**CONFIG, "rank_pattern": {"o_proj": 17}})
     assert "--max-lora-rank 32" in larger
     assert "vllm serve" not in adapter_card(record(), lock(), {**CONFIG, "r": 4096})
+    for refused in ({"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"trainable_token_indices": [7]}):
+        assert "vllm serve" not in adapter_card(record(), lock(), {**CONFIG, **refused})

@@ -267,6 +267,13 @@ def test_missing_or_incomplete_adapter_is_refused(tmp_path: Path) -> None:
     write_adapter(folder)
     (folder / "adapter_model.safetensors").unlink()
     assert refusal(served) == f"{folder} holds no adapter: it has no adapter_model.safetensors\n{help}"
+    write_adapter(folder)
+    for config, part in (
+        ('{"r": 8, "modules_to_save": ["embed_tokens"]}', 'modules_to_save: ["embed_tokens"]'),
+        ('{"r": 8, "use_dora": true}', "use_dora: true"),
+    ):
+        (folder / "adapter_config.json").write_text(config)
+        assert refusal(served).startswith(f"vLLM 0.32.0 refuses the adapter in {folder}: it has {part}\n")
 
 
 def test_occupied_port_and_foreign_host_are_refused(tmp_path: Path) -> None:

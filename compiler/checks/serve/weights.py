@@ -168,18 +168,19 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "remove it",
             at_key=True,
         )
-    if facts.model is None:
-        return
-    config, title = facts.model.config, facts.model.title
-    if words := _beside_projections(facts):
+    if words := _not_served(facts):
         yield Diagnostic(
             "E0645",
-            f"vLLM {vllm.version()} on TPUs serves only adapters of projections; those of "
-            f"{listing(words)} must be merged",
+            f"vLLM {vllm.version()} on TPUs serves only A and B of projections, and the adapter also has "
+            f"{listing(words)}",
             where,
             "weights: merged",
         )
-    elif not features.takes_adapters(config):
+        return
+    if facts.model is None:
+        return
+    config, title = facts.model.config, facts.model.title
+    if not features.takes_adapters(config):
         yield Diagnostic(
             "E0645",
             f"vLLM {vllm.version()} does not serve adapters of {title}",
@@ -227,14 +228,21 @@ def _stored(facts: Facts, serve: Serve, config: Mapping[str, Any]) -> Iterator[D
         )
 
 
-def _beside_projections(facts: Facts) -> list[str]:
-    """Return what the recipe trains that is not a projection: experts, router, rows of the embedding."""
-    lora = facts.recipe.lora
-    if lora is None:
+def _not_served(facts: Facts) -> list[str]:
+    """Return what the recipe trains that vLLM's loader of adapters refuses, or that is not on TPUs."""
+    recipe, lora = facts.recipe, facts.recipe.lora
+    if lora is None or recipe.serve is None:
         return []
+    grown = recipe.model.vocab_size if recipe.serve.model in (None, recipe.model.id) else None
     sites = (one for one in facts.lora_targets if one.words and one.layer in (facts.layers or ()))
-    found = [one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)]
-    return list(dict.fromkeys([*found, *(["train_tokens"] if lora.train_tokens else [])]))
+    adapted = [one.words[0] for one in sites if any(meant(t, one) for t in lora.targets)]
+    others = {
+        "the modules of train_also": lora.train_also,
+        "the rows of train_tokens": lora.train_tokens,
+        "the magnitudes of kind: dora": lora.kind == "dora",
+        "the rows that model.vocab_size adds to the embedding": grown,
+    }
+    return list(dict.fromkeys([*adapted, *(words for words, trained in others.items() if trained)]))
 
 
 def _address(serve: Serve) -> Iterator[Diagnostic]:
