@@ -59,12 +59,35 @@ def fold(row):
 """Functions for data.transform that put a system message at the beginning of the user's."""
 
 
+SILENCED = """\
+def only(row):
+    for turns in row.values():
+        for turn in turns if isinstance(turns, list) else []:
+            if isinstance(turn, dict) and turn.get("tool_calls"):
+                turn["content"] = ""
+    return row"""
+"""A function for data.transform that removes the text of messages that call tools."""
+
+
 def folding(format: str, fields: Mapping[str, str]) -> str:
     """Return the advice for a chat template that accepts no system message."""
-    code = FOLDED.get(format, FOLDED["chat"])
+    code = _named(FOLDED.get(format, FOLDED["chat"]), fields)
+    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
+
+
+def silencing(fields: Mapping[str, str]) -> str:
+    """Return the advice for a chat template that writes the text of a message after its tool calls."""
+    return (
+        "give the template of the model's newest revision as data.chat_template, if it writes the text "
+        'first; or train without such texts, with data.transform: "calls.py:only", where calls.py is\n'
+        + _named(SILENCED, fields)
+    )
+
+
+def _named(code: str, fields: Mapping[str, str]) -> str:
     for name, column in fields.items():
         code = code.replace(f'"{name}"', f'"{column}"')
-    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
+    return code
 
 
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import UserError
 from .places import DataPath
 from .text_files import Record, record
+from .values import ColumnRow, json_objects
 
 BATCH = 1000
 """Number of rows that are converted to Python objects at once."""
@@ -53,11 +54,20 @@ def read_arrow(place: DataPath, first: int = 0) -> Iterator[Record]:
 
 
 def rows_of(table: Any) -> Iterator[dict[str, Any]]:
-    """Return the rows of an Arrow table or batch as Python objects."""
+    """Return the rows of an Arrow table or batch as Python objects: a `ColumnRow` each."""
     decode = _decoder(table.schema)
     for start in range(0, table.num_rows, BATCH):
         for row in table.slice(start, BATCH).to_pylist():
-            yield decode(row) if decode else row
+            yield ColumnRow(_decoded(row, decode(row)) if decode else row)
+
+
+def _decoded(stored: Any, value: Any) -> Any:
+    """Return a decoded value with a `JsonObject` for each object that is stored as JSON text."""
+    if isinstance(stored, dict) and isinstance(value, dict):
+        return {key: _decoded(stored.get(key), item) for key, item in value.items()}
+    if isinstance(stored, list) and isinstance(value, list):
+        return [_decoded(*pair) for pair in zip(stored, value, strict=True)]
+    return json_objects(value)
 
 
 def read_array_record(place: DataPath, first: int = 0) -> Iterator[Record]:

@@ -222,6 +222,7 @@ class Builder:
             fitted.append(sample)
         self.report.kept += 1
         self.report.add_unused(origin, (name for row in rows for name in row.unused))
+        self.report.add_adapted(name for row in rows for name in row.rendered.adapted)
         self.report.truncated += any(cut for _, _, cut in fitted)
         self.report.substituted += any(row.rendered.substituted for row in rows)
         self.report.unended += not all(row.rendered.ended for row in rows)

@@ -35,6 +35,9 @@ from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, 
 NO_SYSTEM = "it accepts the rest without the system message"
 """The reason if a template accepts the conversation without its system message."""
 
+TEXT_AND_CALLS = "has text and tool calls, and the chat template"
+"""The beginning of the reason if a template does not write a message's text and then its tool calls."""
+
 
 class Inconsistent(ValueError):
     """The targets cannot be determined from the template's renderings."""
@@ -58,6 +61,7 @@ class Rendered:
         substituted: whether a span was found by substitution.
         ended: whether each span ends in a special token.
         unused: conversation content that the text lacks: keys of messages, "tools", "ROLE messages".
+        adapted: keys of `call_forms.FORMS`: the changes to messages that call tools.
     """
 
     text: str
@@ -65,6 +69,7 @@ class Rendered:
     substituted: bool = False
     ended: bool = True
     unused: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -135,6 +140,7 @@ class Renderer:
         return self._turns(messages, tools, [len(messages) - 1]).spans[-1]
 
     def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
+        adapted = self._adapted(messages)
         chosen = self.chosen(messages, completion_start)
         muted = [turn for turn in chosen if messages[turn].get("weight") == 0]
         stretches = 1  # the number of learned stretches
@@ -157,7 +163,22 @@ class Renderer:
         if muted:
             spans = _without(made, self._turns(messages, tools, muted).spans)
             made = replace(made, spans=tuple(spans))
-        return replace(made, unused=unused) if unused else made
+        return replace(made, unused=unused, adapted=adapted) if unused or adapted else made
+
+    def _adapted(self, messages: Messages) -> tuple[str, ...]:
+        """Return the changes that the template's form of tool calls makes to a conversation.
+
+        Raises:
+            Inconsistent: the template writes a message's text after its tool calls.
+        """
+        calling = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+        if not calling:
+            return ()
+        form = self._template.calls
+        for i in calling if form.order == "after" else ():
+            if messages[i]["content"].strip():
+                raise Inconsistent(f"message {i} {TEXT_AND_CALLS} writes the text after the calls")
+        return tuple(dict.fromkeys(name for i in calling for name in form.applied(messages[i])))
 
     def _unused(self, messages: Messages, tools: Tools, text: str) -> Iterator[str]:
         """Return the parts of a conversation whose removal does not change its rendering.
@@ -211,8 +232,12 @@ class Renderer:
             span = self._by_prefix(messages, tools, turn, text)
             if span is None:
                 span, substituted = self._by_other_text(messages, tools, turn, text), True
+            # If the message before it is the same turn, the token that follows its text begins this one.
+            if spans and turn - 1 in turns and spans[-1][0] < span[0]:
+                spans[-1] = (spans[-1][0], min(spans[-1][1], span[0]))
             spans.append(span)
-        ended = all(self._ends_turn(text[:end]) for _, end in spans)
+        continued = {start for start, _ in spans}
+        ended = all(end in continued or self._ends_turn(text[:end]) for _, end in spans)
         return Rendered(text, _apart(spans), substituted, ended)
 
     def _completion(self, messages: Messages, tools: Tools, start: int) -> Rendered:
@@ -325,6 +350,8 @@ class Renderer:
                 written = until[len(begin) :]
                 if until.startswith(begin) and place.endswith(written):
                     return len(place) - len(written), len(place) + len(rest)
+        if message["content"].strip() and self._template.calls.order == "unknown":
+            raise Inconsistent(f"message {turn} {TEXT_AND_CALLS} does not write both")
         raise Inconsistent(
             f"message {turn} calls tools, and does not begin with the template's generation prompt"
         )

@@ -1,8 +1,9 @@
 """Parse conversations in the spellings that data sets use into messages of role and content.
 
 OpenAI's: {"role": "user", "content": "..."}, with tool_calls and role "tool". ShareGPT's: {"from": "human",
-"value": "..."}. The result is what Hugging Face chat templates expect: a tool call's arguments as an
-object, calls and tools in {"type": "function", "function": {...}}, no nulls.
+"value": "..."}. The result is what Hugging Face chat templates expect: a tool call's arguments and a tool's
+parameters as objects, calls and tools in {"type": "function", "function": {...}}. A null key of a message, a
+call or a tool counts as missing. Nulls inside of arguments and parameters are values, and stay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .values import Malformed, kind, parsed, text_of, without_nulls
+from .values import JsonObject, Malformed, checked, filled, kind, parsed, text_of
 
 Messages = list[dict[str, Any]]
 
@@ -120,7 +121,7 @@ def parse_tools(value: Any, name: str) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(value, list):
         raise Malformed(f"{name!r} is {kind(value)}, not a list of JSON schemas")
-    return [_function(tool, f"tool {i}") for i, tool in enumerate(value)] or None
+    return [_tool(tool, f"tool {i}") for i, tool in enumerate(value)] or None
 
 
 def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
         raise Malformed(f"{what} is blank")
     if weight not in (None, 0, 1):
         raise Malformed(f"{what} has the weight {weight!r}: give 0 (no loss) or 1 (loss)")
-    made = {"role": role, "content": content, **without_nulls(rest, what)}
+    made = {"role": role, "content": content, **filled(rest, what)}
     if weight is not None:
         made["weight"] = int(weight)
     return {**made, "tool_calls": calls} if calls else made
@@ -195,11 +196,36 @@ def _calls(value: Any, what: str) -> list[dict[str, Any]]:
 
 def _call(call: Any, what: str) -> dict[str, Any]:
     call = _function(call, what)
-    function = call["function"]
-    arguments = parsed(function.get("arguments", {}), f"the arguments of {what}")
-    if not isinstance(arguments, dict):
-        raise Malformed(f"the arguments of {what} are {kind(arguments)}, not an object")
-    return {**call, "function": {**function, "arguments": without_nulls(arguments, what)}}
+    arguments = _object(call["function"].get("arguments"), f"the arguments of {what}")
+    return {**call, "function": {**call["function"], "arguments": {} if arguments is None else arguments}}
+
+
+def _tool(tool: Any, what: str) -> dict[str, Any]:
+    tool = _function(tool, what)
+    function = tool["function"]
+    if isinstance(function.get("parameters"), str):
+        parameters = _object(function["parameters"], f"the parameters of {what}")
+        rest = {key: item for key, item in function.items() if key != "parameters"}
+        function = rest if parameters is None else {**function, "parameters": parameters}
+    return {**tool, "function": function}
+
+
+def _object(value: Any, what: str) -> dict[str, Any] | None:
+    """Return an object that may be written as JSON text; None for a null or a blank text.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    made = parsed(value, what)
+    if not isinstance(made, dict):
+        raise Malformed(f"{what} are {kind(made)}, not an object")
+    checked(made, what)
+    if isinstance(value, str):
+        made = JsonObject(made)
+        made.text = value
+    return made
 
 
 def _function(value: Any, what: str) -> dict[str, Any]:
@@ -207,11 +233,13 @@ def _function(value: Any, what: str) -> dict[str, Any]:
     value = parsed(value, what)
     if not isinstance(value, dict):
         raise Malformed(f"{what} is {kind(value)}, not an object")
-    value = without_nulls(value, what)
+    value = filled(value, what)
     if "function" not in value and "name" in value:
         envelope = {key: value[key] for key in ("id", "type") if key in value}
         value = {**envelope, "function": {key: item for key, item in value.items() if key not in envelope}}
     function = value.get("function")
+    if isinstance(function, str) and function.lstrip().startswith("{"):
+        function = checked(parsed(function, f"the function of {what}"), what)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise Malformed(f"{what} names no function")
-    return {"type": "function", **value}
+    return {"type": "function", **value, "function": filled(function, what)}

@@ -19,7 +19,7 @@ from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
 from .tokenizer import chat_template
-from .values import Malformed, text_of
+from .values import ColumnRow, Malformed, text_of, without_fillers
 
 if TYPE_CHECKING:
     from ..hosts.group import ProcessGroup
@@ -114,6 +114,7 @@ def prompts(
         try:
             if isinstance(row, Malformed):
                 raise row
+            row = without_fillers(row) if isinstance(row, ColumnRow) else row
             given, tokens = _encoded(row, template, tokenizer)
         except (Malformed, TemplateRefusal) as error:
             raise UserError(f"{origin}: {error}", SHAPE) from None

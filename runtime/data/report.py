@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from .call_forms import FORMS
+
 NAMED = 5
 """Number of left-out rows that are named; the others are only counted."""
 
@@ -67,6 +69,7 @@ class SplitReport:
         unended: kept rows in which a turn does not end in a special token.
         incomplete: kept rows with content that their rendering does not use, with its names.
         unused: the number of rows by such a name.
+        adapted: the number of kept rows by the change that the template needs to their tool calls.
         tokens, targets: of the kept samples.
         longest: tokens of the longest kept sequence.
         rows: rows of max_length tokens that an epoch fills.
@@ -88,6 +91,7 @@ class SplitReport:
     unended: int = 0
     incomplete: Problems = field(default_factory=Problems)
     unused: dict[str, int] = field(default_factory=dict)
+    adapted: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     targets: int = 0
     longest: int = 0
@@ -100,8 +104,9 @@ class SplitReport:
         """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
         for name in (*KINDS, "incomplete"):
             getattr(self, name).merge(getattr(other, name))
-        for name, count in other.unused.items():
-            self.unused[name] = self.unused.get(name, 0) + count
+        for counts, more in ((self.unused, other.unused), (self.adapted, other.adapted)):
+            for name, count in more.items():
+                counts[name] = counts.get(name, 0) + count
         for name in ("read", "kept", "removed", "truncated", "substituted", "unended", "tokens", "targets"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
@@ -116,6 +121,10 @@ class SplitReport:
         if names := list(dict.fromkeys(names)):
             self.incomplete.add(origin, ", ".join(names))
             self.merge(SplitReport(unused=dict.fromkeys(names, 1)))
+
+    def add_adapted(self, names: Iterable[str]) -> None:
+        """Count a kept row whose tool calls the template takes in another form."""
+        self.merge(SplitReport(adapted=dict.fromkeys(names, 1)))
 
     @property
     def leftover(self) -> str:
@@ -186,6 +195,7 @@ class SplitReport:
             out.append(
                 f"{self.incomplete.count:,} samples contain text that the model does not see: {self.leftover}"
             )
+        out += [f"{count:,} samples: {FORMS[name]}" for name, count in self.adapted.items()]
         if self.substituted:
             out.append(
                 f"{self.substituted:,} samples: the chat template does not write an assistant turn the way "

@@ -21,7 +21,7 @@ from .files import located, read_file
 from .parsers import parser_of
 from .report import Problems, SplitReport
 from .text_files import Record
-from .values import Malformed
+from .values import ColumnRow, Malformed, without_fillers
 
 if TYPE_CHECKING:
     from .division import Division
@@ -122,12 +122,14 @@ class Reader:
             try:
                 if isinstance(row, Malformed):
                     raise row
+                columnar = isinstance(row, ColumnRow)
                 if self._transform is not None:
                     transformed = self._transform(row, origin)
                     if transformed is None:
                         self.removed += 1
                         continue
                     row = transformed
+                row = without_fillers(row) if columnar else row
                 parsed = self._parse(origin, row, self._data.fields)
             except Malformed as error:
                 if columns is None and isinstance(row, dict):

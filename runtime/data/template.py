@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -19,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import UserError
 from ..limit import TooLong, limit
+from .call_forms import CallForm, call_form
 
 Messages = list[dict[str, Any]]
 Span = tuple[int, int]
@@ -91,6 +93,7 @@ class ChatTemplate:
 
     Attributes:
         marked: whether it has generation markers.
+        calls: the form in which it takes tool calls.
 
     Raises:
         UserError: it is not valid Jinja.
@@ -125,6 +128,16 @@ class ChatTemplate:
         self._length = 0
         self._marks: list[tuple[int, str]] = []
 
+    @cached_property
+    def calls(self) -> CallForm:
+        def render(messages: Messages, tools: list[dict[str, Any]]) -> str | None:
+            try:
+                return self._written(messages, tools, False)
+            except TemplateRefusal:
+                return None
+
+        return call_form(render)
+
     def render_marked(self, messages: Messages, tools: Tools = None) -> tuple[str, list[Span]]:
         """Return a conversation as text, and the characters that are marked as generated, in order.
 
@@ -142,11 +155,16 @@ class ChatTemplate:
         return text, spans
 
     def render(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
-        """Render a conversation as text.
+        """Render a conversation as text, with its tool calls in the form that the template takes.
 
         Raises:
             TemplateRefusal: the template raises on it.
         """
+        if any(message.get("tool_calls") for message in messages):
+            messages = self.calls.messages(messages)
+        return self._written(messages, tools, add_generation_prompt)
+
+    def _written(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
         self._length, self._marks = 0, []
         parts: list[str] = []
         try:

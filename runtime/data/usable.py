@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .advice import LEFTOVER, WRITTEN, folding
+from .advice import LEFTOVER, WRITTEN, folding, silencing
 from .epochs import PackedRows
-from .masking import NO_SYSTEM
+from .masking import NO_SYSTEM, TEXT_AND_CALLS
 from .report import SplitReport
 from .samples import Samples
 
@@ -63,6 +63,8 @@ def _remedy(report: SplitReport, data: DataSettings) -> str:
         return "raise data.max_length, or set data.overlong to truncate"
     if NO_SYSTEM in commonest.first[0].reason:
         return folding(data.format, data.fields)
+    if TEXT_AND_CALLS in commonest.first[0].reason:
+        return silencing(data.fields)
     if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
         return WRITTEN
     if commonest is report.inconsistent:

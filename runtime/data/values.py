@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 SHOWN = 120
@@ -61,20 +62,72 @@ def parsed(value: Any, what: str) -> Any:
         raise Malformed(f"{what} is a string that is not JSON that can be read") from error
 
 
-def without_nulls(value: Any, what: str) -> Any:
-    """Return a copy without the keys whose value is None, at every depth; list items stay.
-
-    Column formats fill keys that only other objects have with nulls, which chat templates would print.
+def checked(value: Any, what: str) -> Any:
+    """Return the value if every text in it can be encoded as UTF-8.
 
     Raises:
-        Malformed: text in it cannot be written as UTF-8.
+        Malformed: one cannot.
     """
     if isinstance(value, dict):
-        kept = {key: without_nulls(item, what) for key, item in value.items() if item is not None}
-        return {text_of(key, f"a key in {what}"): item for key, item in kept.items()}
-    if isinstance(value, list):
-        return [without_nulls(item, what) for item in value]
-    return text_of(value, what) if isinstance(value, str) else value
+        for key, item in value.items():
+            text_of(key, f"a key in {what}")
+            checked(item, what)
+    elif isinstance(value, list):
+        for item in value:
+            checked(item, what)
+    elif isinstance(value, str):
+        text_of(value, what)
+    return value
+
+
+def filled(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return an object without its keys whose value is null; nulls inside of its values stay.
+
+    For the parts of a conversation, OpenAI's libraries write null where a key has no value. Chat templates
+    ask whether the key exists.
+
+    Raises:
+        Malformed: text in it cannot be encoded as UTF-8.
+    """
+    return {key: item for key, item in checked(value, what).items() if item is not None}
+
+
+class JsonObject(dict[str, Any]):
+    """An object that a source holds as JSON text, so its nulls are values.
+
+    Attributes:
+        text: the JSON text; "" if it was part of a larger one.
+    """
+
+    text = ""
+
+
+def json_objects(value: Any) -> Any:
+    """Return parsed JSON with a JsonObject in place of each object."""
+    if isinstance(value, dict):
+        return JsonObject({key: json_objects(item) for key, item in value.items()})
+    return [json_objects(item) for item in value] if isinstance(value, list) else value
+
+
+class ColumnRow(dict[str, Any]):
+    """A row of a column format, whose objects have every key of their column.
+
+    A null stands for a key that only objects of other rows have, or for a null of the data: Arrow does not
+    distinguish them.
+    """
+
+
+def without_fillers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a column format without the null keys of the objects in its columns."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, JsonObject):
+            return value
+        if isinstance(value, dict):
+            return {key: cleaned(item) for key, item in value.items() if item is not None}
+        return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+    return {name: cleaned(value) for name, value in row.items()}
 
 
 def json_object(content: bytes) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def test_sharegpt_and_openai_conversations_parse_to_the_same_messages(row: dict[
     assert parse("chat", row) == ParsedSample("a:1", messages=PARSED, tools=[TOOL])
 
 
-def test_null_message_keys_of_arrow_rows_are_ignored() -> None:
-    """Ignore nulls: Arrow gives each message every key that any message has."""
+def test_null_keys_of_messages_and_calls_are_ignored_and_null_arguments_stay() -> None:
+    """Null keys count as missing: OpenAI's libraries write them. A null argument is a value."""
     call = {
         "id": None,
         "type": "function",
@@ -97,10 +97,49 @@ def test_null_message_keys_of_arrow_rows_are_ignored() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
+            "tool_calls": [
+                {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "by": None}}}
+            ],
         },
         {"role": "assistant", "content": "b", "name": "n"},
     ]
+
+
+PARAMETERS = {"type": "object", "properties": {"at": {"type": ["string", "null"], "default": None}}}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS, "strict": None}}],
+        [{"type": "function", "function": {"name": "look", "parameters": json.dumps(PARAMETERS)}}],
+        [{"name": "look", "parameters": json.dumps(PARAMETERS)}],
+        [{"type": "function", "function": json.dumps({"name": "look", "parameters": PARAMETERS})}],
+        json.dumps([{"name": "look", "parameters": json.dumps(PARAMETERS)}]),
+        [json.dumps({"name": "look", "parameters": PARAMETERS})],
+    ],
+)
+def test_tool_schema_is_an_object_in_every_spelling_and_keeps_its_nulls(tools: Any) -> None:
+    expected = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
+    assert parse("chat", {"messages": chat("a", "b"), "tools": tools}).tools == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"at": null}', {"at": None}),
+        ({"at": None}, {"at": None}),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ("{}", {}),
+    ],
+)
+def test_arguments_become_an_object(arguments: Any, expected: Any) -> None:
+    call = {"function": {"name": "look", "arguments": arguments}}
+    row = {"messages": [*chat("a"), {"role": "assistant", "content": None, "tool_calls": [call]}]}
+    found = (parse("chat", row).messages or [])[1]["tool_calls"][0]["function"]["arguments"]
+    assert found == expected
 
 
 @pytest.mark.parametrize(

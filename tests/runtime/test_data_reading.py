@@ -369,3 +369,70 @@ def test_gemma3_270m_dataset_answers_follow_the_answer_format(root: Path) -> Non
     seen = [form.fullmatch(row.messages[-1]["content"]) for row in rows]
     assert all(seen)
     assert {match[1] for match in seen if match} == {"high", "medium", "low"}
+
+
+def with_nulls() -> list[dict[str, Any]]:
+    """Return two conversations whose calls have different arguments, one of them null, once as JSON text."""
+
+    def row(name: str, arguments: Any, at: dict[str, Any]) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        tool = {
+            "type": "function",
+            "function": {"name": name, "parameters": {"type": "object", "properties": at}},
+        }
+        asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"messages": [*chat("Look"), asked], "tools": [tool]}
+
+    return [
+        row("look", {"at": "sky", "by": None}, {"at": {"type": "string", "default": None}}),
+        row("wait", {"seconds": 2}, {"seconds": {"type": "number"}}),
+    ]
+
+
+def called(source: str, folder: Path, **settings: Any) -> list[tuple[Any, Any]]:
+    """Return the arguments and the parameters' properties of each row."""
+    rows = list(reader(source, folder, **settings))
+    return [
+        (
+            row.messages[-1]["tool_calls"][0]["function"]["arguments"],
+            row.tools[0]["function"]["parameters"]["properties"],
+        )
+        for row in rows
+    ]
+
+
+def test_nulls_of_json_stay_and_fillers_of_column_formats_go(tmp_path: Path) -> None:
+    import datasets
+
+    rows = with_nulls()
+    kept = [
+        ({"at": "sky", "by": None}, {"at": {"type": "string", "default": None}}),
+        ({"seconds": 2}, {"seconds": {"type": "number"}}),
+    ]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(rows))
+    assert called("a.jsonl", tmp_path) == kept
+    # Columns of objects: Arrow gives each object the keys of all.
+    table = pa.Table.from_pylist(rows)
+    assert table.to_pylist()[1]["messages"][1]["tool_calls"][0]["function"]["arguments"]["at"] is None
+    pq.write_table(table, tmp_path / "b.parquet")
+    filled = [({"at": "sky"}, {"at": {"type": "string"}}), kept[1]]
+    assert called("b.parquet", tmp_path) == filled
+    # JSON text in a column, and the type Json of datasets, have no fillers.
+    texts = [{name: json.dumps(value) for name, value in row.items()} for row in rows]
+    pq.write_table(pa.Table.from_pylist(texts), tmp_path / "c.parquet")
+    assert called("c.parquet", tmp_path) == kept
+    features = datasets.Features({name: datasets.List(datasets.Json()) for name in ("messages", "tools")})
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(tmp_path / "saved"))
+    assert called("saved", tmp_path) == kept
+
+
+def test_transform_gets_the_nulls_of_a_column_format(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(with_nulls()), tmp_path / "a.parquet")
+    (tmp_path / "keep.py").write_text(
+        "def keep(row):\n"
+        "    arguments = row['messages'][1]['tool_calls'][0]['function']['arguments']\n"
+        "    return row if arguments['seconds'] is None else None\n"
+    )
+    assert [arguments for arguments, _ in called("a.parquet", tmp_path, transform="keep.py:keep")] == [
+        {"at": "sky"}
+    ]

@@ -48,7 +48,7 @@ def test_trl_templates_render_as_in_transformers(monkeypatch: pytest.MonkeyPatch
         for messages, tools in CONVERSATIONS:
             try:
                 texts, marks = reference.render_jinja_template(
-                    conversations=[messages],
+                    conversations=[template.calls.messages(messages)],
                     tools=tools,
                     chat_template=source,
                     return_assistant_tokens_mask=template.marked,
@@ -62,7 +62,7 @@ def test_trl_templates_render_as_in_transformers(monkeypatch: pytest.MonkeyPatch
             expected = [tuple(mark) for mark in marks[0]] if template.marked else []
             assert template.render_marked(messages, tools) == (texts[0], expected), name
             prompt, _ = reference.render_jinja_template(
-                conversations=[messages[:2]],
+                conversations=[template.calls.messages(messages[:2])],
                 tools=tools,
                 chat_template=source,
                 add_generation_prompt=True,

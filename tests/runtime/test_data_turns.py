@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.data.formats import parse_chat
 from recipec.runtime.data.masking import Inconsistent, Renderer
+from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.template import ChatTemplate
+from recipec.runtime.errors import UserError
 from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published
 from tests.runtime.preparing import prepared
 
@@ -207,3 +210,105 @@ def test_rows_with_odd_weights_or_roles_are_reported_by_file_and_line(tmp_path: 
     )
     report = prepared(tmp_path, rows=1, batch=1, max_invalid_ratio=1.0).report.train
     assert [one.origin for one in report.malformed.first] == [f"train.jsonl:{n}" for n in range(1, 6)]
+
+
+PLAIN = """
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '<|im_start|>' + message.content + '<|im_end|>' }}
+{%- elif message.role == 'assistant' CONDITION %}
+{{- '<|turn>' + (message.content or '') }}
+{%- for call in message.tool_calls %}{{ call.function.name + ARGUMENTS }}{% endfor %}{{ '<turn|>' }}
+{%- elif message.role == 'assistant' %}{{ '<|turn>' + message.content + '<turn|>' }}
+{%- else %}{{ '<|tool_response>' + message.content + '<tool_response|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>' }}{% endif %}
+"""
+JSON = "call.function.arguments | tojson"
+TEXT = "call.function.arguments"
+PYTHON = "call.function.arguments | string"
+
+
+@pytest.mark.parametrize("given", [{"city": "Röme", "day": None}, '{"city":"R\\u00f6me",  "day": null}'])
+@pytest.mark.parametrize("condition", ["and message.tool_calls", "and message.content is none"])
+@pytest.mark.parametrize(
+    ("arguments", "as_text"), [(JSON, False), (TEXT, True), (f"'' ~ {TEXT}", True), (PYTHON, True)]
+)
+def test_template_gets_arguments_and_content_in_the_form_that_it_takes(
+    arguments: str, as_text: bool, condition: str, given: Any
+) -> None:
+    """DeepSeek's templates concatenate the arguments, and R1's asks whether the content is null."""
+    template = PLAIN.replace("ARGUMENTS", arguments).replace("CONDITION", condition)
+    asked = {"role": "assistant", "content": None}
+    asked |= {"tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": given}}]}
+    row = parse_chat("a:1", {"messages": [CALL[0], asked, *CALL[2:]]}, {})
+    made = Renderer(ChatTemplate(template, {}), SPECIAL, "assistant").render(row.messages or [])
+    dumped = json.dumps({"city": "Röme", "day": None}, ensure_ascii=False)
+    expected = given if as_text and isinstance(given, str) else dumped
+    assert [made.text[start:end] for start, end in made.spans] == [
+        f"weather{expected}<turn|>",
+        "It is sunny in Rome.<turn|>",
+    ]
+    forms = (*(["json"] if as_text else []), *(["null"] if "none" in condition else []))
+    assert made.adapted == forms
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill"])
+def test_deepseek_tool_calls_render_as_in_transformers(name: str) -> None:
+    """Compare with transformers' rendering of OpenAI's messages, whose arguments are text."""
+    from tests.runtime.chats import tokenizer
+
+    asked = {"role": "assistant", "content": None, "tool_calls": [*TWICE[1]["tool_calls"]]}
+    asked["tool_calls"] = [
+        {**call, "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}
+        for call in asked["tool_calls"]
+    ]
+    messages = [TWICE[0], asked, TWICE[2], TWICE[3]]
+    using = tokenizer(published(name))
+    row = parse_chat("a:1", {"messages": messages}, {})
+    made = ChatTemplate(published(name), using.special_tokens_map)
+    rendered = using.apply_chat_template(messages, tokenize=False)
+    assert made.render(row.messages or []) == rendered and '{"city":"Rome"}' in rendered
+
+
+SAID = {**TWICE[1], "content": "I look."}
+SAID.pop("reasoning_content")
+SILENT = {**SAID, "content": ""}
+
+
+@pytest.mark.parametrize("spelled", [[SAID], [{"role": "assistant", "content": "I look."}, SILENT]])
+def test_gemma4_text_before_a_tool_call_is_learned_in_its_place(spelled: list[dict[str, Any]]) -> None:
+    """Gemma 4's template writes a message's text after the result; OpenAI's traces have it in the call."""
+    messages = [TWICE[0], *spelled, *TWICE[2:]]
+    found = learned("gemma4_v5", messages, TOOLS, "assistant")
+    assert "".join(found[:-3]) == "I look." + GEMMA.format("Rome")
+    assert found[-3:] == [f"{ANSWERS[0]}<turn|>", GEMMA.format("Bern"), f"{ANSWERS[1]}<turn|>"]
+    assert learned("gemma4_v5", messages[: 1 + len(spelled)], TOOLS, "assistant")[-1].endswith(
+        GEMMA.format("Rome")
+    )
+
+
+def test_template_without_text_before_calls_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    messages = [TWICE[0], SAID, *TWICE[2:4]]
+    (tmp_path / "train.jsonl").write_text((json.dumps({"messages": messages}) + "\n") * 4)
+    settings: dict[str, Any] = {"max_length": 512, "chat_template": published("gemma4_v4")}
+    with pytest.raises(UserError, match=r"message 1 has text and tool calls.* text after the calls") as e:
+        prepared(tmp_path, rows=1, batch=1, **settings)
+    code = (e.value.help or "").partition("where calls.py is\n")[2]
+    (tmp_path / "calls.py").write_text(code + "\n")
+    assert prepared(tmp_path, 1, 1, **settings, transform="calls.py:only").report.train.kept == 4
+    template = ChatTemplate(published("deepseek_r1_distill"), {})
+    with pytest.raises(Inconsistent, match=r"message 1 has text and tool calls.* does not write both"):
+        Renderer(template, SPECIAL, "assistant").render(messages)
+
+
+def test_report_counts_the_forms_of_tool_calls(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(
+        (json.dumps({"messages": [TWICE[0], SAID, *TWICE[2:4]]}) + "\n") * 4
+    )
+    template = published("gemma4_v5")
+    report = prepared(tmp_path, 1, 1, max_length=512, chat_template=template).report.train
+    assert report.adapted == {"apart": 4} and SplitReport.from_dict(report.to_dict()) == report
+    assert "4 samples: the chat template writes the text of a message after its tool calls, so" in "\n".join(
+        report.notes()
+    )
