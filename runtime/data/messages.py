@@ -46,19 +46,35 @@ tool's name next to its call) are metadata. So are numbers: "reasoning_tokens" i
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that hold the assistant's reasoning."""
 
-THOUGHT = re.compile(r"\s*(?:<think>(.*?)</think>|<\|channel>thought\n(.*?)<channel\|>)\s*", re.DOTALL)
-"""Reasoning at the beginning of a content, in Qwen's markup and in Gemma 4's."""
+THOUGHTS = (("<think>", "</think>"), ("<|channel>thought\n", "<channel|>"))
+"""What opens and closes reasoning in a content: in Qwen's markup and others', and in Gemma 4's."""
 
 
 def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return an assistant message's reasoning texts (usually one or none), and the message without them."""
     rest = {key: value for key, value in message.items() if key not in REASONING}
     thoughts = [message[key] for key in REASONING if message.get(key)]
-    found = THOUGHT.match(message["content"])
-    if found:
-        rest["content"] = message["content"][found.end() :]
-        thoughts.append((found[1] or found[2] or "").strip())
+    for opening, closing in THOUGHTS:
+        before, closed, after = message["content"].partition(closing)
+        before = before.strip()
+        begun = before.startswith(opening.strip())
+        # The prompt of a thinking model ends with the opening, so raw output begins after it.
+        if closed and (begun or opening.strip() not in before):
+            thoughts.append(before[len(opening) :].strip() if begun else before)
+            rest["content"] = after.lstrip()
+            break
     return [thought for thought in thoughts if thought], rest
+
+
+def unbalanced(content: str) -> str | None:
+    """Return why a content without its reasoning has an open or a closing mark of reasoning; None if not."""
+    for opening, closing in ((opening.strip(), closing) for opening, closing in THOUGHTS):
+        start, end = content.find(opening), content.find(closing)
+        if content.lstrip().startswith(opening):
+            return f"opens {opening} and does not close it" if end < 0 else f"opens {opening} twice"
+        if end >= 0 and not 0 <= start < end:
+            return f"closes {closing} twice"
+    return None
 
 
 def taught(message: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import UserError
 from .formats import ParsedSample
 from .masking import Inconsistent, Rendered, Renderer
-from .messages import REASONING, Messages, parted
+from .messages import REASONING, Messages, parted, unbalanced
 from .template import ChatTemplate
 
 VARIABLES: dict[str, dict[str, bool]] = {
@@ -69,22 +69,40 @@ class Reasoning:
                 raise Inconsistent(f"the reasoning of message {i} is not text")
             if len({thought.strip() for thought in thoughts}) > 1:
                 raise Inconsistent(f"message {i} has two texts of reasoning")
-            if rest["content"].lstrip().startswith("<think>"):
-                raise Inconsistent(f"message {i} opens <think> and does not close it")
+            if (reason := unbalanced(rest["content"])) is not None:
+                raise Inconsistent(f"message {i} {reason}")
         messages = [
             self._written(message, *parts[i]) if i in parts else message
             for i, message in enumerate(row.messages)
         ]
         made = renderer.render(messages, row.tools, row.completion_start)
         if self._mode == "keep":
-            learned = "\n".join(made.text[start:end] for start, end in made.spans)
             for i in renderer.chosen(messages, row.completion_start):
                 thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
-                if thoughts and thoughts[0].strip() not in learned:
+                if thoughts and not self._is_learned(made, messages, row.tools, i, thoughts[0].strip()):
                     raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
         elif self._mode == "empty" and messages[-1]["role"] == "assistant":
             return self._opened(made, renderer, messages, row.tools)
         return made
+
+    def _is_learned(self, made: Rendered, messages: Messages, tools: Any, i: int, thought: str) -> bool:
+        """Return whether the targets contain the reasoning of a message, where another reasoning would be."""
+        marker = "substitute"
+        while marker in made.text or marker in thought:
+            marker += "x"
+        message = messages[i]
+        if self._name in message:
+            message = {**message, self._name: marker}
+        else:
+            message = {**message, "content": message["content"].replace(thought, marker, 1)}
+        place = self.template.render([*messages[:i], message, *messages[i + 1 :]], tools).find(marker)
+        if place < 0:
+            return False
+        written = made.text[place:].lstrip()
+        place = len(made.text) - len(written)
+        return written.startswith(thought) and any(
+            start <= place and place + len(thought) <= end for start, end in made.spans
+        )
 
     def _written(self, message: dict[str, Any], thoughts: list[str], rest: dict[str, Any]) -> dict[str, Any]:
         """Return an assistant message in the form that the template reads."""

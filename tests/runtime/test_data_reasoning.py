@@ -28,6 +28,9 @@ IN_TEXT = chat(
 )
 IN_GEMMAS = chat("Hello", "<|channel>thought\nThey greet.\n<channel|>Hi there", "And now?")
 IN_GEMMAS += chat("", "<|channel>thought\nThey leave.\n<channel|>Good bye")[1:]
+RAW = chat("Hello", "They greet.\n</think>\n\nHi there", "And now?", "\nThey leave.\n</think>Good bye")
+RAW_GEMMAS = chat("Hello", "They greet.\n<channel|>Hi there", "And now?", "They leave.<channel|>Good bye")
+"""What models write whose prompt ends with the opening mark."""
 
 EMPTY = "<think>\n\n</think>\n\n"
 LARGE = published("gemma4").replace(
@@ -58,7 +61,7 @@ def learned(
     return "".join(piece for piece, _ in shown.pieces), [piece for piece, target in shown.pieces if target]
 
 
-@pytest.mark.parametrize("messages", [THOUGHT, BY_NAME, IN_TEXT, IN_GEMMAS])
+@pytest.mark.parametrize("messages", [THOUGHT, BY_NAME, IN_TEXT, IN_GEMMAS, RAW, RAW_GEMMAS])
 @pytest.mark.parametrize(
     ("template", "loss_on", "reasoning", "expected"),
     [
@@ -110,11 +113,30 @@ def test_empty_reasoning_matches_transformers_prompt_without_thinking(name: str)
 def test_unusable_reasoning_drops_the_row_with_a_reason() -> None:
     assert learned("qwen3", THOUGHT, "keep") == "the chat template leaves the reasoning of message 1 out"
     assert learned("llama3", THOUGHT[:2], "keep") == "the chat template leaves the reasoning of message 1 out"
+    # Neither does reasoning count that only closes, nor the same reasoning in another turn or in the answer.
+    for first, last in (
+        ("They greet.", "They leave."),
+        ("They leave.", "They leave."),
+        ("Hi", "They leave."),
+    ):
+        raw = chat("Hello", f"{first}</think>Hi there", "And now?", f"{last}</think>Good bye")
+        assert learned("qwen3", raw, "keep") == "the chat template leaves the reasoning of message 1 out"
+        assert learned("qwen3", raw, "keep", "last_assistant")[1] == [
+            "<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"
+        ]
     light = [THOUGHT[0], {**THOUGHT[1], "weight": 0}, *THOUGHT[2:]]
     assert learned("qwen3", light, "keep")[1] == ["<think>\nThey leave.\n</think>\n\nGood bye<|im_end|>"]
     unclosed = chat("Hello", "<think>They greet. Hi there")
     for mode in ("keep", "drop", "empty"):
         assert learned("qwen3", unclosed, mode) == "message 1 opens <think> and does not close it"
+    for content, reason in (
+        ("They greet.</think>Hi</think>there", "closes </think> twice"),
+        ("<think>They</think><think>greet.</think>Hi", "opens <think> twice"),
+        ("<|channel>thought\nThey greet. Hi", "opens <|channel>thought and does not close it"),
+    ):
+        assert learned("qwen3", chat("Hello", content), "drop") == f"message 1 {reason}"
+    about = "Write `<think>` first and `</think>` last."
+    assert learned("llama3", chat("Hello", about), "drop")[1] == [f"{about}<|eot_id|>"]
     odd = [*chat("Hello"), {"role": "assistant", "content": "Hi", "thinking": [["They greet."]]}]
     assert learned("qwen3", odd, "drop") == "the reasoning of message 1 is not text"
     twice = [*chat("Hello"), {**THOUGHT[1], "content": "<think>They wave.</think>Hi"}]
