@@ -27,14 +27,21 @@ def watch(
             help="Seconds between two updates; by default 2, or 15 at an address.",
         ),
     ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Wait for --resume of a run that was killed or stopped, or end with it."
+        ),
+    ] = True,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON: one object a line, or one list with --once.")
     ] = False,
 ) -> None:
     """Follow runs: step, losses, speed, memory, checkpoints and problems.
 
-    It only reads the files that a run writes. It ends when all runs have ended: with status 0 if all of them
-    completed, and with 1 if one failed or was stopped.
+    It only reads the files that a run writes. It ends when each run is done or failed: with status 0 if all of
+    them completed, and with 1 if one did not. A run that was killed or stopped is waited for, until --resume
+    continues it.
     """
     import sys
 
@@ -46,7 +53,7 @@ def watch(
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what its encoding has not
     console = Console(no_color=not color(sys.stdout), highlight=False, soft_wrap=False)
-    runs = watching.Watch(folders, once)
+    runs = watching.Watch(folders, once, wait)
     if once:
         watching.watch_once(runs, json, console)
     elif json or not console.is_terminal or console.is_dumb_terminal:

@@ -121,6 +121,11 @@ class WatchedRun(LiveRun):
         return self.name if parts[0] is None else f"{self.name}: {about}"
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended and nothing is likely to continue it: what was killed or stopped is resumed."""
+        return self.ended and (self.well or self.outcome == FAILED)
+
+    @property
     def well(self) -> bool:
         """Whether it is running, or ended as requested."""
         return not self.ended or self.outcome == DONE or self.reason.startswith("--steps")
@@ -145,7 +150,7 @@ class WatchedRun(LiveRun):
                 found.append(f"no line for {duration(silence)}{usual}")
         if self.outcome == KILLED:
             process = f"its process ({self.state.get('pid')})"
-            found.append(f"{process} ended without an error message; continue with --resume")
+            found.append(f"{process} ended without an error message; continue it with --resume")
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -281,21 +286,27 @@ def _cut(text: str, style: str, options: ConsoleOptions) -> Text:
 
 
 class Watch:
-    """Runs in folders of checkpoints, or in folders of such folders. Watched once, they have to exist."""
+    """Runs in folders of checkpoints, or in folders of such folders.
 
-    def __init__(self, names: Sequence[str], once: bool = False) -> None:
+    Args:
+        once: whether they are watched once; then they have to exist.
+        wait: whether to wait for --resume of a run that was killed or stopped.
+    """
+
+    def __init__(self, names: Sequence[str], once: bool = False, wait: bool = True) -> None:
+        self._wait = wait
         self._folders = [existing_folder(name) if once else open_folder(name) for name in names]
         self._found: dict[str, WatchedRun] = {}
         self.runs: list[WatchedRun] = []
         self.seconds = ELSEWHERE if any(folder.system for folder in self._folders) else LOCAL
 
     def update(self) -> bool:
-        """Read all runs; return whether all have ended."""
+        """Read all runs; return whether there is nothing left to wait for."""
         folders = [folder for given in self._folders for folder in given.runs()]
         self.runs = [self._found.setdefault(folder.name, WatchedRun(folder)) for folder in folders]
         for run in self.runs:
             run.update()
-        return bool(self.runs) and all(run.ended for run in self.runs)
+        return bool(self.runs) and all(run.over if self._wait else run.ended for run in self.runs)
 
 
 def watch_once(watch: Watch, with_json: bool, console: Console) -> None:
@@ -310,7 +321,7 @@ def watch_once(watch: Watch, with_json: bool, console: Console) -> None:
 
 
 def watch_lines(watch: Watch, interval: float | None, with_json: bool) -> None:
-    """Print a line for each change until all runs have ended; for None as an interval, only once."""
+    """Print a line for each change until nothing is left to wait for; for None as an interval, only once."""
     told: dict[str, set[object]] = {}
     while True:
         ended = watch.update()
@@ -333,7 +344,7 @@ def watch_lines(watch: Watch, interval: float | None, with_json: bool) -> None:
 
 
 def watch_screen(watch: Watch, interval: float, console: Console) -> None:
-    """Draw the runs on the terminal until all have ended. Their last state stays on it in any case."""
+    """Draw the runs on the terminal until nothing is left to wait for. Their last state stays on it."""
     looks = duration(interval) if interval >= 1 else f"{interval:g} s"
     note, size, looked = f"every {looks}; Ctrl-C leaves; the run continues", None, -math.inf
     try:

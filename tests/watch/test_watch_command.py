@@ -167,7 +167,7 @@ def test_ended_run_prints_outcome_and_sets_exit_status(
     folder: Path, how: str, reason: str | None, status: int, told: str
 ) -> None:
     state(folder, how, reason=reason)
-    found = watch(folder)
+    found = watch(folder, "--no-wait")
     assert found.exit_code == status
     assert found.stdout.startswith("support-qlora: step 120/400") and found.stdout.endswith(f", {told}\n")
 
@@ -176,11 +176,11 @@ def test_run_whose_process_died_is_reported_as_killed(folder: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     state(folder, pid=gone.pid)
-    found = watch(folder)
+    found = watch(folder, "--no-wait")
     assert found.exit_code == 1
     assert found.stdout.endswith(
         f"killed\nsupport-qlora: warning: its process ({gone.pid}) ended without an error message; continue "
-        "with --resume\n"
+        "it with --resume\n"
     )
     state(folder, pid=gone.pid, host="another-machine")
     assert looked_at(folder).outcome == "training", "another machine's processes are not known here"
@@ -351,6 +351,26 @@ def test_piped_watch_prints_a_line_per_event_until_run_ends(
     ]
     assert told[6].startswith("support-qlora: warning: step 111: the loss jumped to 20, from 1.")
     assert found.stdout.endswith(", done\n")
+
+
+def test_watch_waits_for_resume_of_killed_and_stopped_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    happenings: list[Any] = [
+        lambda: state(folder),  # --resume: another process
+        lambda: (append(folder, lines(121, 200)), state(folder, "stopped", reason="SIGTERM")),
+        lambda: None,
+        lambda: state(folder),
+        lambda: (append(folder, lines(201, 400)), state(folder, "done")),
+    ]
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=lambda _: happenings.pop(0)()))
+    state(folder, pid=gone.pid)
+    found = watch(folder)
+    assert found.exit_code == 0 and not happenings
+    ends = [line.rpartition(", ")[2] for line in found.stdout.splitlines() if "warning" not in line]
+    assert [ends[0], ends[2], ends[-1]] == ["killed", "stopped (SIGTERM)", "done"], found.stdout
 
 
 def test_run_at_fsspec_address_is_watched(folder: Path) -> None:
