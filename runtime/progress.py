@@ -27,6 +27,7 @@ class Progress:
         total: total work in any unit; None if unknown, and then the work done is shown.
         unit: unit of the work if the total is unknown; "B" (bytes) also shows the pace.
         interval: seconds between lines if stderr is no terminal.
+        foreseen: whether the pace so far predicts the remaining time; if not, the time so far is shown.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Progress:
         stream: TextIO | None = None,
         interval: float = 15.0,
         unit: str = "",
+        foreseen: bool = True,
     ) -> None:
         self.label = label
         self.unit = unit
+        self.foreseen = foreseen
         self.total = total
         self.done = 0.0
         self.stream = stream or sys.stderr
@@ -91,6 +94,8 @@ class Progress:
         if self.total is None:
             return f"{self.done:,.0f} {self.unit}"
         share = min(self.done / self.total, 1.0)
+        if not self.foreseen:
+            return f"{share:4.0%}, {duration(now - self.started)} so far"
         if share < FORESEEABLE:
             return f"{share:4.0%}"
         pace = f", {self.done / (now - self.started) / 1e9:.2f} GB/s" if self.unit == "B" else ""

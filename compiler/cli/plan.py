@@ -175,7 +175,7 @@ def progress_line(label: str) -> Iterator[Progress]:
     from recipec.runtime.progress import Progress as Line
 
     on_ctrl_c(_kept)
-    with Line(label, 1.0) as line:
+    with Line(label, 1.0, foreseen=False) as line:
 
         def show(share: float, what: str) -> None:
             line.label = f"{label}, {what}"

@@ -39,6 +39,7 @@ from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
+from recipec.spec.structure import choices_of, field_at
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -64,6 +65,7 @@ def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
     out = [*_described(program.recipe, parts), ""]
     values = [(p, v) for p, v in leaves(program.recipe) if p[: len(parts)] == parts]
     out += table([_row(p, v, program, loaded) for p, v in values])
+    out += _choices(parts)
     said = detail(parts, program)
     if said:
         out += ["", *said]
@@ -166,6 +168,16 @@ def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
         elif isinstance(node, list) and isinstance(part, int):
             node = node[part]
     return [join(parts), *(f"  {line}" for line in wrap(text, WIDTH - 2))]
+
+
+def _choices(parts: tuple[Part, ...]) -> list[str]:
+    """Return the words that a key takes, each with its meaning; nothing for other keys."""
+    field = field_at(parts)
+    words = choices_of(field.annotation)[0] if field else []
+    extra = field.json_schema_extra if field else None
+    meanings = (extra.get("x-choices") if isinstance(extra, dict) else None) or {}
+    rows = [[word, str(meanings.get(word, ""))] for word in words]
+    return ["", "choices:", *(f"  {line}" for line in table(rows))] if rows else []
 
 
 def summary(section: str, program: Program) -> list[str]:

@@ -5,7 +5,6 @@ Each result is cached as soon as its compile ends, so that an interrupted comman
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -38,14 +37,16 @@ BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
 """Estimated bytes that a compile needs, and bytes for each layer. A compile starts only when that much memory
 is free. The schedule of all 60 layers of Gemma 4 31B took 5.2 GB; 6 layers compiled to the end, 2.4 GB."""
 BASE_SECONDS, LAYER_SECONDS, END_SECONDS = 20.0, 2.0, 15.0
-"""First estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to the
-end. The progress display uses it, and each compile that ends corrects it."""
+"""A rough estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to the
+end. It weighs the compiles of a plan against each other, and tells no time: a machine that is busy, or a model
+with experts, takes several times as long."""
 
 REFUSED = re.compile(r"Illegal value '([^']*)' specified for flag '([^']+)'")
 """libtpu's message about the value of a flag that it refuses, before it ends the process."""
 
 Progress = Callable[[float, str], None]
-"""progress(share of all the work, from 0 to 1; a description of the current work)."""
+"""progress(share of the work that is done, from 0 to 1; a description of the current work). How far a compile is
+cannot be seen from outside, so it counts when it ends."""
 
 
 @dataclass
@@ -149,7 +150,6 @@ class _Pool:
         self._most = most
         self._progress = progress
         self._running: list[_Running] = []
-        self._pace = 1.0
         self._finished = 0.0
 
     def run(self, waiting: Sequence[int], done: Callable[[int, Compiled | Failed], None]) -> None:
@@ -204,25 +204,18 @@ class _Pool:
         texts = ((item.folder / name).read_text("utf-8", "replace") for name in (OUTPUT, ERRORS))
         lines, said = (text.strip().splitlines() for text in texts)
         shutil.rmtree(item.folder, ignore_errors=True)
-        self._pace = (time.monotonic() - item.started) / self._work(item.index)
         return read_result(item.process.returncode, lines[-1] if lines else "", said)
 
     def _work(self, index: int) -> float:
-        """Return the first estimate of the seconds that a job needs."""
+        """Return the weight of a job among the others."""
         job = self._jobs[index]
         return BASE_SECONDS + (LAYER_SECONDS if job.scheduled else END_SECONDS) * len(job.layers)
 
     def _report(self, total: float) -> None:
         if self._progress is None or not total:
             return
-        now = time.monotonic()
-        going = sum(
-            work * (1 - math.exp(-1.5 * (now - item.started) / (work * self._pace)))
-            for item in self._running
-            for work in [self._work(item.index)]
-        )
         layers = ", ".join(str(len(item.job.layers)) for item in self._running)
-        self._progress(min(0.99, (self._finished + going) / total), f"compiling {layers} layers")
+        self._progress(self._finished / total, f"compiling {layers} layers" if layers else "compiled")
 
     def _end(self) -> None:
         for item in self._running:

@@ -181,3 +181,9 @@ def test_every_path_can_be_explained(loaded: Load) -> None:
             assert explain(program, found, path).startswith(path + "\n")
     for section in Recipe.model_fields:
         assert all(isinstance(row, str) for row in [*summary(section, program), *detail([section], program)])
+
+
+def test_explained_key_of_several_words_lists_them(explained: Callable[..., str]) -> None:
+    text = explained("lora.kind")
+    assert "choices:\n  lora  A and B of each projection.\n  dora  A, B and a magnitude" in text
+    assert "choices" not in explained("lora.rank")

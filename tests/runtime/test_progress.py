@@ -47,6 +47,15 @@ def test_early_progress_shows_no_estimate(clock: Clock) -> None:
     assert out.getvalue() == "merging:   1%\n"
 
 
+def test_work_without_a_pace_shows_the_time_so_far(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress("planning", 1.0, out, foreseen=False) as bar:
+        bar.advance(0.9)
+        clock.now = 840.0
+        bar.advance(0.0)
+    assert out.getvalue() == "planning:  90%, 14 min 00 s so far\n"
+
+
 def test_job_of_unknown_length_shows_count_done(clock: Clock) -> None:
     out = io.StringIO()
     with Progress("tokenizing", None, out, unit="rows") as bar:
