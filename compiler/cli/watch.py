@@ -39,8 +39,8 @@ def watch(
 ) -> None:
     """Follow runs: step, losses, speed, memory, checkpoints and problems.
 
-    It only reads the files that a run writes. It ends when each run is done or failed: with status 0 if all of
-    them completed, and with 1 if one did not. A run that was killed or stopped is waited for, until --resume
+    It only reads the files that a run writes. It ends when each run is done or failed: with status 0 if all
+    completed, and with 1 if one did not. It waits for a run that was killed or stopped, until --resume
     continues it.
     """
     import sys

@@ -37,16 +37,16 @@ BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
 """Estimated bytes that a compile needs, and bytes for each layer. A compile starts only when that much memory
 is free. The schedule of all 60 layers of Gemma 4 31B took 5.2 GB; 6 layers compiled to the end, 2.4 GB."""
 BASE_SECONDS, LAYER_SECONDS, END_SECONDS = 20.0, 2.0, 15.0
-"""A rough estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to the
-end. It weighs the compiles of a plan against each other, and tells no time: a machine that is busy, or a model
-with experts, takes several times as long."""
+"""A rough estimate of a compile's seconds: in all, for each scheduled layer, and for each layer compiled to
+the end. It weighs the compiles of a plan against each other. It foretells no time: on a busy machine, or with
+experts, a compile takes several times as long."""
 
 REFUSED = re.compile(r"Illegal value '([^']*)' specified for flag '([^']+)'")
 """libtpu's message about the value of a flag that it refuses, before it ends the process."""
 
 Progress = Callable[[float, str], None]
-"""progress(share of the work that is done, from 0 to 1; a description of the current work). How far a compile is
-cannot be seen from outside, so it counts when it ends."""
+"""progress(share of the work that is done, from 0 to 1; a description of the current work). How far a compile
+is cannot be seen from outside, so it counts when it ends."""
 
 
 @dataclass

@@ -122,7 +122,7 @@ class WatchedRun(LiveRun):
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and nothing is likely to continue it: what was killed or stopped is resumed."""
+        """Whether it has ended and is not waited for. A run that was killed or stopped can be resumed."""
         return self.ended and (self.well or self.outcome == FAILED)
 
     @property
