@@ -15,7 +15,8 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.data.advice import LEFTOVER
+from recipec.runtime.data.advice import advice, leftover
+from recipec.runtime.data.columns import Unread, together
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.parsers import parser_of
@@ -24,6 +25,7 @@ from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import Data
 
 LARGEST_TEMPLATE = 2**20
 
@@ -240,34 +242,81 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
     data, held_by = facts.recipe.data, iter(templates)
     for part, sources in (("train", data.train), ("eval", data.eval)):
         seen, whole, count = 0, True, 0
-        unused: Counter[str] = Counter()
+        kind = (data.format, data.fields)
+        counts = [Counter[str]() for _ in Unread._fields]
         for index, source in enumerate(sources):
             own, template = data.of(source), next(held_by)
             rows = _first(facts, source.path)[: source.limit] if own.transform is None else []
             whole = whole and 0 < len(rows) < LOOKED_AT
             seen += len(rows)
-            if own.format == "prompt_completion" and any(_is_labeled(row, own.fields) for row in rows):
+            labeled = own.format == "prompt_completion" and any(_is_labeled(row, own.fields) for row in rows)
+            if labeled:
                 yield Diagnostic(
                     "E0424",
                     f"`{source.path}` has prompts, completions and labels, which are data for objective: kto",
                     f"data.{part}[{index}].path",
                     LIKED,
                 )
+            faults: list[tuple[str, dict[str, Any]]] = []
             for row in rows:
-                names = _left(own.format, row, own.fields, template)
-                count += bool(names)
-                unused.update(names)
+                try:
+                    unread = _left(own.format, row, own.fields, template)
+                except Malformed as error:
+                    faults.append((str(error), row))
+                    continue
+                count += bool(unread.parts)
+                kind = (own.format, own.fields) if unread.parts else kind
+                for counter, names in zip(counts, unread, strict=True):
+                    counter.update(names)
+            few = 0 < len(rows) < LOOKED_AT
+            told = labeled or own.format == "unpaired_preference"  # by another diagnostic
+            if not told and _too_many(len(faults), len(rows), data, few):
+                reason, row = faults[0]
+                yield Diagnostic(
+                    "E0435",
+                    f"{len(faults)} of {'the' if few else 'the first'} {plural(len(rows), 'sample')} of "
+                    f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format {own.format}: "
+                    f"{reason}",
+                    f"data.{part}[{index}].path",
+                    advice(own.format, own.fields, [str(column) for column in row]),
+                )
+        of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
+        yield from _columns(f"data.{part}", of, counts)
         if not count:
             continue
-        held = ", ".join(f"{name} in {number}" for name, number in unused.items())
         certain = whole and count > data.max_invalid_ratio * seen
         yield Diagnostic(
             "E0423" if certain else "W0430",
-            f"{count} of {'the' if whole else 'the first'} {seen} samples of data.{part} "
-            f"{'contains' if count == 1 else 'contain'} something that the model would not see: {held}",
+            f"{count} of {of} {'contains' if count == 1 else 'contain'} something that the model would not "
+            f"see: {_counted(counts[0])}",
             f"data.{part}",
-            LEFTOVER,
+            leftover(*kind),
         )
+
+
+def _too_many(faults: int, rows: int, data: Data, few: bool) -> bool:
+    """Return whether so many samples are malformed that a run would not start: of more rows, most."""
+    return bool(rows) and faults > (data.max_invalid_ratio if few else 0.5) * rows
+
+
+def _columns(place: str, of: str, counts: Sequence[Counter[str]]) -> Iterator[Diagnostic]:
+    """Report columns that no format reads, and those that are read under another name."""
+    _, texts, values, taken = counts
+    if texts:
+        yield Diagnostic(
+            "W0433",
+            f"text that is not used in {of}: {_counted(texts)}",
+            place,
+            "name its role with data.fields, or return rows without it from data.transform",
+        )
+    if taken or values:
+        read = [f"`{column}` is read as {role}" for column, role in (name.split(" as ") for name in taken)]
+        left = [f"{listing(f'`{name}`' for name in values)} {'is' if len(values) == 1 else 'are'} not used"]
+        yield Diagnostic("N0434", f"in {of}, {'; '.join([*read, *(left if values else [])])}", place, None)
+
+
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{name} in {number}" for name, number in names.items())
 
 
 def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
@@ -287,16 +336,17 @@ def _is_labeled(row: dict[str, Any], fields: dict[str, str]) -> bool:
     return is_labeled(row) and all(row.get(name) is not None for name in named)
 
 
-def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> list[str]:
-    """Return the fields of a row that are not read, or that the template does not even mention."""
-    try:
-        parsed = parser_of(format)("", row, fields)
-    except Malformed:
-        return []
-    held = [*parsed.unused]
+def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> Unread:
+    """Return the columns of a row that are not read, and fields that the template does not even mention.
+
+    Raises:
+        Malformed: the row does not match the format.
+    """
+    parsed = parser_of(format)("", row, fields)
+    held: list[str] = []
     for one in (parsed,) if isinstance(parsed, ParsedSample) else parsed.answers():
         if one.messages is not None and template is not None:
             names = [key for message in one.messages for key in taught(message)]
             names += ["tools"] if one.tools else []
             held += [name for name in names if name not in template]
-    return list(dict.fromkeys(held))
+    return together(parsed.unread, Unread(tuple(held)))

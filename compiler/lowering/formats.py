@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipec.runtime.data.columns import READS
 from recipec.runtime.data.messages import ROLES
 
+_OF_MESSAGES = ("role", "content", "weight")
+
 FIELDS = {
-    "chat": ("messages", "tools", "role", "content", "weight"),
-    "instruction": ("instruction", "input", "output", "system", "history"),
-    "prompt_completion": ("prompt", "completion", "tools", "role", "content", "weight"),
-    "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content", "weight"),
-    "unpaired_preference": ("prompt", "completion", "label", "tools", "role", "content", "weight"),
+    format: (*required, *optional, *(() if format in ("instruction", "text") else _OF_MESSAGES))
+    for format, (required, optional) in READS.items()
 }
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .columns import NAMES, READS
+
 SHAPES = {
     "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
     "instruction": '{"instruction": "...", "input": "...", "output": "..."}',
@@ -14,32 +16,21 @@ SHAPES = {
 }
 """A row of each format."""
 
-NEEDED = {
-    "preference": ("chosen", "rejected"),
-    "unpaired_preference": ("prompt", "completion", "label"),
-    "chat": ("messages",),
-    "instruction": ("instruction", "output"),
-    "prompt_completion": ("prompt", "completion"),
-    "text": ("text",),
-}
-"""Columns that a row of each format must have, the most characteristic format first."""
-
-SYNONYMS = {
-    "messages": ("conversations", "conversation", "dialogue", "dialog", "turns", "chat"),
-    "instruction": ("prompt", "question", "query", "problem", "task"),
-    "output": ("response", "answer", "completion", "target", "solution"),
-    "prompt": ("question", "instruction", "query", "input", "problem", "source"),
-    "completion": ("answer", "response", "output", "target", "solution"),
-    "text": ("content", "document", "body"),
-    "chosen": ("preferred", "accepted", "better", "positive"),
-    "rejected": ("dispreferred", "declined", "worse", "negative"),
-    "label": ("kto_tag", "desirable", "liked", "is_chosen", "thumbs_up"),
-}
-"""Other names in data sets for a format's columns."""
-
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
-LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_invalid_ratio: 1"
-"""Advice if rows have content that their rendering does not use, and nothing is left without it."""
+WITHOUT = "to train without it, remove it there, or set data.max_invalid_ratio: 1"
+
+
+def leftover(format: str, fields: Mapping[str, str]) -> str:
+    """Return the advice if rows have content that is not used, and nothing is left without it."""
+    if format != "prompt_completion":
+        return f"{WRITTEN}; {WITHOUT}"
+    named = {"instruction": fields.get("prompt", "prompt"), "output": fields.get("completion", "completion")}
+    columns = ", ".join(f"{name}: {column}" for name, column in named.items())
+    return (
+        f"data.format: instruction, with data.fields: {{{columns}}}, reads a context, a system prompt, "
+        f"reasoning and tools; or move it into the text with data.transform; {WITHOUT}"
+    )
+
 
 FOLDED = {
     "instruction": """\
@@ -97,15 +88,19 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
         fields: the current `data.fields`.
         columns: names in the source's first row; empty if that row could not be read.
     """
-    missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
+    needed = READS[format][0]
+    missing = [name for name in needed if fields.get(name, name) not in columns]
+    if format == "preference" and not missing and "prompt" not in fields:
+        column = None if "prompt" in columns else _synonym("prompt", columns)
+        return f"data.fields: {{prompt: {column}}}" if column else f"a row is {SHAPES[format]}"
     if format == "prompt_completion" and not missing and "label" in columns:
         from .prompted import LIKED
 
         return LIKED
     if not columns or not missing:
         return f"a row is {SHAPES[format]}"
-    for other, needed in NEEDED.items():
-        if other != format and all(name in columns for name in needed):
+    for other, (required, _) in READS.items():
+        if other != format and all(name in columns for name in required):
             return f"data.format: {other}"
     found = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
     if len(found) == len(missing) and len(set(found.values())) == len(found):
@@ -125,4 +120,4 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
 
 def _synonym(name: str, columns: Sequence[str]) -> str | None:
     lowered = {column.lower(): column for column in reversed(columns)}
-    return next((lowered[word] for word in (name, *SYNONYMS[name]) if word in lowered), None)
+    return next((lowered[word] for word in (name, *NAMES[name]) if word in lowered), None)

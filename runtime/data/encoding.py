@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings, Source
+from .columns import Unread, together
 from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
@@ -146,7 +147,7 @@ class Encoder:
                 self._tokenizer, texts, self.coding.eos, alone, report
             ):
                 row = rows[i]
-                encoded[i] = Encoded(text, encoding, [span], row.unused, row.liked)
+                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked)
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
@@ -180,7 +181,9 @@ class Encoder:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
             row = origins[i]
-            encoded[i] = Encoded(item, encoding, ranges, row.unused + item.unused, row.liked)
+            encoded[i] = Encoded(
+                item, encoding, ranges, together(row.unread, Unread(item.unused, item.texts)), row.liked
+            )
 
     def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
         if reasoning is not None:
@@ -191,12 +194,12 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row's text and tokens, its target ranges, and the row's content that is not in them."""
+    """A row's text and tokens, its target ranges, and what of the row is not in them."""
 
     rendered: Rendered
     encoding: Any
     ranges: list[tuple[int, int]]
-    unused: tuple[str, ...]
+    unread: Unread
     liked: bool | None
 
 
@@ -221,7 +224,7 @@ class Builder:
                 return
             fitted.append(sample)
         self.report.kept += 1
-        self.report.add_unused(origin, (name for row in rows for name in row.unused))
+        self.report.add_unread(origin, together(*(row.unread for row in rows)))
         self.report.add_adapted(name for row in rows for name in row.rendered.adapted)
         self.report.truncated += any(cut for _, _, cut in fitted)
         self.report.substituted += any(row.rendered.substituted for row in rows)

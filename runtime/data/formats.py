@@ -1,7 +1,7 @@
 """The samples that rows are parsed into, and the format chat.
 
 chat               messages (or ShareGPT's conversations); optional tools
-instruction        instruction, output; optional input, system, history
+instruction        instruction, output; optional input, system, history, reasoning, tools
 prompt_completion  prompt and completion, both text or both messages; optional tools
 text               text
 preference         chosen and rejected, both text or both messages; optional prompt, tools
@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .columns import NOTHING, Unread, column_of, said, unread
 from .messages import Messages, demand_assistant, parse_messages, parse_tools
 from .values import Malformed, text_of
 
 if TYPE_CHECKING:
     from .preferences import PreferenceRow
-
-BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents", "chat_template_kwargs")
-"""Columns that are part of a sample in other tools' formats; a note reports those that are not read."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class ParsedSample:
             may be blank.
         tools: JSON schemas for the chat template, or None.
         liked: whether the completion is desirable, None if rows do not say.
-        unused: columns that hold a part of the sample but are not read.
+        unread: the columns that are not read.
     """
 
     origin: str
@@ -48,7 +46,7 @@ class ParsedSample:
     prompt: str | None = None
     completion: str | None = None
     tools: list[dict[str, Any]] | None = None
-    unused: tuple[str, ...] = ()
+    unread: Unread = NOTHING
     liked: bool | None = None
 
 
@@ -72,16 +70,14 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
     if sharegpt:
         name = "conversations"
     messages = parse_messages(required(row, name), name, fields)
-    system = row.get("system") if sharegpt else None
-    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": text_of(system, "'system'")})
+    read = {"messages": name, **tools_column(row, fields)}
+    system = column_of("system", row, {}) if sharegpt else None
+    if system is not None and isinstance(row[system], str) and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
+        read["system"] = system
     demand_assistant(messages)
-    read = ["tools"]
-    if row.get("system") == messages[0]["content"]:
-        read.append("system")
-    return ParsedSample(
-        origin, messages=messages, tools=tools_of(row, fields), unused=unused_of(row, fields, *read)
-    )
+    rest = unread("chat", row, fields, read, said(messages))
+    return ParsedSample(origin, messages=messages, tools=tools_of(row, fields), unread=rest)
 
 
 def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
@@ -89,10 +85,10 @@ def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str
     return parse_tools(row.get(name), name)
 
 
-def unused_of(row: Mapping[str, Any], fields: Mapping[str, str], *read: str) -> tuple[str, ...]:
-    """Return nonempty columns of BESIDE that are neither read nor named in data.fields."""
-    beside = (name for name in BESIDE if name not in read and name not in fields.values())
-    return tuple(name for name in beside if row.get(name) not in (None, "", [], {}, "[]", "{}"))
+def tools_column(row: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of the tools by its role; {} if the row has none."""
+    name = fields.get("tools", "tools")
+    return {"tools": name} if name in row else {}
 
 
 def required(row: Mapping[str, Any], name: str) -> Any:

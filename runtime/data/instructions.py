@@ -5,32 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .formats import ParsedSample, filled_text, unused_of
-from .messages import Messages
+from .columns import column_of, only, said, unread
+from .formats import ParsedSample, filled_text, tools_column, tools_of
+from .messages import Messages, parted
 from .values import Malformed, parsed, text_of
 
 
 def parse_instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     """Parse an instruction after its earlier turns; see `formats.parse_chat`."""
     instruction = filled_text(row, fields, "instruction")
-    context = _optional_text(row, fields, "input")
     output = filled_text(row, fields, "output")
+    read = {role: fields.get(role, role) for role in ("instruction", "output")} | tools_column(row, fields)
+
+    def optional(role: str) -> str | None:
+        column = column_of(role, row, fields)
+        if column is None:
+            return None
+        read[role] = column
+        return text_of(only(row[column]) if role == "reasoning" else row[column], repr(column))
+
+    context, system = optional("input"), optional("system")
     messages: Messages = []
-    system = _optional_text(row, fields, "system")
     if system is not None:
         messages.append({"role": "system", "content": system})
-    for user, assistant in _history(row, fields):
+    for user, assistant in _history(row, fields, read):
         messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    answer = {"role": "assistant", "content": output}
+    if not parted({"content": output})[0] and (reasoning := optional("reasoning")) is not None:
+        answer["reasoning_content"] = reasoning
     asked = instruction if context is None else f"{instruction}\n\n{context}"
-    messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
-    unused = unused_of(row, fields, "system")
-    return ParsedSample(origin, messages=messages, completion_start=len(messages) - 1, unused=unused)
+    messages += [{"role": "user", "content": asked}, answer]
+    return ParsedSample(
+        origin,
+        messages=messages,
+        completion_start=len(messages) - 1,
+        tools=tools_of(row, fields),
+        unread=unread("instruction", row, fields, read, said(messages)),
+    )
 
 
-def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[str, str]]:
+def _history(
+    row: Mapping[str, Any], fields: Mapping[str, str], read: dict[str, str]
+) -> list[tuple[str, str]]:
     """Parse the earlier turns of an instruction row: pairs of a user text and an assistant text."""
     name = fields.get("history", "history")
     value = row.get(name)
+    if value:
+        read["history"] = name
     turns = parsed(value, repr(name)) if value else []
     pairs = []
     for turn in turns if isinstance(turns, list) else [turns]:
@@ -38,11 +59,3 @@ def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[st
             raise Malformed(f"{name!r} is not a list of pairs")
         pairs.append((text_of(turn[0], repr(name)), text_of(turn[1], repr(name))))
     return pairs
-
-
-def _optional_text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str | None:
-    column = fields.get(name, name)
-    if row.get(column) is None or (name not in fields and column in fields.values()):
-        return None
-    value = text_of(row[column], repr(column))
-    return value if value.strip() else None

@@ -16,21 +16,21 @@ that works:
 Otherwise the conversation is refused: a mask is never guessed. The text of a message of another role is found
 by substitution, with the special token that follows. A message of weight 0 is not a target.
 
-The same renderings show what the template does not write of a conversation: fields whose removal changes
-nothing.
+What the template does not write of a conversation is found by unwritten.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from .messages import parted, taught
+from .messages import parted
 from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
+from .unwritten import unwritten
 
 NO_SYSTEM = "it accepts the rest without the system message"
 """The reason if a template accepts the conversation without its system message."""
@@ -62,6 +62,7 @@ class Rendered:
         ended: whether each span ends in a special token.
         unused: conversation content that the text lacks: keys of messages, "tools", "ROLE messages".
         adapted: keys of `call_forms.FORMS`: the changes to messages that call tools.
+        texts: other keys of messages whose text it lacks.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Rendered:
     ended: bool = True
     unused: tuple[str, ...] = ()
     adapted: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 def special_tokens(tokenizer: Any) -> tuple[str, ...]:
@@ -155,7 +157,7 @@ class Renderer:
             wanted = [turn for turn in chosen if turn not in muted]
             made, stretches = self._turns(messages, tools, wanted), len(wanted)
             muted = []
-        unused = tuple(self._unused(messages, tools, made.text))
+        unused, texts = unwritten(self._template, messages, tools, made.text)
         written = sum(not self._blank.fullmatch(made.text, *span) for span in made.spans)
         if written < min(len(made.spans), stretches):  # an end of sequence may be a stretch of its own
             held = f": it does not use {', '.join(unused)}" if unused else ""
@@ -163,7 +165,7 @@ class Renderer:
         if muted:
             spans = _without(made, self._turns(messages, tools, muted).spans)
             made = replace(made, spans=tuple(spans))
-        return replace(made, unused=unused, adapted=adapted) if unused or adapted else made
+        return replace(made, unused=unused, texts=texts, adapted=adapted)
 
     def _adapted(self, messages: Messages) -> tuple[str, ...]:
         """Return the changes that the template's form of tool calls makes to a conversation.
@@ -179,37 +181,6 @@ class Renderer:
             if messages[i]["content"].strip():
                 raise Inconsistent(f"message {i} {TEXT_AND_CALLS} writes the text after the calls")
         return tuple(dict.fromkeys(name for i in calling for name in form.applied(messages[i])))
-
-    def _unused(self, messages: Messages, tools: Tools, text: str) -> Iterator[str]:
-        """Return the parts of a conversation whose removal does not change its rendering.
-
-        A message key counts as used if any message needs it: templates leave out earlier reasoning.
-        """
-
-        def same(others: Messages, tools: Tools) -> bool:
-            try:
-                return self._template.render(others, tools) == text
-            except TemplateRefusal:
-                return False
-
-        for key in dict.fromkeys(key for message in messages for key in taught(message)):
-            if same([{k: v for k, v in message.items() if k != key} for message in messages], tools):
-                yield key
-        if tools and same(messages, None):
-            yield "tools"
-        # A content that occurs in the text after the one before is written: only others are rendered again.
-        place, hidden = 0, []
-        for i, message in enumerate(messages):
-            content = message["content"].strip()
-            found = text.find(content, place)
-            place = max(place, found + len(content))
-            if found < 0:
-                hidden.append(i)
-        for role in dict.fromkeys(messages[i]["role"] for i in hidden):
-            changed = [i for i in hidden if messages[i]["role"] == role]
-            others = [{**m, "content": "substitute"} if i in changed else m for i, m in enumerate(messages)]
-            if same(others, tools):
-                yield f"{role} messages"
 
     def _turns(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         """Return the spans of messages: assistant turns including their end, and texts of other roles."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .formats import ParsedSample, filled_text, required, tools_of, unused_of
+from .columns import NAMES, NOTHING, Unread, said, unread
+from .formats import ParsedSample, filled_text, required, tools_of
 from .messages import Messages
 from .prompted import conversation, demand_alike
 from .values import Malformed
+
+ANSWER = re.compile(
+    r"(?:^|\n)[ \t]*(?:assistant|chatbot|model|gpt|bot|ai)[ \t]*:"
+    r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<\|assistant\|>\n?"
+    r"|<start_of_turn>model\n|<\|turn>model\n|<｜Assistant｜>|\[/INST\]"
+    r"|###[ \t]*(?:assistant|response)[ \t]*:\n*",
+    re.IGNORECASE,
+)
+"""The beginning of an assistant's turn in a conversation that is written as one text, as in HH-RLHF."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +31,7 @@ class PreferenceRow:
         origin: as in ParsedSample.
         prompt, chosen, rejected: all text, or all messages as in ParsedSample. `chosen` and `rejected` do not
             repeat the prompt.
-        tools, unused: as in ParsedSample.
+        tools, unread: as in ParsedSample.
     """
 
     origin: str
@@ -28,21 +39,21 @@ class PreferenceRow:
     chosen: str | Messages
     rejected: str | Messages
     tools: list[dict[str, Any]] | None = None
-    unused: tuple[str, ...] = ()
+    unread: Unread = NOTHING
 
     def answers(self) -> tuple[ParsedSample, ParsedSample]:
         """Return the chosen and the rejected answer, each as a prompt with its completion."""
 
         def one(answer: Any) -> ParsedSample:
             if isinstance(self.prompt, str):
-                return ParsedSample(self.origin, prompt=self.prompt, completion=answer, unused=self.unused)
+                return ParsedSample(self.origin, prompt=self.prompt, completion=answer, unread=self.unread)
             start = len(self.prompt)
             return ParsedSample(
                 self.origin,
                 [*self.prompt, *answer],
                 completion_start=start,
                 tools=self.tools,
-                unused=self.unused,
+                unread=self.unread,
             )
 
         return one(self.chosen), one(self.rejected)
@@ -51,8 +62,9 @@ class PreferenceRow:
 def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
     """Parse a row of the format preference.
 
-    If the prompt is missing, or is text while the conversations contain it, the prompt is the common
-    beginning of `chosen` and `rejected`, as in TRL's extract_prompt.
+    If the prompt is missing, both answers must be whole conversations: messages, or text in which turns are
+    marked. Then the prompt is what both have in common, up to the beginning of the assistant's turn in which
+    they differ. The same applies if the prompt is text while the conversations contain it.
 
     Raises:
         Malformed: the row does not match the format, or both answers are the same.
@@ -65,13 +77,15 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     given = row.get(names["prompt"]) or None  # CSV has no nulls
     if not isinstance(chosen, list):
         good, bad = filled_text(row, fields, "chosen"), filled_text(row, fields, "rejected")
-        unused = unused_of(row, fields)
         if given is not None:
-            return PreferenceRow(origin, filled_text(row, fields, "prompt"), good, bad, unused=unused)
-        start = _common_text(good, bad)
-        if not good[:start].strip():
-            raise Malformed("no 'prompt', and chosen and rejected do not begin alike")
-        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unused=unused)
+            prompt = filled_text(row, fields, "prompt")
+            rest = _unread(row, fields, ("prompt",), (prompt, good, bad))
+            return PreferenceRow(origin, prompt, good, bad, unread=rest)
+        start = _last_turn(good, bad)
+        if start is None:
+            raise Malformed(_without_prompt(row, names["prompt"]))
+        rest = _unread(row, fields, (), (good, bad))
+        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unread=rest)
 
     liked = conversation(chosen, names["chosen"], fields)
     disliked = conversation(rejected, names["rejected"], fields)
@@ -82,15 +96,31 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     else:
         start = _common(liked, disliked)
         prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
-        if not prompt:
+        if not any(message["role"] == "user" for message in prompt):
             about = f"{names['prompt']!r} is not a list of messages" if given else "no 'prompt'"
-            raise Malformed(f"{about}, and chosen and rejected do not begin with the same message")
+            raise Malformed(f"{about}, and chosen and rejected do not begin with the same question")
     for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
         if not any(message["role"] == "assistant" for message in messages):
             raise Malformed(f"no assistant turn in {name!r} after the prompt")
-    return PreferenceRow(
-        origin, prompt, liked, disliked, tools_of(row, fields), unused_of(row, fields, "tools")
-    )
+    read = ("prompt", "tools") if isinstance(given, list) else ("tools",)
+    rest = _unread(row, fields, read, said([*prompt, *liked, *disliked]))
+    return PreferenceRow(origin, prompt, liked, disliked, tools_of(row, fields), rest)
+
+
+def _unread(
+    row: Mapping[str, Any], fields: Mapping[str, str], more: tuple[str, ...], texts: Iterable[str]
+) -> Unread:
+    read = {role: fields.get(role, role) for role in ("chosen", "rejected", *more)}
+    return unread("preference", row, fields, read, texts)
+
+
+def _without_prompt(row: Mapping[str, Any], name: str) -> str:
+    """Return the reason for a pair of texts without a prompt."""
+    if name in row:
+        return f"{name!r} is blank, and chosen and rejected are not whole conversations"
+    others = [column for column in row if str(column).lower() in NAMES["prompt"]]
+    hint = f": it may be {others[0]!r}" if others else ""
+    return f"no {name!r}{hint}; chosen and rejected are not whole conversations"
 
 
 def _common(chosen: Messages, rejected: Messages) -> int:
@@ -99,8 +129,16 @@ def _common(chosen: Messages, rejected: Messages) -> int:
     return next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
 
 
-def _common_text(chosen: str, rejected: str) -> int:
-    """Return the number of common first characters, without a space before the first that differs."""
-    shorter = min(len(chosen), len(rejected))
-    start = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
-    return start - 1 if start and chosen[start - 1] == " " else start
+def _last_turn(chosen: str, rejected: str) -> int | None:
+    """Return where the last turn of both begins, if they are conversations that begin alike."""
+    start = None
+    for turn in ANSWER.finditer(_beginning(chosen, rejected)):
+        if chosen[: turn.start()].strip():
+            start = turn.end()
+    return start
+
+
+def _beginning(first: str, second: str) -> str:
+    """Return the characters with which both texts begin."""
+    shorter = min(len(first), len(second))
+    return first[: next((i for i in range(shorter) if first[i] != second[i]), shorter)]

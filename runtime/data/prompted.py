@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .formats import ParsedSample, filled_text, required, tools_of, unused_of
+from .columns import READS, said, unread
+from .formats import ParsedSample, filled_text, required, tools_column, tools_of
 from .messages import Messages, demand_assistant, parse_messages
 from .values import Malformed, kind, text_of
 
@@ -22,11 +23,11 @@ LIKED = (
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     if is_labeled(row):
         raise Malformed(f"the label {row['label']} marks it as a judged answer, which KTO trains on")
-    return prompted(origin, row, fields)
+    return prompted("prompt_completion", origin, row, fields)
 
 
 def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    return replace(prompted(origin, row, fields), liked=label_of(row, fields))
+    return replace(prompted("unpaired_preference", origin, row, fields), liked=label_of(row, fields))
 
 
 def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
@@ -44,8 +45,11 @@ def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
     return value
 
 
-def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+def prompted(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     """Return a prompt and its completion.
+
+    Args:
+        format: prompt_completion, or unpaired_preference, which also reads a label.
 
     Raises:
         Malformed: one of them is missing, or one is text and the other is messages.
@@ -53,15 +57,19 @@ def prompted(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> 
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
     prompt, completion = required(row, prompt_name), required(row, completion_name)
     demand_alike(prompt, prompt_name, completion, completion_name)
+    read = {role: fields.get(role, role) for role in READS[format][0]}
     if isinstance(prompt, list):
         before = conversation(prompt, prompt_name, fields)
         after = conversation(completion, completion_name, fields)
         demand_assistant(after)
-        tools, unused = tools_of(row, fields), unused_of(row, fields, "tools")
-        return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
+        read |= tools_column(row, fields)
+        rest = unread(format, row, fields, read, said(before + after))
+        tools = tools_of(row, fields)
+        return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unread=rest)
     completion = text_of(completion, repr(completion_name))
-    prompt, unused = filled_text(row, fields, "prompt"), unused_of(row, fields)
-    return ParsedSample(origin, prompt=prompt, completion=completion, unused=unused)
+    prompt = filled_text(row, fields, "prompt")
+    rest = unread(format, row, fields, read, (prompt, completion))
+    return ParsedSample(origin, prompt=prompt, completion=completion, unread=rest)
 
 
 def is_labeled(row: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from ..settings import DataSettings, RunSettings, Source
 from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
+from .texts import added_tokens, without_start
 from .tokenizer import chat_template
 from .values import ColumnRow, Malformed, text_of, without_fillers
 
@@ -158,7 +159,8 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: A
     if isinstance(given, str):
         text_of(given, "'prompt'")
         # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
-        encoding = tokenizer.backend_tokenizer.encode(given)
+        backend = tokenizer.backend_tokenizer
+        encoding = backend.encode(without_start(given, added_tokens(backend)[0]))
         ids, added = list(encoding.ids), encoding.special_tokens_mask
         while len(ids) > 1 and added[len(ids) - 1]:
             ids.pop()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .call_forms import FORMS
+from .columns import Unread
 
 NAMED = 5
 """Number of left-out rows that are named; the others are only counted."""
@@ -50,6 +51,10 @@ INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
 
 
+NAMED_COUNTS = ("unused", "texts", "values", "taken")
+"""Attributes of SplitReport that count names of columns and keys, in the order of columns.Unread."""
+
+
 @dataclass
 class SplitReport:
     """Counts of `data.train` or of `data.eval`.
@@ -70,6 +75,8 @@ class SplitReport:
         incomplete: kept rows with content that their rendering does not use, with its names.
         unused: the number of rows by such a name.
         adapted: the number of kept rows by the change that the template needs to their tool calls.
+        texts, values, taken: the number of kept rows by the name of a column or of a message's key: with text
+            that is not used, with a value that is not used, and read as a role of another name.
         tokens, targets: of the kept samples.
         longest: tokens of the longest kept sequence.
         rows: rows of max_length tokens that an epoch fills.
@@ -92,6 +99,9 @@ class SplitReport:
     incomplete: Problems = field(default_factory=Problems)
     unused: dict[str, int] = field(default_factory=dict)
     adapted: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     targets: int = 0
     longest: int = 0
@@ -104,8 +114,9 @@ class SplitReport:
         """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
         for name in (*KINDS, "incomplete"):
             getattr(self, name).merge(getattr(other, name))
-        for counts, more in ((self.unused, other.unused), (self.adapted, other.adapted)):
-            for name, count in more.items():
+        for kind in (*NAMED_COUNTS, "adapted"):
+            counts = getattr(self, kind)
+            for name, count in getattr(other, kind).items():
                 counts[name] = counts.get(name, 0) + count
         for name in ("read", "kept", "removed", "truncated", "substituted", "unended", "tokens", "targets"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -116,11 +127,14 @@ class SplitReport:
         """Return the number of rows that were unusable for a reason other than their length."""
         return sum(getattr(self, name).count for name in INVALID)
 
-    def add_unused(self, origin: str, names: Iterable[str]) -> None:
-        """Count a kept row with content that its rendering does not use."""
-        if names := list(dict.fromkeys(names)):
-            self.incomplete.add(origin, ", ".join(names))
-            self.merge(SplitReport(unused=dict.fromkeys(names, 1)))
+    def add_unread(self, origin: str, unread: Unread) -> None:
+        """Count what a kept row contains that is not used."""
+        if unread.parts:
+            self.incomplete.add(origin, ", ".join(unread.parts))
+        for kind, names in zip(NAMED_COUNTS, unread, strict=True):
+            counts = getattr(self, kind)
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
 
     def add_adapted(self, names: Iterable[str]) -> None:
         """Count a kept row whose tool calls the template takes in another form."""
@@ -129,8 +143,7 @@ class SplitReport:
     @property
     def leftover(self) -> str:
         """Return content that renderings do not use, each with its count, and the first such row."""
-        counts = ", ".join(f"{name} in {count:,}" for name, count in self.unused.items())
-        return f"{counts}; the first is {self.incomplete.first[0].origin}"
+        return f"{_counted(self.unused)}; the first is {self.incomplete.first[0].origin}"
 
     @property
     def mean_length(self) -> float:
@@ -196,6 +209,8 @@ class SplitReport:
                 f"{self.incomplete.count:,} samples contain text that the model does not see: {self.leftover}"
             )
         out += [f"{count:,} samples: {FORMS[name]}" for name, count in self.adapted.items()]
+        if self.texts:
+            out.append(f"text that is not used, in samples: {_counted(self.texts)}")
         if self.substituted:
             out.append(
                 f"{self.substituted:,} samples: the chat template does not write an assistant turn the way "
@@ -207,7 +222,15 @@ class SplitReport:
                 f"{self.unended:,} samples: no special token ends an assistant turn's targets, so the model "
                 "is not taught to stop; the chat template has to write one, inside its generation markers"
             )
+        if self.taken:
+            out.append(f"columns of other names that are read: {_counted(self.taken)}")
+        if self.values:
+            out.append(f"columns that are not used: {_counted(self.values)}")
         return out
+
+
+def _counted(names: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} in {count:,}" for name, count in names.items())
 
 
 @dataclass

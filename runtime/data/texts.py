@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError
+from .columns import unread
 from .formats import ParsedSample, required
 from .masking import Rendered
 from .report import SplitReport
@@ -15,7 +16,8 @@ from .values import text_of
 def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     """Parse plain text; see `formats.parse_chat`."""
     name = fields.get("text", "text")
-    return ParsedSample(origin, completion=text_of(required(row, name), repr(name)))
+    text = text_of(required(row, name), repr(name))
+    return ParsedSample(origin, completion=text, unread=unread("text", row, fields, {"text": name}, (text,)))
 
 
 def encode_texts(
@@ -26,6 +28,8 @@ def encode_texts(
     report: SplitReport,
 ) -> Iterator[tuple[int, Rendered, Any, tuple[int, int]]]:
     """Encode plain text with the tokenizer's own special tokens, then the end of sequence.
+
+    A text that already begins or ends with a token that the tokenizer adds gets no second one.
 
     Args:
         rows: with their numbers.
@@ -39,7 +43,8 @@ def encode_texts(
     Raises:
         UserError: there is no such token.
     """
-    wholes: list[tuple[int, ParsedSample, str]] = []
+    begin, added_end = added_tokens(tokenizer)
+    wholes: list[tuple[int, ParsedSample, str, str]] = []
     for i, row in rows:
         completion = row.completion or ""
         if not completion.strip():
@@ -50,19 +55,41 @@ def encode_texts(
                 "the tokenizer has no end-of-sequence token, with which plain text has to end",
                 'add "eos_token" to tokenizer_config.json, or use data.format: chat',
             )
-        end = "" if completion.endswith(eos) else eos
-        wholes.append((i, row, (row.prompt or "") + completion + end))
+        if added_end.endswith(eos):
+            completion = completion.removesuffix(eos)
+        elif not completion.endswith(eos):
+            completion += eos
+        prompt = without_start(row.prompt or "", begin)
+        whole = without_start(prompt + completion, begin)
+        wholes.append((i, row, prompt, whole))
     encodings = tokenizer.encode_batch([text for *_, text in wholes])
-    prompts = tokenizer.encode_batch([row.prompt or "" for _, row, _ in wholes] if alone else [])
-    for n, ((i, row, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
+    prompts = tokenizer.encode_batch([prompt for *_, prompt, _ in wholes] if alone else [])
+    for n, ((i, row, _, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
         ids, start = encoding.ids, 0
         if alone:
-            prompt = _without_added_end(prompts[n])
-            start = len(prompt)
-            if ids[:start] != prompt:
-                report.inconsistent.add(row.origin, _not_a_prefix(prompt, encoding, text))
+            asked = _without_added_end(prompts[n])
+            start = len(asked)
+            if ids[:start] != asked:
+                report.inconsistent.add(row.origin, _not_a_prefix(asked, encoding, text))
                 continue
         yield i, Rendered(text, ()), encoding, (start, len(ids))
+
+
+def added_tokens(tokenizer: Any) -> tuple[str, str]:
+    """Return the texts of the tokens that a tokenizer puts before and after every text."""
+    encoding = tokenizer.encode("a")
+    tokens, added = encoding.tokens, [bool(mark) for mark in encoding.special_tokens_mask]
+    if False not in added:
+        return "", ""
+    start, end = added.index(False), len(added) - added[::-1].index(False)
+    return "".join(tokens[:start]), "".join(tokens[end:])
+
+
+def without_start(text: str, begin: str) -> str:
+    """Return a text without the tokens that the tokenizer puts before it."""
+    while begin and text.startswith(begin):
+        text = text[len(begin) :]
+    return text
 
 
 def _without_added_end(encoding: Any) -> list[int]:

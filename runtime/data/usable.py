@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .advice import LEFTOVER, WRITTEN, folding, silencing
+from .advice import WRITTEN, folding, leftover, silencing
 from .epochs import PackedRows
 from .masking import NO_SYSTEM, TEXT_AND_CALLS
 from .report import SplitReport
@@ -49,7 +49,7 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
             f"{report.incomplete.count} of {report.read} rows of {name} contain text that the model would "
             "not see, "
             f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
-            LEFTOVER,
+            leftover(data.format, data.fields),
         )
 
 

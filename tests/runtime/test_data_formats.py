@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.data.advice import advice
+from recipec.runtime.data.columns import Unread
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.preferences import PreferenceRow, parse_preference
@@ -238,7 +240,7 @@ def test_malformed_chat_row_gives_its_reason(row: dict[str, Any], why: str) -> N
 
 
 def test_an_instruction_becomes_a_conversation() -> None:
-    row = {"instruction": "Add.", "input": "1, 2", "output": "3", "id": 7}
+    row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
     assert parse("instruction", row) == ParsedSample(
         "a:1", messages=chat("Add.\n\n1, 2", "3"), completion_start=1
     )
@@ -324,8 +326,6 @@ DISLIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "bad"}]
         {"chosen": LIKED, "rejected": DISLIKED, "prompt": "a"},  # UltraFeedback's form
         {"chosen": LIKED[3:], "rejected": DISLIKED[3:], "prompt": LIKED[:3]},
         {"chosen": LIKED, "rejected": [*DISLIKED, *chat("d", "e")]},
-        {"chosen": "The sky is blue.", "rejected": "The sky is green, or so."},
-        {"chosen": "The sky", "rejected": "The sky is"},
         {"chosen": "blue", "rejected": "green", "prompt": "The sky is "},
     ],
 )
@@ -347,9 +347,9 @@ def test_prompt_repeated_in_chosen_and_rejected_is_removed_from_both() -> None:
     [
         ({"chosen": "a"}, "no 'rejected' (it has 'chosen')"),
         ({"chosen": "a", "rejected": "a", "prompt": "p"}, "'chosen' and 'rejected' are the same"),
-        ({"chosen": "a", "rejected": "b"}, "no 'prompt', and chosen and rejected do not begin alike"),
+        ({"chosen": "a", "rejected": "b"}, "no 'prompt'; chosen and rejected are not whole conversations"),
         ({"chosen": "a", "rejected": LIKED}, "'chosen' is a string and 'rejected' a list: both are text"),
-        ({"chosen": chat("a", "b"), "rejected": chat("c", "d")}, "do not begin with the same message"),
+        ({"chosen": chat("a", "b"), "rejected": chat("c", "d")}, "do not begin with the same question"),
         (
             {"chosen": LIKED[-1:], "rejected": chat("b"), "prompt": "p"},
             "'prompt' is not a list of messages, and chosen and rejected do not begin with",
@@ -364,26 +364,113 @@ def test_malformed_preference_row_gives_its_reason(row: dict[str, Any], why: str
     assert why in reason("preference", row)
 
 
+QUESTION = "What does the fox say to the world?"
+THOUGHT = "The fox thinks of the world, and says hello."
+PLAIN = {"instruction": "a", "output": "b"}
+
+
 @pytest.mark.parametrize(
-    ("format", "row", "unused"),
+    ("format", "row", "kinds"),
     [
-        ("chat", {"messages": chat("a", "b"), "tools": [TOOL], "id": "x", "source": "web"}, ()),
-        ("chat", {"messages": chat("a", "b"), "system": "s", "images": ["a.png"]}, ("system", "images")),
-        ("chat", {"messages": chat("a", "b"), "system": "", "images": [], "documents": None}, ()),
-        ("chat", {"conversations": chat("a", "b"), "system": "s"}, ()),
-        ("chat", {"conversations": chat("a", "b", system="s"), "system": "t"}, ("system",)),
-        ("instruction", {"instruction": "a", "output": "b", "system": "s", "tools": "[]"}, ()),
-        ("instruction", {"instruction": "a", "output": "b", "tools": [TOOL]}, ("tools",)),
-        ("prompt_completion", {"prompt": "a", "completion": "b", "tools": [TOOL], "label": 3}, ("tools",)),
-        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"}, ("system",)),
-        ("text", {"text": "a", "images": ["a.png"]}, ()),
+        (
+            "chat",
+            {"messages": chat("a", "b"), "tools": [TOOL], "id": "x", "source": "web"},
+            {"values": ("id", "source")},
+        ),
+        ("chat", {"messages": chat("a", "b"), "system": "s"}, {"parts": ("system",)}),
+        ("chat", {"messages": chat("a", "b"), "images": ["a.png"]}, {"parts": ("images",)}),
+        ("chat", {"messages": chat("a", "b"), "system": "", "images": [], "documents": None}, {}),
+        ("chat", {"conversations": chat("a", "b"), "system": "s"}, {}),
+        (
+            "chat",
+            {"conversations": chat("a", "b"), "system_prompt": "s"},
+            {"taken": ("system_prompt as system",)},
+        ),
+        ("chat", {"conversations": chat("a", "b", system="s"), "system": "t"}, {"parts": ("system",)}),
+        # A column that repeats a message is not lost, and one that repeats all of them holds nothing else.
+        ("chat", {"messages": chat(QUESTION, "b"), "prompt": QUESTION, "text": f"Ask: {QUESTION}\nb"}, {}),
+        ("chat", {"messages": chat("a", "b"), "prompt": QUESTION}, {"texts": ("prompt",)}),
+        ("chat", {"messages": chat("a", "b"), "reasoning": THOUGHT}, {"parts": ("reasoning",)}),
+        ("instruction", {**PLAIN, "system": "s", "tools": "[]"}, {}),
+        ("instruction", {**PLAIN, "tools": [TOOL], "reasoning": "on"}, {"values": ("reasoning",)}),
+        ("instruction", {**PLAIN, "context": "c"}, {"taken": ("context as input",)}),
+        ("instruction", {**PLAIN, "input": "i", "context": QUESTION}, {"texts": ("context",)}),
+        ("instruction", {**PLAIN, "input": "", "context": "c"}, {"taken": ("context as input",)}),
+        ("instruction", {**PLAIN, "Complex_CoT": "t"}, {"taken": ("Complex_CoT as reasoning",)}),
+        (
+            "instruction",
+            {**PLAIN, "cot": None, "thinking_trajectories": ["t"]},
+            {"taken": ("thinking_trajectories as reasoning",)},
+        ),
+        (
+            "instruction",
+            {**PLAIN, "deepseek_thinking": THOUGHT, "gemini_cot": THOUGHT},
+            {"parts": ("deepseek_thinking", "gemini_cot")},
+        ),
+        ("instruction", {**PLAIN, "answer": "c", "score": 2}, {"texts": ("answer",), "values": ("score",)}),
+        (
+            "prompt_completion",
+            {"prompt": "a", "completion": "b", "tools": [TOOL], "label": 3},
+            {"parts": ("tools",), "values": ("label",)},
+        ),
+        (
+            "prompt_completion",
+            {"prompt": "a", "completion": "b", "context": QUESTION},
+            {"parts": ("context",)},
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"},
+            {"parts": ("system",)},
+        ),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "rationale": THOUGHT},
+            {"texts": ("rationale",)},
+        ),
+        ("text", {"text": "a", "images": ["a.png"]}, {"parts": ("images",)}),
+        (
+            "text",
+            {"text": "a", "summary": "b", "url": "https://a.b/c d"},
+            {"texts": ("summary",), "values": ("url",)},
+        ),
     ],
 )
-def test_ignored_columns_of_a_sample_are_listed_as_unused(
-    format: str, row: dict[str, Any], unused: tuple[str, ...]
+def test_columns_that_are_not_read_are_listed_by_kind(
+    format: str, row: dict[str, Any], kinds: dict[str, tuple[str, ...]]
 ) -> None:
     parsed = parse_preference("a:1", row, {}) if format == "preference" else parser_of(format)("a:1", row, {})
-    assert parsed.unused == unused
+    assert parsed.unread == Unread(**kinds)
+
+
+def test_context_and_reasoning_join_their_messages() -> None:
+    row = {"question": "a", "context": "c", "answer": "b", "reasoning": "t"}
+    messages = parse("instruction", row, instruction="question", output="answer").messages
+    assert messages == [*chat("a\n\nc"), {"role": "assistant", "content": "b", "reasoning_content": "t"}]
+    # A column that data.fields names is read alone.
+    plain = parse("instruction", row, instruction="question", output="answer", input="input", reasoning="why")
+    assert plain.messages == chat("a", "b") and plain.unread.values == ("context", "reasoning")
+    row["answer"] = "<think>t</think>b"
+    assert parse("instruction", row, instruction="question", output="answer").messages == chat(
+        "a\n\nc", row["answer"]
+    )
+
+
+def test_preference_without_prompt_is_taken_apart_only_if_it_is_a_conversation() -> None:
+    human = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Sky?\n\nAssistant:"
+    row = parse_preference("a:1", {"chosen": f"{human} It is blue.", "rejected": f"{human} It is green."}, {})
+    assert (row.prompt, row.chosen, row.rejected) == (human, " It is blue.", " It is green.")
+    marked = "<|im_start|>user\nSky?<|im_end|>\n<|im_start|>assistant\n"
+    row = parse_preference("a:1", {"chosen": f"{marked}Blue", "rejected": f"{marked}Black"}, {})
+    assert (row.prompt, row.chosen) == (marked, "Blue")
+    pair = {"question": "Sky?", "chosen": "The answer is blue", "rejected": "The answer is red"}
+    assert reason("preference", pair) == (
+        "no 'prompt': it may be 'question'; chosen and rejected are not whole conversations"
+    )
+    assert advice("preference", {}, list(pair)) == "data.fields: {prompt: question}"
+    assert parse_preference("a:1", pair, {"prompt": "question"}).prompt == "Sky?"
+    answers = {"chosen": chat("a", "b")[1:], "rejected": chat("a", "c")[1:]}
+    assert "do not begin with the same question" in reason("preference", answers)
 
 
 def test_column_mapped_to_instruction_is_not_read_as_input_too() -> None:

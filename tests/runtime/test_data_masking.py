@@ -221,6 +221,78 @@ def test_keys_and_tools_that_a_template_ignores_are_listed_as_unused(
     assert renderer_of(tokenizer(), published(template), "all").render(messages, tools).unused == unused
 
 
+def call(city: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", "arguments": {"city": city, **more}}}
+
+
+TWICE = [
+    *CALL[:1],
+    {"role": "assistant", "content": "", "tool_calls": [call("Rome"), call("Bern")]},
+    *CALL[2:],
+]
+SYSTEMS = [{"role": "system", "content": "Be brief."}, *chat("Hello", "Hi", system="Be kind.")]
+LINES = chat('  First\n\n\tsecond "line"  \n', "Grüße:\n  code\n", "And\nmore", "ok  \n")
+QUOTED = [
+    *CALL[:1],
+    {"role": "assistant", "content": "", "tool_calls": [call('"Rome"\nü', days=3, now=True)]},
+]
+INFO = [
+    *chat("Hello"),
+    {"role": "assistant", "content": "Hi", "why": "They greet, so I do the same.", "id": "a b"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "unused", "texts"),
+    [
+        ("gptoss", TWICE, TOOLS, ("tool_calls",), ()),
+        ("qwen3", TWICE, TOOLS, (), ()),
+        # The calls are alike, so that finding their strings proves nothing.
+        (
+            "gptoss",
+            [*TWICE[:1], {**TWICE[1], "tool_calls": [call("Rome")] * 2}, *CALL[2:]],
+            TOOLS,
+            ("tool_calls",),
+            (),
+        ),
+        ("deepseek_r1_distill", SYSTEMS, None, ("system messages",), ()),
+        ("llama3", SYSTEMS, None, (), ()),
+        *(
+            (name, LINES, None, (), ())
+            for name in ("gemma4", "qwen3", "llama3_1", "phi3", "deepseek_r1_distill")
+        ),
+        *((name, QUOTED, TOOLS, (), ()) for name in ("gemma4", "qwen3", "gptoss", "glm4moe", "llama3_1")),
+        ("qwen3", INFO, None, (), ("why",)),
+        (
+            "qwen3",
+            [*chat("Hello"), THOUGHT, *chat("And?"), THOUGHT | {"reasoning_content": "More."}],
+            None,
+            (),
+            ("reasoning of earlier turns",),
+        ),
+        (
+            "deepseek_r1_distill",
+            chat("Hello", "<think>\nThey greet.\n</think>\n\nHi"),
+            None,
+            ("reasoning",),
+            (),
+        ),
+    ],
+)
+def test_strings_that_a_template_does_not_write_are_listed(
+    template: str, messages: list, tools: Any, unused: tuple[str, ...], texts: tuple[str, ...]
+) -> None:
+    made = renderer_of(tokenizer(), published(template), "all").render(messages, tools)
+    assert (made.unused, made.texts) == (unused, texts)
+
+
+def test_a_content_of_which_whole_lines_are_left_out_is_unused() -> None:
+    cut = GEMMA4.replace("message['content'] | trim", "message['content'].split('\n')[-1]")
+    assert renderer_of(tokenizer(), cut, "all").render(chat("One\ntwo", "three")).unused == ("user messages",)
+    shout = GEMMA4.replace("| trim", "| upper")  # in another form
+    assert renderer_of(tokenizer(), shout, "all").render(chat("One\ntwo", "three")).unused == ()
+
+
 def test_messages_that_a_template_skips_are_listed_as_unused() -> None:
     skipping = GEMMA4.replace("in messages", "in messages if message['role'] != 'system'")
     rendered = renderer_of(tokenizer(), skipping, "all").render(TWO)

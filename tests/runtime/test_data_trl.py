@@ -101,3 +101,14 @@ def test_plain_text_matches_trl_tokens_and_targets(tmp_path: Path) -> None:
     for tokens, targets in found:
         assert tokens[0] == tokenizer().bos_token_id and tokens[-1] == tokenizer().eos_token_id
         assert targets == [False] + [True] * (len(tokens) - 1)
+
+
+def test_text_that_begins_or_ends_with_added_tokens_gets_no_second_ones(tmp_path: Path) -> None:
+    plain = [{"text": "The fox."}, {"text": "Hello to the world."}]
+    rows = [{"text": "<bos>The fox."}, {"text": "<bos><bos>Hello to the world.<eos>"}]
+    assert ours(tmp_path, rows, MARKED, format="text", loss_on="all") == theirs(plain, MARKED)
+    asked = {"prompt": "Hello", "completion": " to the world."}
+    (found,) = ours(
+        tmp_path, [asked | {"prompt": "<bos>Hello"}], MARKED, format="prompt_completion", loss_on="completion"
+    )
+    assert [found] == theirs([asked], MARKED, completion_only_loss=True)
