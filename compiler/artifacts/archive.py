@@ -27,7 +27,7 @@ from recipec.compiler.artifacts.artifact import (
     needs,
     schema_file,
 )
-from recipec.compiler.artifacts.needed import runtime_files
+from recipec.compiler.artifacts.needed import called_scripts, runtime_files
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
@@ -79,11 +79,12 @@ def _wheel(out_dir: Path, own: Collection[str]) -> dict[str, Path | bytes]:
     Args:
         own: paths of the artifact; its scripts in launch/ call the runtime's scripts of the same name.
     """
-    scripts = {path: text for path, text in runtime_files().items() if path.endswith(".sh") and path in own}
+    there = runtime_files()
+    scripts = called_scripts((path for path in own if path.endswith(".sh") and path in there), there)
     return {
         wheel.REQUIREMENTS: out_dir / wheel.REQUIREMENTS,
         wheel.FILE: wheel.wheel(),
-        **{f"{RUNTIME}/{path}": text for path, text in scripts.items()},
+        **{f"{RUNTIME}/{path}": there[path] for path in scripts},
     }
 
 

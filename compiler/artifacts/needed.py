@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -278,6 +278,21 @@ def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, byt
         found |= fresh
         waiting = {name for path in fresh for name in _asks(path, there[path], passed_over)} - seen
     return sorted(found)
+
+
+def called_scripts(paths: Iterable[str], there: Mapping[str, bytes]) -> set[str]:
+    """Return shell scripts of runtime/ and all scripts that they source or call, by path relative to it."""
+    found: set[str] = set()
+    waiting = set(paths)
+    while waiting:
+        found |= waiting
+        waiting = {
+            called
+            for path in waiting
+            for called in _called_by(there[path])
+            if called.endswith(".sh") and called in there
+        } - found
+    return found
 
 
 def _called(files: Mapping[str, bytes]) -> Iterator[str]:

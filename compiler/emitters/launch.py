@@ -22,17 +22,14 @@ if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.spec.language.launch import Launch
 
-VM_NAME = 60
-"""The longest name of a VM (63 characters), minus room for the number of a slice."""
+TASK_NAME = 60
+"""The longest name of a SkyPilot task, minus room for the number of a node."""
 
 JOBSET_NAME = 44
 """The longest name of a JobSet. Its pods are called NAME-slice-SLICE-HOST-abcde, in 63 characters."""
 
 XPK = "1.9.0"
 """The version of xpk that its script was tested with."""
-
-XPK_NAME = 40
-"""The longest name of a workload that xpk accepts."""
 
 STATE_BYTES = 12
 """Bytes of each trained parameter in a checkpoint: its value and two moments, in float32."""
@@ -73,7 +70,6 @@ def launch_section(program: Program) -> dict[str, Any]:
     return {
         "launchers": kinds,
         "asks_for_zone": program.recipe.launch.zone is None,
-        "vm": vm_name(program.name),
         "slices": program.accelerator.slices,
         "archive": _archive(program) if "gke" in kinds else None,
         "secret_flags": _secret_flags(program),
@@ -88,11 +84,6 @@ def accelerator_type(name: str) -> str:
     """Return gcloud's name of an accelerator: v5e-8 is called v5litepod-8 there."""
     generation, _, number = name.partition("-")
     return f"{generations()[generation]['gcloud']}-{number}"
-
-
-def vm_name(name: str) -> str:
-    """Return the name of the Cloud TPU VM of a recipe of this name."""
-    return _short(name, VM_NAME)
 
 
 def place_flags(launch: Launch) -> list[str]:
@@ -114,7 +105,6 @@ def _values(program: Program) -> dict[str, Any]:
     return {
         "name": program.name,
         "wheel": program.installs_runtime,
-        "vm_name": vm_name(program.name),
         "machines_line": _machines_line(accelerator),
         "slices": made.slices,
         "hosts_per_slice": made.hosts_per_slice,
@@ -191,7 +181,7 @@ def _tpu_vm(program: Program) -> list[str]:
     results = {"checkpoints": in_artifact(program, recipe.checkpoint.directory), "merged": found.merged}
     adapter = recipe.merge.adapter and program.lora is not None
     return [
-        *_words({"name": program.name, "vm": vm_name(program.name)}),
+        *_words({"name": program.name}),
         _zone(launch),
         *_words(where | machine),
         *_words({"slices": str(accelerator.slices)} if several else {}),
@@ -246,6 +236,7 @@ def _skypilot(program: Program) -> dict[str, Any]:
     launch, accelerator = program.recipe.launch, program.accelerator
     region = launch.zone.rpartition("-")[0] if launch.zone else None
     return {
+        "task": _short(program.name, TASK_NAME),
         "infra": f"gcp/{region}/{launch.zone}" if region else "gcp",
         "accelerator_type": accelerator_type(accelerator.name),
         "runtime_version": launch.runtime_version or accelerator.runtime_version,
@@ -260,7 +251,7 @@ def _xpk(program: Program) -> list[str]:
     launch, accelerator = program.recipe.launch, program.accelerator
     tpu_type = f"{generations()[accelerator.generation]['gcloud']}-{accelerator.topology}"
     return [
-        *_words({"name": program.name, "workload": _short(program.name, XPK_NAME)}),
+        *_words({"name": program.name}),
         f"--cluster={shell_word(launch.cluster)}" if launch.cluster else '--cluster="${CLUSTER:-}"',
         _zone(launch),
         *_words({"project": launch.project} if launch.project else {}),

@@ -190,10 +190,14 @@ if [[ -f secrets.env ]]; then
 fi
 
 (($# > 0)) || fail "no step is given" "$steps; host.sh --help explains them"
-for step in "$@"; do
+for step; do
     case "$step" in
-        setup | stage | probe | train | start | attend | state | follow | stop | merge) "$step" ;;
-        --help) usage ;;
+        setup | stage | probe | train | start | attend | state | follow | stop | merge) ;;
+        --help)
+            usage
+            exit
+            ;;
         *) fail "no step \`$step\`" "$steps" ;;
     esac
 done
+for step; do "$step"; done

@@ -4,11 +4,15 @@
 # SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
-help="one of up, push, setup, stage, probe, train, logs, status, stop, merge, fetch, run and down"
+# shellcheck source=runtime/launch/owner.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/owner.sh"
+
+help="one of name, up, push, setup, stage, probe, train, logs, status, stop, merge, fetch, run and down"
 
 usage() {
     cat << END
-Usage: $script [--dry-run] [--queue] COMMAND
+Usage: $script [--dry-run] [--queue] COMMAND, with the options anywhere
+  name         prints the VM's name, $name-USER; VM names another
   up           creates the VM; with --queue, or if the recipe says so, by a queued resource, for which it waits
   push         copies $name.tar.gz, which \`recipe pack $name\` makes, to every host
   setup        Python 3.11 and the pinned packages, on every host
@@ -24,7 +28,8 @@ Usage: $script [--dry-run] [--queue] COMMAND
   run [NAME]   up, push, setup, stage and train; with the VM's name, it also replaces preempted VMs
   down NAME    deletes what up created, with all its files; type the VM's name
 Every command skips what is already done. --dry-run prints the commands without running them.
-The zone is the recipe's, or ZONE if the recipe has none.
+The zone is the recipe's, or ZONE if the recipe has none. Labels say who created a VM, and from which recipe. Only logs,
+status and fetch read another person's VM.
 END
     [[ -z "$tokens" ]] || echo "push copies these variables of this machine's environment to the hosts, in a file:$tokens"
 }
@@ -52,12 +57,15 @@ tpus() {
     call gcloud compute tpus "$@" "${place[@]}"
 }
 
-# Prints a field of a VM or a queued resource; `absent` if it does not exist.
+# Prints the state of a VM or a queued resource, and its labels owner, recipe and artifact; `absent` if it does not
+# exist.
+#   describe KIND STATE NODE: the fields of the state, and of the node that has the labels
 describe() {
-    local answer
+    local answer label="$3labels.recipec_"
     if $dry_run; then
         echo absent
-    elif answer="$(gcloud compute tpus "$1" describe "$vm" --format="value($2)" "${place[@]}" 2>&1)"; then
+    elif answer="$(gcloud compute tpus "$1" describe "$vm" \
+        --format="value($2,${label}owner,${label}recipe,${label}artifact)" "${place[@]}" 2>&1)"; then
         tail -n 1 <<< "$answer"
     elif [[ "$answer" == *NOT_FOUND* ]]; then
         echo absent
@@ -67,13 +75,46 @@ describe() {
     fi
 }
 
+describe_vm() {
+    describe tpu-vm state ""
+}
+
+describe_queued() {
+    describe queued-resources state.state "tpu.nodeSpec[0].node."
+}
+
+# Ends the script if the labels are not those that this person's `up` gives to a VM of this recipe. Another build of
+# the recipe may have created it.
+see_labels() {
+    local other
+    if [[ "$1" == "$owner" && "$2" == "$name" ]]; then
+        if [[ "$command" == down && "$3" != "$digest" ]]; then
+            say "$vm was created from another build of $name ($3; this one is $digest)."
+        fi
+        return
+    fi
+    other="choose another name: export VM=$(default_name "$name-2" "$account" "$longest")"
+    if [[ -z "$1" ]]; then
+        $queue || other="if it is yours: gcloud compute tpus tpu-vm update $vm \
+--update-labels=recipec_owner=$owner,recipec_recipe=$name ${place[*]}"
+        fail "$vm has no label that says who created it, so $script does not change it" "$other"
+    elif [[ "$1" != "$owner" ]]; then
+        fail "$vm is of another person: its label recipec_owner is $1, and yours is $owner" "$other"
+    fi
+    fail "$vm is of the recipe $2, not of $name" "$other"
+}
+
 # Prints the state of the VM or the queued resource: `ready`, `absent`, `gone STATE` or `waiting STATE`.
 condition() {
-    local state
+    local line state
     if $queue; then
-        state="$(describe queued-resources state.state)" || exit 1
+        line="$(describe_queued)" || exit 1
     else
-        state="$(describe tpu-vm state)" || exit 1
+        line="$(describe_vm)" || exit 1
+    fi
+    state="$(cut -f 1 <<< "$line")"
+    if $changes && [[ "$state" != absent ]]; then
+        see_labels "$(cut -f 2 <<< "$line")" "$(cut -f 3 <<< "$line")" "$(cut -f 4 <<< "$line")"
     fi
     case "$state" in
         absent) echo absent ;;
@@ -84,15 +125,16 @@ condition() {
 }
 
 create() {
+    local labels="--labels=recipec_owner=$owner,recipec_recipe=$name,recipec_artifact=$digest"
     if ! $queue; then
         call "${gcloud[@]}" compute tpus tpu-vm create "$vm" \
-            "${machine[@]}" --version="$runtime_version" "${place[@]}"
+            "${machine[@]}" --version="$runtime_version" "$labels" "${place[@]}"
     elif ((${#nodes[@]} > 1)); then
         call "${gcloud[@]}" compute tpus queued-resources create "$vm" \
-            --node-count="${#nodes[@]}" --node-prefix="$vm" "${queued[@]}" "${machine[@]}" "${place[@]}"
+            --node-count="${#nodes[@]}" --node-prefix="$vm" "${queued[@]}" "${machine[@]}" "$labels" "${place[@]}"
     else
         call "${gcloud[@]}" compute tpus queued-resources create "$vm" \
-            --node-id="$vm" "${queued[@]}" "${machine[@]}" "${place[@]}"
+            --node-id="$vm" "${queued[@]}" "${machine[@]}" "$labels" "${place[@]}"
     fi
 }
 
@@ -124,6 +166,14 @@ up() {
         esac
         if $dry_run; then return; fi
     done
+}
+
+# Ends the script if the VM does not exist or is another person's, before a command changes something on it.
+see_vm() {
+    local now
+    if $dry_run; then return; fi
+    now="$(condition)" || exit 1
+    [[ "$now" != absent ]] || fail "$vm does not exist" "$script up creates it"
 }
 
 # Runs a gcloud command for every VM in parallel; fails if one of them fails.
@@ -189,14 +239,19 @@ steps() {
     on_hosts "$(step "$@")"
 }
 
-# Succeeds if a training on any host holds the lock. A host without the files has no lock and no training.
+# Succeeds if a training on any host holds the lock, and keeps the digest of its artifact in `training`. A host without
+# the files has no lock and no training.
 trains() {
-    local question="flock --shared --nonblock train.lock true || echo training" answers
+    local question answers
+    # One line at once, because the lines of several hosts arrive together.
+    question="flock --shared --nonblock train.lock true || \
+echo \"training \$(sha256sum $name/recipe.lock.json | cut -c 1-16)\""
     if $dry_run; then
         on_hosts "$question"
         return 1
     fi
-    answers="$(patiently on_hosts "$question")" && grep -q '^training$' <<< "$answers"
+    answers="$(patiently on_hosts "$question")" && training="$(grep -m 1 '^training ' <<< "$answers")" || return 1
+    training="${training#training }"
 }
 
 push() {
@@ -275,7 +330,12 @@ watch() {
 ready_to_train() {
     up || return
     if trains; then
-        say "A training runs on $vm: following it. To use another archive, run $script stop first."
+        if [[ "$training" == "$digest" ]]; then
+            say "A training runs on $vm: following it. To use another archive, run $script stop first."
+        else
+            say "A training of another build of $name runs on $vm ($training; this one is $digest): following it." \
+                "To train this one, run $script stop first."
+        fi
     else
         push && patiently steps setup stage
     fi
@@ -348,7 +408,7 @@ fetch() {
 status() {
     local now
     now="$(condition)" || exit 1
-    echo "$now"
+    echo "$vm: $now"
     if [[ "$now" == ready ]] || $dry_run; then
         on_hosts "$(step state); tail -n 1 train.log"
     fi
@@ -375,7 +435,7 @@ down() {
     [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, so its name has to be typed" "$script down $vm"
     if ! $queue; then
         # Deleting a queued resource deletes its VM too.
-        now="$(describe queued-resources state.state)" || exit 1
+        now="$(describe_queued)" || exit 1
         if [[ "$now" != absent ]]; then queue=true; fi
     fi
     now="$(condition)" || exit 1
@@ -389,12 +449,11 @@ down() {
 script="$1"
 shift
 
-name="" vm="" slices=1 hosts=1 runtime_version="" max_restarts=0 tokens="" checkpoints="" merged="" adapter=false
+name="" slices=1 hosts=1 runtime_version="" max_restarts=0 tokens="" checkpoints="" merged="" adapter=false
 zone="" place=() machine=() queued=() queue=false gcloud=(gcloud)
 while [[ "$1" != -- ]]; do
     case "$1" in
         --name=*) name="${1#*=}" ;;
-        --vm=*) vm="${1#*=}" ;;
         --slices=*) slices="${1#*=}" ;;
         --hosts=*) hosts="${1#*=}" ;;
         --zone=*) zone="${1#*=}" place+=("$1") ;;
@@ -416,50 +475,79 @@ while [[ "$1" != -- ]]; do
 done
 shift
 
-nodes=("$vm")
-if ((slices > 1)); then
-    nodes=()
-    for ((i = 0; i < slices; i++)); do nodes+=("$vm-$i"); done
-fi
 poll="${POLL_SECONDS:-30}"
-typed="" # the name, if it was typed
+typed=""    # the VM's name, if it was typed
+training="" # the digest of the artifact that a host trains from
 secrets=""
 trap '[[ -z "$secrets" ]] || rm -f "$secrets"' EXIT
 
-dry_run=false
-while [[ "${1:-}" == --* ]]; do
-    case "$1" in
+dry_run=false words=()
+for word; do
+    case "$word" in
         --dry-run) dry_run=true ;;
         --queue) queue=true ;;
         --help)
             usage
             exit
             ;;
-        *) fail "no option $1" "--dry-run, --queue or --help" ;;
+        -*) fail "no option $word" "--dry-run, --queue or --help" ;;
+        *) words+=("$word") ;;
     esac
-    shift
 done
+command="${words[0]:-}" argument="${words[1]:-}"
 
-command="${1:-}"
-[[ -n "$command" ]] || fail "no command is given" "$help; $script --help explains them"
-[[ -n "$zone" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
+# The words that a command takes, itself included, and whether it changes the VM.
+most=1 changes=true
+case "$command" in
+    "") fail "no command is given" "$help; $script --help explains them" ;;
+    up | push | setup | stage | train | stop | merge) ;;
+    run | probe | down) most=2 ;;
+    name | logs | status) changes=false ;;
+    fetch)
+        most=2 changes=false
+        [[ -z "$argument" || "$argument" == merged ]] ||
+            fail "fetch does not take \`$argument\`" "$script fetch, or $script fetch merged"
+        ;;
+    *) fail "no command \`$command\`" "$help" ;;
+esac
+((${#words[@]} <= most)) || fail "$command does not take \`${words[$most]}\`" "$script --help"
+
+[[ "$command" == name || -n "$zone" ]] ||
+    fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
 $dry_run || command -v gcloud > /dev/null ||
     fail "gcloud is not installed" "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
 
+longest=60 # 63 characters of a VM's name, minus room for the number of a slice
+lock="$(dirname -- "$script")/../recipe.lock.json"
+[[ -f "$lock" ]] || fail "$lock does not exist" "build the artifact again: recipe build RECIPE"
+digest="$({ sha256sum < "$lock" || shasum -a 256 < "$lock"; } 2> /dev/null | cut -c 1-16)"
+account="$(account)" || exit 1
+owner="$(owner_label "$account")"
+vm="${VM:-$(default_name "$name" "$account" "$longest")}"
+see_name VM "$vm" "$longest"
+nodes=("$vm")
+if ((slices > 1)); then
+    nodes=()
+    for ((i = 0; i < slices; i++)); do nodes+=("$vm-$i"); done
+fi
+
 case "$command" in
-    up | push | train) "$command" ;;
+    push | setup | stage | train | stop | merge) see_vm ;;
+esac
+
+case "$command" in
+    name) echo "$vm" ;;
+    up | push | train | status) "$command" ;;
     setup | stage) patiently steps "$command" ;;
     stop) steps stop ;;
     logs) on_first "tail --lines=100 --follow=name train.log" ;;
-    status) status ;;
     merge) on_first "$(step merge)" ;;
-    fetch) fetch "${2:-}" ;;
+    fetch) fetch "$argument" ;;
     run)
-        typed="${2:-}"
-        [[ -z "$typed" || "$typed" == "$vm" ]] || fail "this is $vm, not $typed" "$script run $vm"
+        typed="$argument"
+        [[ -z "$typed" || "$typed" == "$vm" ]] ||
+            fail "this is $vm, not $typed" "$script run $vm, or choose another name: export VM=$typed"
         run
         ;;
-    probe) probe "${2:-}" ;;
-    down) down "${2:-}" ;;
-    *) fail "no command \`$command\`" "$help" ;;
+    probe | down) "$command" "$argument" ;;
 esac

@@ -4,11 +4,17 @@
 # SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
+# shellcheck source=runtime/launch/owner.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/owner.sh"
+
 version=1.9.0 # tested
+help="create, status, delete or name"
 
 usage() {
     cat << END
-Usage: $script [--dry-run] COMMAND, in the folder of $name.tar.gz, which \`recipe pack $name\` makes
+Usage: $script [--dry-run] COMMAND, with the option anywhere, in the folder of $name.tar.gz, which
+\`recipe pack $name\` makes
+  name          prints the workload's name, $name-USER; WORKLOAD names another
   create        starts the run, from an image of $image with the archive's files
   status        shows its state
   delete NAME   deletes the workload but not its checkpoints; type its name
@@ -50,11 +56,10 @@ delete() {
 script="$1"
 shift
 
-name="" workload="" cluster="" zone="" image="" tokens="" place=() machine=() limits=()
+name="" cluster="" zone="" image="" tokens="" place=() machine=() limits=()
 while [[ "$1" != -- ]]; do
     case "$1" in
         --name=*) name="${1#*=}" ;;
-        --workload=*) workload="${1#*=}" ;;
         --cluster=*) cluster="${1#*=}" place+=("$1") ;;
         --zone=*) zone="${1#*=}" place+=("$1") ;;
         --project=*) place+=("$1") ;;
@@ -70,24 +75,44 @@ shift
 folder=""
 trap '[[ -z "$folder" ]] || rm -rf "$folder"' EXIT
 
-mode=--no-dry-run
-if [[ "${1:-}" == --dry-run ]]; then
-    mode=--dry-run
-    shift
+mode=--no-dry-run dry_run=false words=()
+for word; do
+    case "$word" in
+        --dry-run) mode=--dry-run dry_run=true ;;
+        --help)
+            usage
+            exit
+            ;;
+        -*) fail "no option $word" "--dry-run or --help" ;;
+        *) words+=("$word") ;;
+    esac
+done
+command="${words[0]:-}"
+
+# The words that a command takes, itself included.
+most=1
+case "$command" in
+    "") fail "no command is given" "$help; $script --help explains them" ;;
+    name | create | status) ;;
+    delete) most=2 ;;
+    *) fail "no command \`$command\`" "$help" ;;
+esac
+((${#words[@]} <= most)) || fail "$command does not take \`${words[$most]}\`" "$script --help"
+
+if [[ "$command" != name ]]; then
+    [[ -n "$cluster" ]] || fail "no cluster is named" "export CLUSTER=NAME, or give launch.cluster in the recipe"
+    [[ -n "$zone" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
+    command -v xpk > /dev/null || fail "xpk is not installed" "python3 -m pip install xpk==$version"
 fi
 
-command="${1:-}"
-if [[ "$command" == --help ]]; then
-    usage
-    exit
-fi
-[[ -n "$cluster" ]] || fail "no cluster is named" "export CLUSTER=NAME, or give launch.cluster in the recipe"
-[[ -n "$zone" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
-command -v xpk > /dev/null || fail "xpk is not installed" "python3 -m pip install xpk==$version"
+longest=40 # characters of a workload's name
+account="$(account)" || exit 1
+workload="${WORKLOAD:-$(default_name "$name" "$account" "$longest")}"
+see_name WORKLOAD "$workload" "$longest"
 
 case "$command" in
+    name) echo "$workload" ;;
     create) create ;;
     status) xpk workload list "$mode" "${place[@]}" --filter-by-job="^$workload\$" ;;
-    delete) delete "${2:-}" ;;
-    *) fail "no command \`$command\`" "create, status or delete" ;;
+    delete) delete "${words[1]:-}" ;;
 esac

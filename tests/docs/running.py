@@ -91,6 +91,10 @@ def problems(block: Block, folder: Path) -> Iterator[str]:
 def _problem(words: shell.Words) -> Iterator[str]:
     if reason(words) is not None:
         return
+    words[:] = map(_expanded, words)
+    if len(words) == 1 and (assignment := re.fullmatch(r"(\w+)=(.*)", words[0])):
+        os.environ[assignment[1]] = assignment[2]
+        return
     if words[0] == "cd":
         os.chdir(words[1])
         return
@@ -99,6 +103,12 @@ def _problem(words: shell.Words) -> Iterator[str]:
         Path(words.into).write_text(out, encoding="utf-8")
     if status:
         yield f"`{' '.join(words)}` exits with {status}:\n{error}{out}"
+
+
+def _expanded(word: str) -> str:
+    """Replace a word's "$NAME" by the variable, and its "$(command)" by the command's output."""
+    word = re.sub(r"\$(\w+)", lambda name: os.environ.get(name[1], ""), word)
+    return re.sub(r"\$\((.*)\)", lambda command: _run(next(shell.commands(command[1])))[1].strip(), word)
 
 
 def _run(words: shell.Words) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -137,6 +136,8 @@ def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path:
     record = tmp_path / "bin" / "xpk"
     record.write_text('#!/bin/bash\nprintf "%s\\0" "$@" >> "$WORDS"; printf "\\n" >> "$WORDS"\n')
     record.chmod(0o755)
+    (tmp_path / "bin" / "gcloud").write_text("#!/bin/bash\necho ada@example.com\n")
+    (tmp_path / "bin" / "gcloud").chmod(0o755)
     shutil.copytree(ROOT / "runtime" / "launch", tmp_path / "runtime" / "launch")
     commands, shapes = [], []
     for shape, program in programs.items():
@@ -150,8 +151,7 @@ def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path:
         subprocess.run(["tar", "czf", f"{program.name}.tar.gz", "empty"], cwd=tmp_path, check=True)
         words = tmp_path / "words"
         words.unlink(missing_ok=True)
-        (name,) = re.findall(r"--workload=(.*)$", text, re.MULTILINE)
-        for arguments in (["create"], ["--dry-run", "create"], ["delete", name]):
+        for arguments in (["create"], ["create", "--dry-run"], ["delete", "sample-ada"]):
             subprocess.run(
                 ["bash", str(script), *arguments],
                 cwd=tmp_path,
@@ -160,6 +160,7 @@ def test_xpk_parses_the_emitted_commands(programs: dict[str, Program], tmp_path:
                     "CLUSTER": "c",
                     "ZONE": "z",
                     "WORDS": str(words),
+                    "WORKLOAD": "sample-ada",
                 },
                 check=True,
             )

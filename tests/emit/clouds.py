@@ -17,21 +17,24 @@ from typing import IO
 from recipec.compiler.artifacts.needed import runtime_files
 
 GCLOUD = r"""#!/usr/bin/env bash
-# $CLOUD: vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a line each).
+# $CLOUD: account, vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a
+# line each), labels/NAME (the fields that describe prints after the state).
 trap 'exit 130' INT # where bash waits for a command that has ended well, a Ctrl-C is lost without
+if [[ "$1" == config ]]; then cat "$CLOUD/account"; exit; fi
 printf '%s\n' "$*" >> "$CLOUD/calls"
 [[ "$1" == storage ]] && exit 0
 if [[ -e "$CLOUD/refusal" ]]; then cat "$CLOUD/refusal" >&2; exit 1; fi
 [[ "$1" == alpha ]] && shift
 group="$3" verb="$4" name="$5"
 shift 5
-worker=0 command='' count=1 prefix='' files=()
+worker=0 command='' count=1 prefix='' labels='' files=()
 for word; do
     case "$word" in
         --worker=*) worker="${word#*=}" ;;
         --command=*) command="${word#*=}" ;;
         --node-count=*) count="${word#*=}" ;;
         --node-prefix=*) prefix="${word#*=}" ;;
+        --labels=*) labels="$(tr ',' '\n' <<< "${word#*=}" | cut -d = -f 2 | paste -s -)" ;;
         --*) ;;
         *) files+=("$word") ;;
     esac
@@ -44,10 +47,15 @@ make() {
 machines() {
     if [[ "$worker" == all ]]; then echo "$CLOUD/vms/$1"/host-*; else echo "$CLOUD/vms/$1/host-$worker"; fi
 }
+mkdir -p "$CLOUD/labels"
+if [[ "$verb" == create ]]; then echo "$labels" > "$CLOUD/labels/$name"; fi
+labelled() {
+    printf '%s\t%s\n' "$1" "$(cat "$CLOUD/labels/$name")"
+}
 case "$group $verb" in
     "tpu-vm describe")
         [[ -e "$CLOUD/vms/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
-        cat "$CLOUD/vms/$name/state"
+        labelled "$(< "$CLOUD/vms/$name/state")"
         ;;
     "tpu-vm create")
         [[ ! -e "$CLOUD/full" ]] || { rm "$CLOUD/full"; echo "no more capacity" >&2; exit 1; }
@@ -65,7 +73,7 @@ case "$group $verb" in
         ;;
     "queued-resources describe")
         [[ -e "$CLOUD/queue/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
-        head -n 1 "$CLOUD/queue/$name"
+        labelled "$(head -n 1 "$CLOUD/queue/$name")"
         if (($(wc -l < "$CLOUD/queue/$name") > 1)); then sed -i 1d "$CLOUD/queue/$name"; fi
         ;;
     "queued-resources delete") rm -r "$CLOUD/queue/$name" "$CLOUD/vms/$name"* ;;
@@ -191,7 +199,7 @@ class Cloud:
     """
 
     def __init__(self, folder: Path, files: Mapping[str, bytes], name: str, hosts: int) -> None:
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.vm = folder, name, f"{name}-ada"
         self.laptop = folder / "laptop"
         commands = folder / "bin"
         commands.mkdir()
@@ -200,6 +208,7 @@ class Cloud:
             (commands / stub).write_text(text)
             (commands / stub).chmod(0o755)
         (folder / "hosts").write_text(str(hosts))
+        self.sign_in("ada@example.com")
         packed = {f"{name}/{path}": content for path, content in files.items()}
         packed |= {f"runtime/{path}": content for path, content in launch_scripts().items()}
         for path, content in packed.items():
@@ -211,6 +220,10 @@ class Cloud:
                 info = tarfile.TarInfo(path)
                 info.size = len(content)
                 tar.addfile(info, BytesIO(content))
+
+    def sign_in(self, account: str) -> None:
+        """Set the account of gcloud."""
+        (self.folder / "account").write_text(f"{account}\n")
 
     def environment(self, **more: str) -> dict[str, str]:
         path = f"{self.folder / 'bin'}:/usr/bin:/bin"
@@ -247,12 +260,12 @@ class Cloud:
         return [line for line in self.lines("calls") if all(word in line for word in words)]
 
     def home(self, worker: int, vm: str | None = None) -> Path:
-        return self.folder / "vms" / (vm or self.name) / f"host-{worker}"
+        return self.folder / "vms" / (vm or self.vm) / f"host-{worker}"
 
     def preempt(self, vm: str | None = None) -> None:
         """Preempt a VM: remove its processes and disks, and set its state."""
         self.end()
-        machine = self.folder / "vms" / (vm or self.name)
+        machine = self.folder / "vms" / (vm or self.vm)
         for host in machine.glob("host-*"):
             host.rename(self.folder / f"taken-{len(list(self.folder.glob('taken-*')))}")
         (machine / "state").write_text("PREEMPTED\n")

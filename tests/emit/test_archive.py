@@ -40,7 +40,7 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
     scripts |= {"sample/launch/host.sh", "sample/launch/tpu-vm.sh"}
-    scripts |= {f"runtime/launch/{name}.sh" for name in ("host", "tpu-vm")}
+    scripts |= {f"runtime/launch/{name}.sh" for name in ("host", "owner", "tpu-vm")}
     assert {member.name for member in members if member.mode & 0o111} == scripts
 
 

@@ -17,7 +17,7 @@ from launch_shapes import BASE, LONG, SHAPES
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from recipec.compiler.emitters.launch import JOBSET_NAME, XPK, XPK_NAME, emit_launch
+from recipec.compiler.emitters.launch import JOBSET_NAME, XPK, emit_launch
 from recipec.compiler.emitters.readme import emit_readme
 from recipec.compiler.lowering.lower import lower
 from recipec.spec.diagnostics import Diagnostic
@@ -196,6 +196,10 @@ def laid_out(files: dict[str, str], folder: Path) -> Path:
     for name, text in files.items():
         (folder / "sample/launch" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "sample/launch" / name).write_text(text)
+    (folder / "sample/recipe.lock.json").write_text("{}\n")
+    (folder / "bin").mkdir()
+    (folder / "bin/gcloud").write_text('#!/bin/sh\n[ "$1" = config ] && echo ada@example.com\n')
+    (folder / "bin/gcloud").chmod(0o755)
     return folder
 
 
@@ -210,8 +214,8 @@ def test_launch_settings_reach_the_launch_commands(
     launches: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     vm = create_command(laid_out(launches["everything"], tmp_path / "everything"))
-    assert vm[:6] == ["gcloud", "compute", "tpus", "queued-resources", "create", "sample"]
-    assert {"--zone=us-east5-a", "--project=a-project"} <= {*vm} and "--node-id=sample" in vm
+    assert vm[:6] == ["gcloud", "compute", "tpus", "queued-resources", "create", "sample-ada"]
+    assert {"--zone=us-east5-a", "--project=a-project"} <= {*vm} and "--node-id=sample-ada" in vm
     for flag in (
         *("--spot", "--network=net", "--subnetwork=sub", "--service-account=a@b.iam.gserviceaccount.com"),
         *("--valid-until-duration=12h", "--runtime-version=v2-alpha-x", "--accelerator-type=v5litepod-8"),
@@ -229,8 +233,10 @@ def test_launch_settings_reach_the_launch_commands(
     assert selector["cloud.google.com/reservation-name"] == "mine"
     assert "--tpu-type=tpu7x-2x2x2" in launches["ironwood"]["xpk.sh"]
     assert len(jobset_of(launches["long-name"]["jobset.yaml"])["metadata"]["name"]) <= JOBSET_NAME
-    (workload,) = re.findall(r"--workload=(.*)$", launches["long-name"]["xpk.sh"], re.MULTILINE)
-    assert LONG.startswith(workload) and len(workload) <= XPK_NAME
+    long_names = laid_out(launches["long-name"], tmp_path / "long-name") / "sample/launch"
+    for script, longest in (("tpu-vm.sh", 60), ("xpk.sh", 40)):
+        name = run_script(long_names / script, "name").stdout.strip()
+        assert name.startswith(LONG[:35]) and name.endswith("-ada") and len(name) <= longest
 
 
 def test_host_script_uv_version_satisfies_pyproject(root: Path) -> None:
@@ -279,7 +285,6 @@ def test_xpk_script_passes_the_archive_and_deletes_only_by_name(
 ) -> None:
     script = laid_out(launches["slices-of-pairs"], tmp_path) / "sample/launch/xpk.sh"
     xpk = tmp_path / "bin" / "xpk"
-    xpk.parent.mkdir()
     xpk.write_text(
         '#!/bin/bash\nprintf "%s\\n" "$@"\nfor word; do case "$word" in --script-dir=*) ls "${word#*=}" ;; '
         '--env-file=*) cat "${word#*=}" ;; esac; done\n'
@@ -291,14 +296,32 @@ def test_xpk_script_passes_the_archive_and_deletes_only_by_name(
     (tmp_path / "train.py").touch()
     subprocess.run(["tar", "czf", "sample.tar.gz", "train.py"], cwd=tmp_path, check=True)
     words = run_script(script, "--dry-run", "create", **places).stdout.splitlines()
-    assert {"--dry-run", "--workload=sample", "--cluster=c", "--zone=z", "--num-slices=2"} <= set(words)
+    assert {"--dry-run", "--workload=sample-ada", "--cluster=c", "--zone=z", "--num-slices=2"} <= set(words)
     assert {"train.py", "HF_TOKEN", "--tpu-type=v5litepod-2x4"} <= set(words) and "a-secret" not in words
     assert not list((tmp_path / "tmp").iterdir())
-    for wrong in (["delete"], ["delete", "simple"], ["fly"], []):
+    for dry in (
+        ["create", "--dry-run"],
+        ["--dry-run", "delete", "sample-ada"],
+        ["delete", "--dry-run", "sample-ada"],
+    ):
+        words = run_script(script, *dry, **places).stdout.splitlines()
+        assert "--dry-run" in words and "--no-dry-run" not in words
+    for wrong in (
+        *(
+            ["delete"],
+            ["delete", "simple"],
+            ["delete", "sample-ada", "now"],
+            ["delete", "sample-ada", "--dry"],
+        ),
+        *(["create", "dry-run"], ["--now", "create"], ["fly"], []),
+    ):
         ran = run_script(script, *wrong, **places)
         assert ran.returncode == 1 and ran.stderr.startswith("error: ") and not ran.stdout
-    deleted = run_script(script, "delete", "sample", **places).stdout
-    assert "--workload=sample" in deleted and "--no-dry-run" in deleted
+    deleted = run_script(script, "delete", "sample-ada", **places).stdout
+    assert "--workload=sample-ada" in deleted and "--no-dry-run" in deleted
+    words = run_script(script, "create", WORKLOAD="mine", **places).stdout.splitlines()
+    assert "--workload=mine" in words
+    assert "unset WORKLOAD" in run_script(script, "create", WORKLOAD="Mine", **places).stderr
     assert "no cluster is named" in run_script(script, "create", ZONE="z").stderr
     assert "create" in run_script(script, "--help").stdout
     xpk.unlink()

@@ -149,8 +149,12 @@ def test_launch_scripts_pass_hostile_values_unexecuted(
         (here / "venv/bin").mkdir(parents=True)
         (here / "runtime").symlink_to(root / "runtime")
         for stub in (stubs / "xpk", stubs / "gcloud", here / "venv/bin/hf"):
-            stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> "$WORDS"\n')
+            stub.write_text(
+                '#!/bin/sh\nprintf "%s\\n" "$@" >> "$WORDS"\n[ "$1" != config ] || echo "a b$(echo)@x"\n'
+            )
             stub.chmod(0o755)
+        (here / name).mkdir()
+        (here / name / "recipe.lock.json").write_text("{}\n")
         (stubs / "df").write_text("#!/bin/sh\necho 99999999\n")  # free MiB
         (stubs / "df").chmod(0o755)
         subprocess.run(["tar", "czf", f"{name}.tar.gz", "--files-from=/dev/null"], cwd=here, check=True)

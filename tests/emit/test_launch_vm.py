@@ -17,6 +17,7 @@ from recipec.compiler.emitters.emit import emit
 from tests.waiting import until
 
 NAME = "sample"
+VM = "sample-ada"
 HOSTS = 2
 TWO_HOSTS = [
     "serve=null",
@@ -39,7 +40,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str
     found = {}
     for kind, sets in KINDS.items():
         files = emit(program_of(tmp_path_factory.mktemp(kind), sets))
-        wanted = ("launch/host.sh", "launch/tpu-vm.sh", "requirements-train.txt")
+        wanted = ("launch/host.sh", "launch/tpu-vm.sh", "recipe.lock.json", "requirements-train.txt")
         found[kind] = {path: files[path] for path in wanted}
     return found
 
@@ -88,7 +89,7 @@ def prepare(cloud: Cloud, *commands: str, **environ: str) -> None:
 def start_training(cloud: Cloud, *command: str, then: Sequence[str] = ()) -> Started:
     """Start a command, and wait until all hosts train. The trainings wait for the file `go`."""
     for host in range(HOSTS):
-        cloud.plan(f"sample-{host}", "wait", *then)
+        cloud.plan(f"sample-ada-{host}", "wait", *then)
     process = cloud.start(*command)
     until(lambda: len(cloud.lines("trainings")) == HOSTS)
     return process
@@ -100,68 +101,67 @@ def test_launch_on_two_hosts_repeats_no_finished_step(clouds: Callable[..., Clou
     prepare(cloud)
     assert len(cloud.calls("tpu-vm create")) == 1
     (create,) = cloud.calls("tpu-vm create")
-    assert create.split()[4:] == [
-        *("sample", "--accelerator-type=v5p-16", "--version=v2-alpha-tpuv5", "--zone=a-zone"),
-    ]
+    words = create.split()[4:]
+    assert words[:3] == [VM, "--accelerator-type=v5p-16", "--version=v2-alpha-tpuv5"] and len(words) == 5
     # Each host, once.
     assert sum("-m uv venv" in line for line in cloud.lines("python3")) == HOSTS
-    assert sorted(line.split()[0] for line in cloud.lines("hf")) == [f"sample-{i}" for i in range(HOSTS)]
+    assert sorted(line.split()[0] for line in cloud.lines("hf")) == [f"sample-ada-{i}" for i in range(HOSTS)]
     ran = cloud.run("train")
     assert ran.status == 0 and "The training is done." in ran.err
     assert sorted(cloud.lines("trainings")) == [
-        f"sample-{i} sample/train.py --model weights --resume" for i in range(HOSTS)
+        f"sample-ada-{i} sample/train.py --model weights --resume" for i in range(HOSTS)
     ]
     assert cloud.run("status").out.count("ended 0") == HOSTS
     assert cloud.run("merge").status == 0
     merges = [line for line in cloud.lines("trainings") if "merge.py" in line]
-    assert merges == ["sample-0 sample/merge.py --model weights"]
+    assert merges == ["sample-ada-0 sample/merge.py --model weights"]
     assert cloud.run("fetch").status == 0
     logs = cloud.laptop / "results" / NAME / "logs"
-    assert "step 1 on sample-1" in (logs / "host-1.log").read_text()
-    assert (logs / "process-1.log").read_text() == "process of sample-1\n"
+    assert "step 1 on sample-ada-1" in (logs / "host-1.log").read_text()
+    assert (logs / "process-1.log").read_text() == "process of sample-ada-1\n"
 
 
 def test_probe_fetches_its_file_and_deletes_the_machine(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     assert cloud.run("probe").status == 1 and not cloud.calls("create")
-    ran = cloud.run("probe", NAME)
+    ran = cloud.run("probe", VM)
     assert ran.status == 0
     assert ran.out.count("-----BEGIN probe.json-----\n{}\n-----END probe.json-----\n") == HOSTS
     assert (cloud.laptop / "results" / NAME / "probe.json").read_text() == "{}\n"
     assert len(cloud.lines("trainings")) == HOSTS and not cloud.lines("hf")
-    assert len(cloud.calls("delete")) == 1 and cloud.run("status").out == "absent\n"
-    assert "sample does not exist" in cloud.run("down", "sample").err
+    assert len(cloud.calls("delete")) == 1 and cloud.run("status").out == f"{VM}: absent\n"
+    assert f"{VM} does not exist" in cloud.run("down", VM).err
     # A number outside its tolerance, and a host where nothing can be installed.
-    cloud.plan("sample-1", 1)
-    assert cloud.run("probe", NAME).status == 1
+    cloud.plan("sample-ada-1", 1)
+    assert cloud.run("probe", VM).status == 1
     (cloud.folder / "fault-1").write_text("x\n" * 9)
-    assert cloud.run("probe", NAME).status == 1
-    assert len(cloud.calls("delete")) == 3 and cloud.run("status").out == "absent\n"
+    assert cloud.run("probe", VM).status == 1
+    assert len(cloud.calls("delete")) == 3 and cloud.run("status").out == f"{VM}: absent\n"
 
 
 def test_interrupted_training_restarts_but_failed_training_does_not(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(prepared=True)
     for host, statuses in enumerate([(75, 137, 0), (143, 75, 0)]):
-        cloud.plan(f"sample-{host}", *statuses)
+        cloud.plan(f"sample-ada-{host}", *statuses)
     ran = cloud.run("train")
     assert ran.status == 0, ran.err
     assert len(cloud.lines("trainings")) == 3 * HOSTS
     assert ran.err.count("starting it again") == 2
-    cloud.plan("sample-1", 1)
+    cloud.plan("sample-ada-1", 1)
     ran = cloud.run("train")
     assert ran.status == 1 and "error: the training ended with an error" in ran.err
     assert len(cloud.lines("trainings")) == 4 * HOSTS
     script = cloud.laptop / "generated/sample/launch/tpu-vm.sh"
     script.write_text(script.read_text().replace("--max-restarts=20", "--max-restarts=1"))
-    cloud.plan("sample-0", *[137] * 9)
+    cloud.plan("sample-ada-0", *[137] * 9)
     ran = cloud.run("train")
     assert ran.status == 1 and "interrupted 1 time" in ran.err
-    assert len([line for line in cloud.lines("trainings") if line.startswith("sample-0")]) == 4 + 2
+    assert len([line for line in cloud.lines("trainings") if line.startswith("sample-ada-0")]) == 4 + 2
 
 
 def test_train_on_host_without_environment_fails_without_restarts(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(hosts=1)
-    assert cloud.run("status").out == "absent\n"
+    assert cloud.run("status").out == f"{VM}: absent\n"
     prepare(cloud, "up", "push")
     ran = cloud.run("train")
     assert ran.status == 1 and "error: there is no environment in venv/ yet" in ran.err
@@ -173,23 +173,23 @@ def test_up_waits_for_the_queued_resource(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     ran = cloud.run("--queue", "up")
     assert ran.status == 0, ran.err
-    assert "sample: WAITING_FOR_RESOURCES" in ran.err and "sample: PROVISIONING" in ran.err
+    assert "sample-ada: WAITING_FOR_RESOURCES" in ran.err and "sample-ada: PROVISIONING" in ran.err
     (create,) = cloud.calls("queued-resources create")
-    assert "--node-id=sample" in create and "--runtime-version=v2-alpha-tpuv5" in create
+    assert "--node-id=sample-ada" in create and "--runtime-version=v2-alpha-tpuv5" in create
     assert not cloud.calls("tpu-vm create")
-    assert cloud.run("down", "sample").status == 0
+    assert cloud.run("down", VM).status == 0
     (delete,) = cloud.calls("delete")
-    assert delete == "compute tpus queued-resources delete sample --force --quiet --zone=a-zone"
+    assert delete == "compute tpus queued-resources delete sample-ada --force --quiet --zone=a-zone"
 
 
 def test_run_recreates_preempted_spot_machine_and_resumes(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds("spot")
-    process = start_training(cloud, "run", "sample", then=["0"])
+    process = start_training(cloud, "run", VM, then=["0"])
     (cloud.folder / "full").touch()  # no capacity at the first try
     cloud.preempt()
     ran = process.ends()
     assert ran.status == 0, ran.err
-    assert "sample is PREEMPTED" in ran.err and "The training is done." in ran.err
+    assert "sample-ada is PREEMPTED" in ran.err and "The training is done." in ran.err
     assert len(cloud.calls("tpu-vm create", "--spot")) == 3 and len(cloud.calls("tpu-vm delete")) == 1
     assert len(cloud.lines("trainings")) == 2 * HOSTS
     assert all(line.endswith("--resume") for line in cloud.lines("trainings"))
@@ -201,7 +201,7 @@ def test_run_without_machine_name_does_not_replace_preempted_machine(clouds: Cal
     cloud.preempt()
     ran = process.ends()
     assert ran.status == 1
-    assert "error: sample is PREEMPTED" in ran.err and "run sample replaces it" in ran.err
+    assert "error: sample-ada is PREEMPTED" in ran.err and "run sample-ada replaces it" in ran.err
     assert not cloud.calls("delete")
 
 
@@ -214,7 +214,7 @@ def test_failed_host_is_retried(clouds: Callable[..., Cloud]) -> None:
     assert cloud.run("setup").status == 1
     # Watching waits for a host that does not answer.
     (cloud.folder / "fault-1").write_text("")
-    cloud.plan("sample-0", "wait")
+    cloud.plan("sample-ada-0", "wait")
     process = cloud.start("train")
     until(lambda: len(cloud.lines("trainings")) == HOSTS)
     (cloud.folder / "fault-1").write_text("x\n" * 2)
@@ -235,11 +235,11 @@ def test_stage_refuses_weights_larger_than_free_disk(clouds: Callable[..., Cloud
 def test_a_dry_run_shows_the_commands_and_runs_nothing(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds()
     before = sorted(cloud.folder.rglob("*"))
-    for command in (["up"], ["push"], ["run", "sample"], ["fetch"], ["stop"], ["merge"], ["down", "sample"]):
+    for command in (["up"], ["push"], ["run", VM], ["fetch"], ["stop"], ["merge"], ["down", VM]):
         ran = cloud.run("--dry-run", *command, HF_TOKEN="a-secret")
         assert ran.status == 0, ran.err
         assert ran.out.startswith(("gcloud compute tpus", "mkdir")) and "a-secret" not in ran.out
-    assert "tpu-vm create sample" in cloud.run("--dry-run", "run", "sample").out
+    assert "tpu-vm create sample-ada" in cloud.run("--dry-run", "run", VM).out
     assert sorted(cloud.folder.rglob("*")) == before
 
 
@@ -253,7 +253,7 @@ def test_wrong_command_or_machine_name_is_refused(arguments: list[str], clouds: 
     assert not cloud.lines("calls")
 
 
-@pytest.mark.parametrize("command", [["down", "sample"], ["up"], ["status"]])
+@pytest.mark.parametrize("command", [["down", VM], ["up"], ["status"]])
 def test_gcloud_failure_is_not_read_as_absent_machine(
     command: list[str], clouds: Callable[..., Cloud]
 ) -> None:
@@ -262,7 +262,9 @@ def test_gcloud_failure_is_not_read_as_absent_machine(
     assert ran.status == 1 and ran.err.startswith("error: gcloud is not installed")
     (cloud.folder / "refusal").write_text("PERMISSION_DENIED: Location a-zone is not found\n")
     ran = cloud.run(*command)
-    assert ran.status == 1 and "error: gcloud cannot tell the state of sample: PERMISSION_DENIED" in ran.err
+    assert (
+        ran.status == 1 and "error: gcloud cannot tell the state of sample-ada: PERMISSION_DENIED" in ran.err
+    )
     assert not cloud.calls("create") and not cloud.calls("delete")
 
 
@@ -273,14 +275,14 @@ def test_run_follows_a_running_training(clouds: Callable[..., Cloud]) -> None:
     first.interrupt()
     first.ends()
     ran = cloud.run("push")
-    assert ran.status == 1 and "error: a training runs on sample" in ran.err
+    assert ran.status == 1 and "error: a training runs on sample-ada" in ran.err
     assert "tpu-vm.sh train follows it" in ran.err and "stop ends it" in ran.err
     copies = len(cloud.calls("scp"))
     second = cloud.start("run")
     until(lambda: len(cloud.calls("host.sh follow")) > 1)
     (cloud.folder / "go").touch()
     ran = second.ends()
-    assert ran.status == 0 and "A training runs on sample: following it" in ran.err
+    assert ran.status == 0 and "A training runs on sample-ada: following it" in ran.err
     assert len(cloud.lines("trainings")) == HOSTS and len(cloud.calls("scp")) == copies
 
 
@@ -361,11 +363,165 @@ def test_slices_are_queued_in_one_request_and_train_together(clouds: Callable[..
     cloud = clouds("slices", hosts=1)
     prepare(cloud)
     (create,) = cloud.calls("queued-resources create")
-    assert "--node-count=2 --node-prefix=sample" in create and "--accelerator-type=v5litepod-8" in create
+    assert "--node-count=2 --node-prefix=sample-ada" in create and "--accelerator-type=v5litepod-8" in create
     ran = cloud.run("train")
     assert ran.status == 0, ran.err
-    assert sorted(line.split()[0] for line in cloud.lines("trainings")) == ["sample-0-0", "sample-1-0"]
+    assert sorted(line.split()[0] for line in cloud.lines("trainings")) == [
+        "sample-ada-0-0",
+        "sample-ada-1-0",
+    ]
     assert cloud.run("fetch").status == 0
     logs = sorted(path.name for path in (cloud.laptop / "results/sample/logs").iterdir())
-    assert logs == ["process-0.log", "sample-0-0.log", "sample-1-0.log"]
-    assert cloud.run("down", "sample").status == 0 and cloud.calls("queued-resources delete sample")
+    assert logs == ["process-0.log", "sample-ada-0-0.log", "sample-ada-1-0.log"]
+    assert cloud.run("down", VM).status == 0 and cloud.calls("queued-resources delete sample-ada")
+
+
+@pytest.mark.parametrize("command", ["up", "push", "run", "probe", "train", "stop", "down", "status", "name"])
+def test_dry_run_anywhere_changes_nothing(command: str, clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(prepared=True)
+    words = [command, *([VM] if command in ("run", "probe", "down") else [])]
+    calls = cloud.lines("calls")
+    answers = set()
+    for place in range(len(words) + 1):
+        ran = cloud.run(*words[:place], "--dry-run", *words[place:])
+        assert ran.status == 0, ran.err
+        answers.add(ran.out)
+    assert len(answers) == 1 and cloud.lines("calls") == calls
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["down", VM, "--dryrun"],
+        ["down", VM, "-n"],
+        ["down", VM, "now"],
+        ["up", "dry-run"],
+        ["up", VM],
+        ["stop", VM],
+        ["fetch", "adapter"],
+        ["fetch", "merged", "adapter"],
+        ["--queue=yes", "up"],
+    ],
+)
+def test_unknown_words_are_refused_before_anything_is_done(
+    words: list[str], clouds: Callable[..., Cloud]
+) -> None:
+    cloud = clouds(prepared=True)
+    calls = cloud.lines("calls")
+    ran = cloud.run(*words)
+    assert ran.status == 1 and ran.err.startswith("error: ") and "= help: " in ran.err
+    assert cloud.lines("calls") == calls
+    assert "Usage: " in cloud.run("down", VM, "--help").out and cloud.lines("calls") == calls
+
+
+def test_host_script_checks_all_steps_before_the_first(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(hosts=1)
+    subprocess.run(["tar", "xzf", "sample.tar.gz"], cwd=cloud.laptop, check=True)
+    for steps, status in ((["setup", "stag"], 1), (["setup", "--help"], 0)):
+        command = ["bash", "sample/launch/host.sh", *steps]
+        ran = subprocess.run(command, cwd=cloud.laptop, env=cloud.environment(HOST="pod"), check=False)
+        assert ran.returncode == status and not cloud.lines("python3")
+
+
+@pytest.mark.parametrize(
+    "command", ["up", "push", "setup", "stage", "train", "stop", "merge", "run", "probe", "down"]
+)
+def test_a_vm_of_another_person_is_not_changed(command: str, clouds: Callable[..., Cloud]) -> None:
+    """Both people have the same name before the @, and one also names the other's VM."""
+    cloud = clouds(prepared=True)
+    words = [command, *([VM] if command in ("run", "probe", "down") else [])]
+    before = len(cloud.lines("calls"))
+    for account in ("ada@example.org", "grace@example.com"):
+        cloud.sign_in(account)
+        ran = cloud.run(*words, VM=VM)
+        assert ran.status == 1 and f"error: {VM} is of another person" in ran.err, ran.err
+        assert "its label recipec_owner is ada-example-com-" in ran.err and "export VM=" in ran.err
+    assert all(" describe " in call for call in cloud.lines("calls")[before:])
+    assert cloud.run("status", VM=VM).out.startswith(f"{VM}: ready")
+
+
+def test_two_people_train_on_two_machines(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    assert cloud.run("run").status == 0
+    cloud.sign_in("Grace.Hopper@Example.com")
+    assert cloud.run("name").out == "sample-grace-hopper\n"
+    assert cloud.run("run").status == 0
+    assert sorted(path.name for path in (cloud.folder / "vms").iterdir()) == [VM, "sample-grace-hopper"]
+    assert cloud.run("down", "sample-grace-hopper").status == 0
+    assert cloud.home(0).exists()
+
+
+def test_a_rebuilt_artifact_follows_and_deletes_the_machine_of_its_older_build(
+    clouds: Callable[..., Cloud],
+) -> None:
+    cloud = clouds(prepared=True)
+    first = start_training(cloud, "train")
+    until(lambda: cloud.calls("host.sh follow"))
+    first.interrupt()
+    first.ends()
+    lock = cloud.laptop / "generated/sample/recipe.lock.json"
+    lock.write_text(lock.read_text().replace('"compiler"', '"compiler" '))
+    second = cloud.start("run")
+    until(lambda: len(cloud.calls("host.sh follow")) > 1)
+    (cloud.folder / "go").touch()
+    ran = second.ends()
+    assert ran.status == 0 and f"A training of another build of sample runs on {VM}" in ran.err
+    ran = cloud.run("down", VM)
+    assert ran.status == 0 and f"{VM} was created from another build of sample" in ran.err
+    assert len(cloud.calls("tpu-vm delete")) == 1
+
+
+def test_a_vm_without_labels_or_of_another_recipe_is_not_changed(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(prepared=True)
+    labels = cloud.folder / "labels" / VM
+    owner, _, digest = labels.read_text().split("\t")
+    labels.write_text(f"{owner}\tother\t{digest}")
+    ran = cloud.run("down", VM)
+    assert ran.status == 1 and "is of the recipe other, not of sample" in ran.err
+    labels.write_text("\t\t\n")
+    ran = cloud.run("down", VM)
+    assert ran.status == 1 and "has no label that says who created it" in ran.err
+    assert f"--update-labels=recipec_owner={owner},recipec_recipe=sample" in ran.err
+    assert not cloud.calls("delete")
+
+
+@pytest.mark.parametrize(
+    ("account", "name"),
+    [
+        ("ada@example.com", "sample-ada"),
+        ("Ada.B_Lovelace+tpu@example.com", "sample-ada-b-lovelace-tpu"),
+        ("-.-@example.com", r"sample-\d+"),
+        ("\u00c4da@example.com", "sample-da"),
+        ("a-very-long-name-of-a-person@example.com", "sample-a-very-long-name-of"),
+        ("123-compute@developer.gserviceaccount.com", "sample-[a-z0-9-]+"),
+    ],
+)
+def test_names_and_labels_are_valid_in_google_cloud(
+    account: str, name: str, clouds: Callable[..., Cloud]
+) -> None:
+    cloud = clouds(hosts=1)
+    cloud.sign_in(account)
+    vm = cloud.run("name").out.strip()
+    assert re.fullmatch(name, vm) and re.fullmatch(r"[a-z][-a-z0-9]{0,58}[a-z0-9]", vm)
+    assert cloud.run("up").status == 0 and cloud.run("up").status == 0
+    (create,) = cloud.calls("tpu-vm create")
+    (labels,) = re.findall(r"--labels=(\S+)", create)
+    values = dict(label.split("=") for label in labels.split(","))
+    assert list(values) == ["recipec_owner", "recipec_recipe", "recipec_artifact"]
+    assert all(re.fullmatch(r"[a-z0-9_-]{1,63}", value) for value in values.values())
+    assert cloud.run("down", vm).status == 0
+
+
+def test_a_chosen_name_is_used_if_it_is_valid(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(hosts=1)
+    for wrong in ("Mine", "1st", "my_vm", "mine-", "m" * 61):
+        ran = cloud.run("up", VM=wrong)
+        assert ran.status == 1 and f"error: VM is `{wrong}`" in ran.err and "unset VM" in ran.err
+    assert not cloud.lines("calls")
+    assert cloud.run("up", VM="mine").status == 0 and cloud.calls("tpu-vm create mine ")
+    ran = cloud.run("run", "mine")
+    assert ran.status == 1 and "export VM=mine" in ran.err
+    assert cloud.run("down", "mine", VM="mine").status == 0
+    (cloud.folder / "account").write_text("")
+    ran = cloud.run("up")
+    assert ran.status == 1 and "error: gcloud is signed in with no account" in ran.err

@@ -77,7 +77,8 @@ def test_packed_wheel_installs_by_hash_and_train_py_starts(project: Path) -> Non
     assert {path.name for path in Path("away").iterdir()} == {
         *("sample", "runtime", "runtime.txt", wheel.FILE, SCHEMA)
     }
-    assert {path.name for path in Path("away/runtime/launch").iterdir()} == {"host.sh", "tpu-vm.sh"}
+    launch = {path.name for path in Path("away/runtime/launch").iterdir()}
+    assert launch == {"host.sh", "owner.sh", "tpu-vm.sh"}
     # The clients come from the wheel, without an installation.
     smoke = ["bash", "away/sample/serve/smoke.sh", "--help"]
     done = subprocess.run(smoke, capture_output=True, text=True, timeout=60)
