@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=gemma4-26b-a4b-qlora-v6e4
-    --vm=gemma4-26b-a4b-qlora-v6e4
     --zone="${ZONE:-}"
     --accelerator-type=v6e-4
     --runtime-version=v2-alpha-tpuv6e

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=gemma4-26b-a4b-v5p8
-    --vm=gemma4-26b-a4b-v5p8
     --zone="${ZONE:-}"
     --accelerator-type=v5p-8
     --runtime-version=v2-alpha-tpuv5

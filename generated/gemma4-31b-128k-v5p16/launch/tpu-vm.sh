@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=gemma4-31b-128k-v5p16
-    --vm=gemma4-31b-128k-v5p16
     --zone="${ZONE:-}"
     --accelerator-type=v5p-16
     --runtime-version=v2-alpha-tpuv5

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=gemma4-31b-paper
-    --workload=gemma4-31b-paper
     --cluster="${CLUSTER:-}"
     --zone="${ZONE:-}"
     --tpu-type=v5p-2x2x1

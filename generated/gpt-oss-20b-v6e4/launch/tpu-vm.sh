@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=gpt-oss-20b-v6e4
-    --vm=gpt-oss-20b-v6e4
     --zone="${ZONE:-}"
     --accelerator-type=v6e-4
     --runtime-version=v2-alpha-tpuv6e

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama2-7b-v5e4
-    --vm=llama2-7b-v5e4
     --zone="${ZONE:-}"
     --accelerator-type=v5litepod-4
     --runtime-version=v2-alpha-tpuv5-lite

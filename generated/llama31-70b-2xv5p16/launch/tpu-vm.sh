@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama31-70b-2xv5p16
-    --vm=llama31-70b-2xv5p16
     --zone="${ZONE:-}"
     --accelerator-type=v5p-16
     --runtime-version=v2-alpha-tpuv5

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama31-70b-2xv5p16
-    --workload=llama31-70b-2xv5p16
     --cluster="${CLUSTER:-}"
     --zone="${ZONE:-}"
     --tpu-type=v5p-2x2x2

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama31-70b-v5p8
-    --vm=llama31-70b-v5p8
     --zone="${ZONE:-}"
     --accelerator-type=v5p-8
     --runtime-version=v2-alpha-tpuv5

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama32-1b-full-v5e4
-    --workload=llama32-1b-full-v5e4
     --cluster="${CLUSTER:-}"
     --zone="${ZONE:-}"
     --tpu-type=v5litepod-2x2

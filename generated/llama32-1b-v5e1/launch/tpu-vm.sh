@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama32-1b-v5e1
-    --vm=llama32-1b-v5e1
     --zone="${ZONE:-}"
     --accelerator-type=v5litepod-1
     --runtime-version=v2-alpha-tpuv5-lite

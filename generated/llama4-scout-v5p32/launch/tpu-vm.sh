@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama4-scout-v5p32
-    --vm=llama4-scout-v5p32
     --zone="${ZONE:-}"
     --accelerator-type=v5p-32
     --runtime-version=v2-alpha-tpuv5

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=llama4-scout-v5p32
-    --workload=llama4-scout-v5p32
     --cluster="${CLUSTER:-}"
     --zone="${ZONE:-}"
     --tpu-type=v5p-2x2x4

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=mistral-small-24b-v6e8
-    --vm=mistral-small-24b-v6e8
     --zone="${ZONE:-}"
     --accelerator-type=v6e-8
     --runtime-version=v2-alpha-tpuv6e

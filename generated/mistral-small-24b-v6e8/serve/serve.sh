@@ -8,6 +8,9 @@ fail() {
     exit 1
 }
 
+(($# <= 1)) ||
+    fail "serve.sh does not take \`${*: -1}\`" "the recipe has the server's flags; serve.sh MODEL_DIR"
+
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 model="${1:-${MODEL_DIR:-$here/../merged}}"
 

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=qwen3-14b-qlora-v5e8
-    --vm=qwen3-14b-qlora-v5e8
     --zone="${ZONE:-}"
     --accelerator-type=v5litepod-8
     --runtime-version=v2-alpha-tpuv5-lite

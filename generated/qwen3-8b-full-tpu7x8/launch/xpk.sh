@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=qwen3-8b-full-tpu7x8
-    --workload=qwen3-8b-full-tpu7x8
     --cluster="${CLUSTER:-}"
     --zone="${ZONE:-}"
     --tpu-type=tpu7x-2x2x1

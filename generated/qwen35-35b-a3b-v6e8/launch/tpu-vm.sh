@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=qwen35-35b-a3b-v6e8
-    --vm=qwen35-35b-a3b-v6e8
     --zone="${ZONE:-}"
     --accelerator-type=v6e-8
     --runtime-version=v2-alpha-tpuv6e

@@ -7,7 +7,6 @@ here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 values=(
     --name=smollm3-3b-v6e1
-    --vm=smollm3-3b-v6e1
     --zone="${ZONE:-}"
     --accelerator-type=v6e-1
     --runtime-version=v2-alpha-tpuv6e
