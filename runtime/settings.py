@@ -88,8 +88,8 @@ class Source:
         split: split of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
         limit: takes only this many first rows, None for all.
-        format, fields, transform, chat_template, loss_on: as in `DataSettings`, whose own hold if these are
-            None.
+        format, fields, transform, chat_template, loss_on, overlong: as in `DataSettings`, whose own hold if
+            these are None.
     """
 
     path: str
@@ -102,9 +102,10 @@ class Source:
     transform: str | None = None
     chat_template: str | None = None
     loss_on: str | Sequence[str] | None = None
+    overlong: str | None = None
 
 
-OF_A_SOURCE = ("format", "fields", "transform", "chat_template", "loss_on")
+OF_A_SOURCE = ("format", "fields", "transform", "chat_template", "loss_on", "overlong")
 """Settings that a source may have of its own, instead of the section's."""
 
 
@@ -123,7 +124,7 @@ class DataSettings:
         loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
         reasoning: "keep", "drop" or "empty" the assistant's reasoning; None leaves it to the template.
         max_length: tokens of a row; rows are padded to it.
-        overlong: "drop", "truncate" or "error".
+        overlong: "drop", "truncate", "error" or, for text, "split".
         max_invalid_ratio: share of unusable rows above which there is an error.
         packing: whether several samples share a row.
         shuffle_seed: seed of the samples' order, which differs between epochs; None keeps the files' order.

@@ -236,6 +236,8 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
     local = facts.length.data
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
     shorter, sorted_rows = "a smaller max_length", data.curriculum is not None  # which packing refuses
+    if any(rows.data.overlong == "split" for rows in rows_of(facts)):
+        return  # texts of several rows fill all of them but the last
     if local is not None and local.mean_tokens:
         share = local.mean_tokens / data.max_length
         if share < USED_WELL:

@@ -90,6 +90,25 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
         return
     yield from _loss_on(rows)
     yield from _fields(rows)
+    yield from _overlong(rows)
+
+
+def _overlong(rows: Rows) -> Iterator[Diagnostic]:
+    """Refuse to split samples whose parts are not samples of their own."""
+    if rows.data.overlong != "split" or rows.data.format == "text":
+        return
+    parts = "their question" if rows.data.format in ("chat", "instruction") else "their prompt"
+    own = rows.source.overlong is not None
+    texts = "text" in rows.section.formats
+    yield Diagnostic(
+        "E0464",
+        "only plain text can be split: the later parts of a sample of the format "
+        f"{rows.data.format} would be without {parts}",
+        join((*rows.place, "overlong") if own else ("data", "overlong")),
+        "overlong: drop, and overlong: split at the sources of the format text"
+        if texts and not own
+        else "overlong: drop, or truncate",
+    )
 
 
 def _objective(facts: Facts) -> Iterator[Diagnostic]:

@@ -13,6 +13,7 @@ from recipec.compiler.lowering import catalog, libtpu
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS
+from recipec.runtime.settings import OF_A_SOURCE
 from recipec.runtime.training.objectives import settings_of
 from recipec.spec.core_schema import flow
 from recipec.spec.paths import join
@@ -164,7 +165,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         done = "trained" if part == "train" else "evaluated"
         yield from _changed(f"{done} on", first, second, show=flow)
-        for name in ("format", "fields", "transform", "chat_template", "loss_on"):
+        for name in OF_A_SOURCE:
             own = [[getattr(data.of(s), name) for s in getattr(data, part)] for data in (old, new)]
             if first == second and own[0] != own[1] and getattr(old, name) == getattr(new, name):
                 yield f"{name} of {flow(second)}: {flow(own[0])} -> {flow(own[1])}"
@@ -189,7 +190,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
     reasoning = (data.reasoning or "as the template does" for data in (old, new))
     yield from _changed("the assistant's reasoning:", *reasoning)
     if old.max_length != new.max_length:
-        words = {"drop": "left out", "truncate": "cut", "error": "an error"}
+        words = {"drop": "left out", "truncate": "cut", "error": "an error", "split": "split"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"
     elif old.overlong != new.overlong:
         yield f"samples above {new.max_length:,} tokens: {old.overlong} -> {new.overlong}"

@@ -461,10 +461,18 @@ def _data(program: Program) -> list[str]:
     out += _sources(data)
     if data.reasoning is not None:
         out.append(f"the assistant's reasoning: {REASONING[data.reasoning]}")
-    long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
+    fates = {data.of(source).overlong for source in (*data.train, *data.eval)}
+    long = listing((OVERLONG[fate] for fate in OVERLONG if fate in fates), "or")
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
     return out
 
+
+OVERLONG = {
+    "drop": "left out",
+    "truncate": "cut",
+    "error": "an error",
+    "split": "split into samples of that length",
+}
 
 REASONING = {
     "keep": "kept and trained on in each learned turn; samples are left out if the template does not write "
@@ -512,6 +520,9 @@ def _sources(data: Data) -> list[str]:
             out.append(
                 f"{source.path} holds {held.format} samples{renamed}{by}, with loss on {flow(held.loss_on)}"
             )
+    for source in (*data.train, *data.eval):
+        if source.overlong is not None:
+            out.append(f"too long samples of {source.path} are {OVERLONG[source.overlong]}")
     for place, transform in data.transforms.items():
         whose = "each row" if place == "data.transform" else f"each row of {place.removesuffix('.transform')}"
         out.append(f"{whose} is passed to {transform}, which is copied into the artifact and locked")

@@ -159,7 +159,7 @@ def preview(
     try:
         check_split(part.name, report, data)
         if split == "train":
-            check_draws(draws, report.kept)
+            check_draws(draws, report.samples)
     except UserError as error:
         problem = error.message, error.help
     lengths = histogram(samples.lengths.tolist())
@@ -170,7 +170,7 @@ def _shown(encoder: Encoder, source: int, reader: Reader) -> Iterator[Shown]:
     """Yield the samples of a source that are trained on."""
     from recipec.runtime.data.showing import show
 
-    return (sample for row in _rows(reader) if (sample := show(encoder, row, source)))
+    return (sample for row in _rows(reader) for sample in show(encoder, row, source))
 
 
 def histogram(lengths: Sequence[int]) -> list[Bar]:

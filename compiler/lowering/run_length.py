@@ -175,6 +175,10 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
         return Length(steps, steps, steps, True, found)
 
     samples = max(1, math.ceil(found.drawn * (1 - held_out(data.eval_fraction, found.rows) / found.rows)))
+    if any(data.of(source).overlong == "split" for source in data.train):
+        low, high = (samples * tokens / data.max_length for tokens in found.tokens)
+        most = math.ceil(high * SPILL) + 1 if data.packing else math.ceil(high) + samples
+        return Length(_steps_of(train, max(1, low)), _steps_of(train, most), None, False, found)
     bound = _steps_of(train, samples)
     if not data.packing:
         return Length(bound, bound, bound, False, found)
@@ -363,7 +367,7 @@ def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
     samples = len(prepared.samples) // answers
     return Statistics(
         samples=samples,
-        dropped=report.read - samples,
+        dropped=report.read - report.kept,
         rows=prepared.steps_per_epoch or 0,
         answers=answers,
         tokens=report.row_tokens,

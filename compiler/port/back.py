@@ -66,7 +66,7 @@ lost train.eval_every: the tool does not evaluate
 lost train.early_stopping: the tool runs until its last step, or stops by another rule
 lost train.samples: the tool answers no prompts during training
 lost checkpoint.keep_best: the tool does not keep the checkpoint of the best evaluation
-lost data.overlong: the tool truncates longer samples at their end, and trains on the rest
+lost data.overlong: the tool cuts longer samples in its own way, and trains on the rest
 lost checkpoint.directory checkpoint.every_steps checkpoint.keep: where and when checkpoints are kept
 lost train.log: what is logged, and how often
 """)
@@ -165,6 +165,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         given = source.has(path)
         retold = _retold(path, recipe, returned)
         notes |= {retold: None} if retold else {}
+        notes |= {CUT: None} if path in ("data.train", "data.eval") and _cut(recipe, there, path) else {}
         same = path in came and (retold is not None or _alike(path, value, came[path], config))
         if same and path in ("data.train", "data.eval"):
             same = _own(recipe.data, value) == _own(there.data, came[path])
@@ -300,6 +301,18 @@ def _own(data: Data, sources: Sequence[DataSource]) -> list[Any]:
         return []
     held = [data.of(one) for one in sources]
     return [(one.format, _renamed(one.fields), one.transform, one.chat_template, one.loss_on) for one in held]
+
+
+CUT = "the tool cuts samples of a source that are too long in another way"
+
+
+def _cut(recipe: Recipe, there: Recipe, path: str) -> bool:
+    """Return whether sources differ in data.overlong, while the recipes' own values are the same."""
+    own, other = (
+        [one.data.of(source).overlong for source in getattr(one.data, path.partition(".")[2])]
+        for one in (recipe, there)
+    )
+    return recipe.data.overlong == there.data.overlong and own != other
 
 
 def _place(one: Any) -> tuple[Any, ...]:

@@ -431,7 +431,8 @@ def _axolotl(config: Config) -> None:
         keys |= {"eot_tokens": [marks[1]]} if marks and not data.chat_template else {}
     keys["train_on_inputs"] = data.loss_on == "all" and data.format != "text"
     config.direct("data")
-    keys["excess_length_strategy"] = "raise" if data.overlong == "error" else data.overlong
+    own = {"error": "raise", "split": "drop"}  # it splits texts in any case
+    keys["excess_length_strategy"] = own.get(data.overlong, data.overlong)
     if train.objective == "sft":
         keys["sample_packing"] = data.packing
     if train.loss_type == "eaft":

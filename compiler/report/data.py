@@ -63,6 +63,11 @@ def _left_out(split: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "none"
 
 
+def _divided(split: Mapping[str, Any]) -> str:
+    texts = _count(split, "split")
+    return f"{texts:,} into {_count(split, 'pieces'):,}" if texts else ""
+
+
 def _share(split: Mapping[str, Any]) -> str:
     tokens, targets = _count(split, "tokens"), _count(split, "targets")
     return f"{targets:,} ({percent(targets / tokens)})" if tokens else number(targets)
@@ -78,6 +83,7 @@ LINES = {
     "kept": lambda split: number(_count(split, "kept")),
     "left out": _left_out,
     "cut to fit": lambda split: number(_count(split, "truncated")) if _count(split, "truncated") else "",
+    "split into samples": _divided,
     "tokens": lambda split: number(_count(split, "tokens")),
     "of them targets": _share,
     "mean length": lambda split: number(split.get("mean_length")),

@@ -182,7 +182,8 @@ def _statistics(run: ReportedRun, program: Program) -> Statistics | None:
         return None
     answers = 2 if program.recipe.data.format == "preference" else 1
     try:
-        rows, kept = split["rows"] // answers, split["kept"]
-        return Statistics(kept, split["read"] - kept, rows, answers, split["row_tokens"]) if rows else None
+        rows, dropped = split["rows"] // answers, split["read"] - split["kept"]
+        samples = split["samples"] if "samples" in split else split["kept"]
+        return Statistics(samples, dropped, rows, answers, split["row_tokens"]) if rows else None
     except (KeyError, TypeError):
         return None

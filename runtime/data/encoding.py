@@ -33,8 +33,8 @@ class Coding:
         variables: what the template gets in addition to the messages: bos_token and so on.
         special: from `masking.special_tokens`.
         eos: the token that ends plain text, None where the tokenizer has none.
-        loss_on: `data.loss_on` of each source.
-        max_length, overlong: of the recipe's `data` section.
+        loss_on, overlong: `data.loss_on` and `data.overlong` of each source.
+        max_length: of the recipe's `data` section.
         vocabulary: number of the model's embeddings; samples with larger ids are left out. None: unchecked.
         reasoning: of the recipe's `data` section.
     """
@@ -45,8 +45,8 @@ class Coding:
     special: tuple[str, ...]
     eos: str | None
     loss_on: tuple[str | Sequence[str], ...]
+    overlong: tuple[str, ...]
     max_length: int
-    overlong: str
     vocabulary: int | None
     reasoning: str | None = None
 
@@ -64,16 +64,16 @@ def coding(
         templates: the chat template of each source, or one for all.
         sources: the sources of the rows; if empty, one source without settings of its own.
     """
-    losses = tuple(data.of(source).loss_on for source in sources) or (data.loss_on,)
+    kinds = [data.of(source) for source in sources] or [data]
     return Coding(
         _with_exact_offsets(tokenizer.backend_tokenizer.to_str()),
-        (templates,) * len(losses) if isinstance(templates, str | None) else tuple(templates),
+        (templates,) * len(kinds) if isinstance(templates, str | None) else tuple(templates),
         dict(tokenizer.special_tokens_map),
         special_tokens(tokenizer),
         tokenizer.eos_token,
-        losses,
+        tuple(own.loss_on for own in kinds),
+        tuple(own.overlong for own in kinds),
         data.max_length,
-        data.overlong,
         vocabulary,
         data.reasoning,
     )
@@ -204,11 +204,15 @@ class Encoded:
 
 
 class Builder:
-    """Gathers samples and counts."""
+    """Gathers samples and counts.
+
+    A row is one sample. A text that is split is several, in order.
+    """
 
     def __init__(self, coding: Coding, source: int) -> None:
         self.report = SplitReport()
         self._coding, self._source = coding, source
+        self._overlong = coding.overlong[source]
         self._tokens = array("i")
         self._ranges: list[tuple[int, int]] = []
         self._lengths: list[int] = []
@@ -216,59 +220,69 @@ class Builder:
         self._liked: list[bool] = []
 
     def add(self, origin: str, *rows: Encoded) -> None:
-        """Add the sample of a row, or those of a pair; count the row if one of them is unusable."""
+        """Add the samples of a row, or those of a pair; count the row if one of them is unusable."""
         fitted = []
         for row in rows:
-            sample = self._fit(origin, row)
-            if sample is None:
+            pieces = self._fit(origin, row)
+            if not pieces:
                 return
-            fitted.append(sample)
+            fitted.append(pieces)
         self.report.kept += 1
         self.report.add_unread(origin, together(*(row.unread for row in rows)))
         self.report.add_adapted(name for row in rows for name in row.rendered.adapted)
-        self.report.truncated += any(cut for _, _, cut in fitted)
+        for row, pieces in zip(rows, fitted, strict=True):
+            count = len(pieces)
+            for number, (ids, ranges) in enumerate(pieces, 1):
+                base = len(self._tokens)
+                self._tokens.extend(ids)
+                self._ranges += [(base + start, base + end) for start, end in ranges]
+                self._lengths.append(len(ids))
+                place = piece_origin(origin, number, count)
+                self._origins.append(place.encode("utf-8"))
+                self._liked += [] if row.liked is None else [row.liked]
+        cut = any(len(row.encoding) > self._coding.max_length for row in rows)
+        if cut and self._overlong == "split":
+            self.report.split += 1
+            self.report.pieces += len(fitted[0])
+        else:
+            self.report.truncated += cut
         self.report.substituted += any(row.rendered.substituted for row in rows)
         self.report.unended += not all(row.rendered.ended for row in rows)
-        for row, (ids, ranges, _) in zip(rows, fitted, strict=True):
-            base = len(self._tokens)
-            self._tokens.extend(ids)
-            self._ranges += [(base + start, base + end) for start, end in ranges]
-            self._lengths.append(len(ids))
-            self._origins.append(origin.encode("utf-8"))
-            self._liked += [] if row.liked is None else [row.liked]
 
-    def _fit(self, origin: str, row: Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
-        """Return tokens, target ranges, and whether they were cut; None if the sample is unusable."""
+    def _fit(self, origin: str, row: Encoded) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the tokens and target ranges of each sample of a row; none if the row is unusable."""
         report, coding, ids = self.report, self._coding, row.encoding.ids
         if not ids:
             report.empty.add(origin, "no tokens")
-            return None
+            return []
         if coding.vocabulary is not None and max(ids) >= coding.vocabulary:
             report.malformed.add(
                 origin, f"token id {max(ids)}, and the model has {coding.vocabulary} embeddings"
             )
-            return None
-        # The first token has no prediction.
-        ranges = [(max(start, 1), end) for start, end in row.ranges if end > max(start, 1)]
-        if not ranges:
+            return []
+        most = coding.max_length
+        whole = _part(ids, row.ranges, 0, len(ids))
+        if not whole[1]:
             report.masked.add(origin, "no token is a target")
-            return None
-        cut = len(ids) > coding.max_length
-        if cut:
-            length = f"{len(ids):,} tokens, and data.max_length is {coding.max_length:,}"
-            if coding.overlong == "error":
-                raise UserError(
-                    f"{origin} has {length}", "raise data.max_length, or set data.overlong to drop"
-                )
-            if coding.overlong == "drop":
-                report.overlong.add(origin, length)
-                return None
-            ids = ids[: coding.max_length]
-            ranges = [(start, min(end, len(ids))) for start, end in ranges if start < len(ids)]
-            if not ranges:
-                report.overlong.add(origin, f"{length}; no target is left when it is cut")
-                return None
-        return ids, ranges, cut
+            return []
+        if len(ids) <= most:
+            return [whole]
+        if self._overlong == "split":
+            pieces = [_part(ids, row.ranges, start, start + most) for start in range(0, len(ids), most)]
+            # A single token at the end has no token before it, so it is no target.
+            report.lone_ends += not pieces[-1][1]
+            return [piece for piece in pieces if piece[1]]
+        length = f"{len(ids):,} tokens, and data.max_length is {most:,}"
+        if self._overlong == "error":
+            raise UserError(f"{origin} has {length}", "raise data.max_length, or set data.overlong to drop")
+        if self._overlong == "drop":
+            report.overlong.add(origin, length)
+            return []
+        first = _part(ids, row.ranges, 0, most)
+        if not first[1]:
+            report.overlong.add(origin, f"{length}; no target is left when it is cut")
+            return []
+        return [first]
 
     def finish(self) -> tuple[Samples, SplitReport]:
         tokens = np.frombuffer(self._tokens, np.int32) if self._tokens else np.zeros(0, np.int32)
@@ -289,6 +303,21 @@ class Builder:
             ),
             self.report,
         )
+
+
+def piece_origin(origin: str, number: int, count: int) -> str:
+    """Return the place of a sample: that of its row, with the piece's number where the row is split."""
+    return origin if count == 1 else f"{origin} piece {number} of {count}"
+
+
+def _part(
+    ids: list[int], ranges: list[tuple[int, int]], first: int, stop: int
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return some tokens of a row, and the ranges of targets among them. The first token is never a target,
+    because nothing predicts it."""
+    ids = ids[first:stop]
+    within = [(max(start - first, 1), min(end - first, len(ids))) for start, end in ranges]
+    return ids, [(start, end) for start, end in within if start < end]
 
 
 def token_range(encoding: Any, span: Span, text: str) -> tuple[int, int]:

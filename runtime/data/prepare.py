@@ -194,7 +194,7 @@ def prepare(
             from .weighted import WeightedEpochs, check_draws
 
             epochs = WeightedEpochs(*drawn, weights)
-            check_draws(epochs.draws, train_report.kept)
+            check_draws(epochs.draws, train_report.samples)
         count_rows(train_report, [epochs.of(0)], samples)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(

@@ -47,6 +47,12 @@ KINDS = {
 }
 """Reasons for leaving rows out: the attribute of SplitReport, and its words."""
 
+COUNTS = (
+    *("read", "kept", "removed", "truncated", "split", "pieces", "lone_ends", "substituted", "unended"),
+    *("tokens", "targets"),
+)
+"""The attributes of SplitReport that are plain numbers, and are added up."""
+
 INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
 
@@ -70,6 +76,9 @@ class SplitReport:
         masked: rows in which no token is a target.
         overlong: rows dropped for being longer than max_length, or for losing every target when cut.
         truncated: kept rows that were cut.
+        split: kept texts that were split into samples of max_length tokens.
+        pieces: the samples of these texts.
+        lone_ends: split texts whose last token is left out: alone in a sample, nothing would predict it.
         substituted: kept rows in which a turn does not begin in the way the generation prompt does.
         unended: kept rows in which a turn does not end in a special token.
         incomplete: kept rows with content that their rendering does not use, with its names.
@@ -94,6 +103,9 @@ class SplitReport:
     masked: Problems = field(default_factory=Problems)
     overlong: Problems = field(default_factory=Problems)
     truncated: int = 0
+    split: int = 0
+    pieces: int = 0
+    lone_ends: int = 0
     substituted: int = 0
     unended: int = 0
     incomplete: Problems = field(default_factory=Problems)
@@ -118,7 +130,7 @@ class SplitReport:
             counts = getattr(self, kind)
             for name, count in getattr(other, kind).items():
                 counts[name] = counts.get(name, 0) + count
-        for name in ("read", "kept", "removed", "truncated", "substituted", "unended", "tokens", "targets"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
 
@@ -146,9 +158,14 @@ class SplitReport:
         return f"{_counted(self.unused)}; the first is {self.incomplete.first[0].origin}"
 
     @property
+    def samples(self) -> int:
+        """Return the number of samples: kept rows, with each piece of a text that was split."""
+        return self.kept - self.split + self.pieces
+
+    @property
     def mean_length(self) -> float:
         """Return the mean tokens of a kept sequence; each answer of a preference is one, with the prompt."""
-        return self.tokens / (self.kept * self.group) if self.kept else 0.0
+        return self.tokens / (self.samples * self.group) if self.kept else 0.0
 
     @property
     def efficiency(self) -> float:
@@ -170,6 +187,7 @@ class SplitReport:
         """Return the report for JSON."""
         return {
             **asdict(self),
+            "samples": self.samples,
             "mean_length": round(self.mean_length, 2),
             "efficiency": round(self.efficiency, 4),
         }
@@ -190,6 +208,7 @@ class SplitReport:
         left_out += [f"{self.removed:,} left out by the transform"] if self.removed else []
         fate = f" ({', '.join(left_out)})" if left_out else ""
         cut = f", {self.truncated:,} of them cut" if self.truncated else ""
+        cut += f", {self.split:,} of them split into {self.pieces:,}" if self.split else ""
         return (
             f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens, of "
             f"which {self.targets:,} are targets; mean length {self.mean_length:.0f}, longest "
@@ -204,6 +223,11 @@ class SplitReport:
             out += [f"{problem.origin}: {what}: {problem.reason}" for problem in problems.first]
             if problems.count > len(problems.first):
                 out.append(f"... and {problems.count - len(problems.first):,} more, {what}")
+        if self.lone_ends:
+            out.append(
+                f"{self.lone_ends:,} split texts: the last token is left out, because it would be alone in "
+                "its sample, where nothing predicts it"
+            )
         if self.incomplete.count:
             out.append(
                 f"{self.incomplete.count:,} samples contain text that the model does not see: {self.leftover}"

@@ -15,7 +15,7 @@ class Shown:
     """A sample for people to read.
 
     Attributes:
-        origin: the origin of its row.
+        origin: its origin.
         pieces: stretches of its text, each with whether its tokens are targets.
         tokens, targets: their numbers.
         truncated: whether it was cut to max_length.
@@ -28,8 +28,9 @@ class Shown:
     truncated: bool
 
 
-def show(encoder: Encoder, row: ParsedSample, source: int = 0) -> Shown | None:
-    """Return a row of a source in the form in which it is trained on; None if it is left out.
+def show(encoder: Encoder, row: ParsedSample, source: int = 0) -> list[Shown]:
+    """Return the samples of a row of a source as they are trained on: several for a text that is split, none
+    if the row is left out.
 
     Raises:
         UserError: as `Encoder.encode`.
@@ -38,19 +39,27 @@ def show(encoder: Encoder, row: ParsedSample, source: int = 0) -> Shown | None:
     for _, encoded in encoder.encoded([row], source, builder.report):
         builder.add(row.origin, encoded)
         (samples, report) = builder.finish()
-        if report.kept:
-            targets = samples[0].targets.tolist()
-            pieces = _pieces(encoded.encoding, encoded.rendered.text, targets)
-            return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
-    return None
+        return [
+            Shown(
+                samples.origin(number),
+                _pieces(encoded.encoding, encoded.rendered.text, first, sample.targets.tolist()),
+                len(sample.tokens),
+                int(sample.targets.sum()),
+                bool(report.truncated),
+            )
+            for number, (first, sample) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
+        ]
+    return []
 
 
-def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str, bool]]:
-    """Split the text of tokens into stretches of targets and of others; added tokens show their name."""
+def _pieces(encoding: Any, text: str, first: int, targets: Sequence[bool]) -> list[tuple[str, bool]]:
+    """Split the text of tokens, from the token `first` on, into stretches of targets and of others; added
+    tokens show their name."""
     out: list[tuple[str, bool]] = []
-    shown = 0  # characters
+    before = encoding.token_to_chars(first - 1) if first else None
+    shown = before[1] if before else 0  # characters
     names, added = encoding.tokens, encoding.special_tokens_mask
-    for token, target in enumerate(targets):
+    for token, target in enumerate(targets, first):
         chars = encoding.token_to_chars(token)
         if added[token] or chars is None:
             piece = names[token]

@@ -80,6 +80,15 @@ TRANSFORM = r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$"
 
 OWN = "null uses the value of data."
 
+Overlong = Literal["drop", "truncate", "error", "split"]
+
+OVERLONG = {
+    "drop": "Leave it out.",
+    "truncate": "Cut its end off.",
+    "error": "Stop the run.",
+    "split": "For text: make samples of max_length tokens of it, and one of the rest.",
+}
+
 
 class DataSource(Section):
     """One source of samples. Plain text is short for its path."""
@@ -145,6 +154,12 @@ class DataSource(Section):
         None,
         example="assistant",
         choices=TARGETS,
+    )
+    overlong: Overlong | None = field(
+        f"What to do with a sample of this source that is longer than max_length; {OWN}",
+        None,
+        example="split",
+        choices=OVERLONG,
     )
 
     @classmethod
@@ -246,10 +261,11 @@ class Data(Section):
     max_length: int = field(
         "Length of a row; overlong sets what to do with longer samples.", 3072, unit="tokens", ge=8, le=2**20
     )
-    overlong: Literal["drop", "truncate", "error"] = field(
-        "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.",
+    overlong: Overlong = field(
+        "What to do with a sample longer than max_length: leave it out, cut its end off, stop, or, for text, "
+        "split it into samples.",
         "drop",
-        choices={"drop": "Leave it out.", "truncate": "Cut its end off.", "error": "Stop the run."},
+        choices=OVERLONG,
     )
     max_invalid_ratio: float = field(
         "Largest share of a split's samples that may be malformed or without clear targets; more is an "
@@ -302,7 +318,7 @@ class Data(Section):
 
     def of(self, source: DataSource) -> Data:
         """Return the section as it applies to one of its sources."""
-        names = ("format", "fields", "transform", "chat_template", "loss_on")
+        names = ("format", "fields", "transform", "chat_template", "loss_on", "overlong")
         own = {name: value for name in names if (value := getattr(source, name)) is not None}
         if "loss_on" not in own and "loss_on" not in self.model_fields_set:
             own["loss_on"] = _loss_of_format({"format": own.get("format", self.format)})

@@ -105,7 +105,7 @@ VALUES: dict[str, dict[str, str]] = {
             "cut truncation trim": "`overlong: truncate`",
             "skip filter discard remove": "`overlong: drop`",
             "raise fail stop": "`overlong: error`",
-            "split wrap": "splitting samples is not in this version: `overlong: truncate`",
+            "wrap chunk pieces continue": "`overlong: split`, for text",
         },
         "lora.targets": {
             "all_linear all linear all_linear_layers all_modules": _EACH_PROJECTION,

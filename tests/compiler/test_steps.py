@@ -52,6 +52,18 @@ def test_packing_gives_a_range_of_steps(loaded: Callable[..., Loaded], tmp_path:
     assert length.data is not None and length.data.lengths().startswith("about 164 to 332 tokens")
 
 
+def test_split_texts_fill_several_rows_each(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "' + "abcdefg " * 100_000 + '"}\n')
+    given = ("data.train=[a.jsonl]", "data.format=text", "data.overlong=split", "data.max_length=1000")
+    for packing in ("true", "false"):
+        recipe = loaded(*given, f"data.packing={packing}", "train.epochs=1").recipe
+        assert recipe is not None
+        length, size = run_length(recipe, tmp_path), recipe.train.global_batch_size
+        # 800,000 characters are 160,000 to 320,000 tokens.
+        assert length.bound is None and length.least is not None and length.steps is not None
+        assert 160 / size <= length.least < 200 / size + 1 and 320 / size <= length.steps <= 420 / size
+
+
 def test_a_warm_up_ratio_is_rounded_up_to_whole_steps(loaded: Callable[..., Loaded]) -> None:
     recipe = loaded("train.schedule.warmup_ratio=0.05").recipe
     assert recipe is not None and warmup_steps(recipe, 41) == 3

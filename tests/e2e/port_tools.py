@@ -50,7 +50,7 @@ OWN = {
 
 def main() -> None:
     _stand_ins()
-    print(json.dumps({"templates": templates(), "prompts": prompts()}))
+    print(json.dumps({"templates": templates(), "prompts": prompts(), "texts": texts()}))
 
 
 def _stand_ins() -> None:
@@ -125,6 +125,29 @@ def prompts() -> dict[str, Any]:
             encoded = made.tokenize_prompt(row)
             out[f"{name}|{title}"] = [list(encoded["input_ids"]), list(encoded["labels"])]
     return out
+
+
+TEXTS = [" fox" * count for count in (3, 6, 7, 14, 15, 40)]
+ROW_LENGTH = 8
+"""Tokens of a row for TEXTS."""
+
+
+def texts() -> dict[str, Any]:
+    """Return the rows of texts by Axolotl's type completion, and by LLaMA-Factory's stage pt."""
+    from axolotl.prompt_strategies import completion
+    from llamafactory.data.processor.pretrain import PretrainDatasetProcessor
+
+    from tests.runtime.chats import tokenizer
+
+    config = SimpleNamespace(train_on_inputs=False, sequence_len=ROW_LENGTH)
+    split = completion.load(tokenizer(), config).tokenize_prompt({"text": TEXTS})
+    kept = [row for row in split["input_ids"] if len(row) > 1]  # as filter_sequences_by_length, later
+    own = tokenizer()
+    own.add_bos_token = True
+    settings = SimpleNamespace(template="default", packing=False, cutoff_len=ROW_LENGTH)
+    cut = PretrainDatasetProcessor(None, own, None, settings)
+    prompts = {"_prompt": [[{"role": "user", "content": text}] for text in TEXTS]}
+    return {"split": kept, "truncate": cut.preprocess_dataset(prompts)["input_ids"]}
 
 
 if __name__ == "__main__":

@@ -102,3 +102,18 @@ def test_ported_axolotl_dataset_type_gives_the_same_prompts(theirs: Any, name: s
         made = parser_of("prompt_completion")("x", namespace["convert"](row), {})
         ids, labels = theirs["prompts"][f"{name}|{title}"]
         assert encoded(made, None, "prompt_completion", "completion") == (ids, learned(labels)), title
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate"])
+def test_texts_are_cut_as_by_axolotl_and_by_llamafactory_without_packing(theirs: Any, overlong: str) -> None:
+    data = DataSettings(
+        train=(),
+        format="text",
+        loss_on="all",
+        overlong=overlong,
+        max_length=port_tools.ROW_LENGTH,
+        packing=False,
+    )
+    rows = [ParsedSample("x", completion=text) for text in port_tools.TEXTS]
+    samples, _ = Encoder(coding(tokenizer(), None, data, None)).encode(rows, 0)
+    assert [sample.tokens.tolist() for sample in samples] == theirs["texts"][overlong]

@@ -140,7 +140,7 @@ def test_mixed_dataset_types_get_separate_settings(tmp_path: Path) -> None:
     assert made.value("data.train") == [
         {"path": "hf://a/b", "fields": {"messages": "talk"}},
         {"path": "hf://c/d", "split": "x", **plain},
-        {"path": "e.jsonl", "format": "text", "fields": {"text": "body"}},
+        {"path": "e.jsonl", "format": "text", "fields": {"text": "body"}, "overlong": "split"},
         {"path": "hf://f/g", "loss_on": ["assistant", "user"]},
         {"path": "hf://h/i", **plain, "transform": "convert_2.py:convert"},
     ]

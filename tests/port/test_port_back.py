@@ -325,7 +325,13 @@ MIXED = [
         "fields": {"messages": "talk", "weight": "train"},
         "loss_on": ["assistant", "tool"],
     },
-    {"path": "hf://some/texts", "split": "train", "format": "text", "fields": {"text": "body"}},
+    {
+        "path": "hf://some/texts",
+        "split": "train",
+        "format": "text",
+        "fields": {"text": "body"},
+        "overlong": "split",
+    },
     {"path": "hf://some/pairs", "split": "train", "format": "prompt_completion"},
 ]
 
@@ -338,6 +344,11 @@ def test_mixed_format_sources_round_trip_only_through_axolotl() -> None:
     assert returned(told, "axolotl", "sft")["data"]["train"] == MIXED
     for tool in ("trl", "llama-factory"):
         refused(tool, "data.train")
+    del data["data"]["train"][1]["overlong"]
+    write(data)
+    assert "the tool cuts samples of a source that are too long in another way" in str(
+        ported("recipe.yaml", "axolotl")
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,15 @@ def test_trl_stream_is_shuffled_only_with_shuffle_dataset(tmp_path: Path) -> Non
 
 def test_axolotl_pretraining_dataset_becomes_streamed_text(tmp_path: Path) -> None:
     texts = [{"path": "our/texts", "name": "en", "split": "train", "text_column": "body", "type": "pretrain"}]
-    made = port("axolotl", tmp_path, datasets=None, pretraining_dataset=texts, max_steps=9)
+    given = {"datasets": None, "pretraining_dataset": texts, "max_steps": 9}
+    made = port("axolotl", tmp_path, **given, pretraining_sample_concatenation=True)
     assert codes(made) == []
     assert made.value("data.train") == [{"path": "hf://our/texts", "split": "train", "config": "en"}]
     assert made.value("data.format") == "text" and made.value("data.fields") == {"text": "body"}
     assert made.value("data.loss_on") == "all" and made.value("data.packing") is True
-    assert made.value("data.stream_window") == 10000
+    assert made.value("data.stream_window") == 10000 and made.value("data.overlong") == "truncate"
+    assert port("axolotl", tmp_path, **given).value("data.packing") is False
+    assert port("axolotl", tmp_path, **given, sample_packing=True).value("data.overlong") == "split"
     sized = port(
         "axolotl",
         tmp_path,

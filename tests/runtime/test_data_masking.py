@@ -425,12 +425,12 @@ def test_shown_sample_marks_trained_pieces_and_truncation() -> None:
         packing=False,
     )
     encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
-    shown = show(encoder, ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
-    assert shown is not None and not shown.truncated
+    (shown,) = show(encoder, ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
+    assert not shown.truncated
     assert shown.pieces == [("<bos>hello 🎉", False), (" the fox<eos>", True)]
-    cut = show(encoder, ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
-    assert cut is not None and cut.truncated and cut.tokens == 12
+    (cut,) = show(encoder, ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
+    assert cut.truncated and cut.tokens == 12
     assert "".join(text for text, _ in cut.pieces) == tokenizer().decode(
         tokenizer().encode("hello" + " the fox" * 20)[:12]
     )
-    assert show(encoder, ParsedSample("x:3", prompt="hello ", completion="the fox")) is None
+    assert show(encoder, ParsedSample("x:3", prompt="hello ", completion="the fox")) == []

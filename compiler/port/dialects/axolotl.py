@@ -761,7 +761,7 @@ setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restar
 setting eaft_alpha eaft_k -> use_eaft
 setting pose_split_on_token_ids pose_max_context_len pose_num_chunks -> use_pose
 setting scaling_softmax_factor scaling_softmax_bias -> scaling_softmax
-exact pretraining_sample_concatenation: texts share rows, and each attends only to itself
+exact pretraining_sample_concatenation: whether texts share rows, in which each attends only to itself
 setting dataset_shard_idx -> dataset_shard_num
 setting model_quantization_config_kwargs -> model_quantization_config
 setting fp32_norm_classes -> fp32_norms

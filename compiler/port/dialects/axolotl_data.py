@@ -54,7 +54,7 @@ def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     held = _sources(keys, "test_datasets", objective)
     kinds = [each.kind for each in train if each.kind is not None]
     _forms(keys, train, held)
-    _lengths(keys, kinds)
+    _lengths(keys, [each.kind for each in (*train, *held) if each.kind is not None])
     _packing(keys, objective)
     if kinds:
         _loss(keys, train, kinds)
@@ -109,7 +109,8 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
         chatml = (below.text("conversation") or keys.text("chat_template")) == "chatml"
-        kind = _texts(below) if key == PRETRAINING else _kind(below, objective, chatml)
+        packs = keys.flag("sample_packing")
+        kind = _texts(below, packs) if key == PRETRAINING else _kind(below, objective, chatml)
         found.append(Entry(below, path, _place(below), kind))
     return found
 
@@ -124,6 +125,10 @@ def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
     else:
         made = rows.apart(keys.ledger, [(each.source, kind) for each, kind in told])
         sources |= {id(each): source for (each, _), source in zip(told, made, strict=True) if each.source}
+    if len({kind.overlong for _, kind in told}) > 1:
+        for each, kind in told:
+            own = {"overlong": kind.overlong} if kind.overlong else {}
+            sources[id(each)] = rows.with_own(sources[id(each)], own)
     for entries in (train, held):
         made = [sources[id(each)] for each in entries if each.source is not None]
         for each in entries:
@@ -132,6 +137,8 @@ def _forms(keys: Keys, train: Sequence[Entry], held: Sequence[Entry]) -> None:
                 each.keys.same(name, sets if each.keys.given(name) else None)
             each.keys.follow(OF_SOURCES)
             note = each.kind.note if each.kind is not None else ""
+            if each.kind is not None and each.kind.remark:
+                each.keys.same("type", sets, each.kind.remark)
             each.keys.say("type", sets, note)
 
 
@@ -142,6 +149,8 @@ def _form(first: Keys, kind: Kind) -> None:
     if kind.transform:
         sets["data.transform"] = conversion.TRANSFORM
         first.ledger.files[conversion.FILE] = kind.transform
+    if kind.remark:
+        first.same("type", sets, kind.remark)
     first.say("type", sets, kind.note)
 
 
@@ -171,20 +180,21 @@ _OF_TYPES = words(
 
 
 def _lengths(keys: Keys, kinds: Sequence[Kind]) -> None:
-    """Record the length of rows. No text is too long, because Axolotl divides texts into rows."""
+    """Record the length of rows. The strategy does not apply to texts, which a kind of their own cuts."""
     length = keys.integer("sequence_len")
     keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
-    key, texts = "excess_length_strategy", [kind.note == PIECES for kind in kinds]
+    key = "excess_length_strategy"
     strategy = keys.choice(key, ("drop", "truncate", "raise")) or "drop"
-    over = "truncate" if any(texts) else "error" if strategy == "raise" else strategy
-    mixed = any(texts) and not all(texts) and strategy != "truncate"
-    if mixed and keys.given(key):
-        keys.say(key, {"data.overlong": over}, TRUNCATED)
-    keys.default(key, "drop", {"data.overlong": over}, TRUNCATED if mixed else CUT if any(texts) else "")
+    fates = {kind.overlong for kind in kinds}
+    alone = fates.pop() if len(fates) == 1 else ""
+    over = alone or ("error" if strategy == "raise" else strategy)
+    if alone:
+        keys.same(key, {"data.overlong": over} if keys.given(key) else None, CUT)
+    keys.default(key, "drop", {"data.overlong": over}, CUT if alone else "")
 
 
 def _packing(keys: Keys, objective: str) -> None:
-    joined = bool(keys.value(PRETRAINING))
+    joined = bool(keys.value(PRETRAINING)) and keys.flag("pretraining_sample_concatenation")
     packs = (keys.flag("sample_packing") or joined) and objective == "sft"
     note = PACKED if packs else ""
     if joined and not keys.flag("sample_packing"):
@@ -390,7 +400,8 @@ def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
     if name == "completion":
         field = keys.text("field")
         keys.same("field")
-        return Kind("text", {"text": field} if field not in (None, "text") else {}, note=PIECES)
+        fields = {"text": field} if field not in (None, "text") else {}
+        return Kind("text", fields, remark=PIECES, overlong="split")
     style = keys.text("conversation")
     if name == "alpaca_chat" and style in STYLES:
         keys.same("conversation")
@@ -416,11 +427,15 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
             keys.refuse("type", "E1145", message, f"end {name} where the answer begins; write braces twice")
 
 
-def _texts(keys: Keys) -> Kind:
+def _texts(keys: Keys, packs: bool) -> Kind:
+    """Return the kind of a data set for pre-training, whose texts Axolotl cuts in two ways."""
     column = keys.text("text_column")
     keys.same("text_column")
     keys.unless("skip", (0,), "recipec uses all rows")
-    return Kind("text", {"text": column} if column not in (None, "text") else {}, note=PIECES)
+    fields = {"text": column} if column not in (None, "text") else {}
+    if packs:
+        return Kind("text", fields, note=WINDOWS, overlong="split")
+    return Kind("text", fields, note=BEGINNINGS, overlong="truncate")
 
 
 def _unknown(keys: Keys, name: str) -> None:
@@ -607,6 +622,8 @@ class Kind:
         transform: the text of the file of `data.transform`, "" for none.
         note: how the tokens differ.
         fastchat: the name of FastChat's template that writes the turns, "" for none.
+        remark: a condition under which the tokens are the same, "" for none.
+        overlong: the value of `data.overlong` for its rows; "" if excess_length_strategy gives it.
     """
 
     format: str
@@ -614,6 +631,8 @@ class Kind:
     transform: str = ""
     note: str = ""
     fastchat: str = ""
+    remark: str = ""
+    overlong: str = ""
 
 
 SHAREGPT = ("sharegpt", "sharegpt.load", "sharegpt:chat")
@@ -626,9 +645,10 @@ FASTCHAT = {
 """How the turns of FastChat's chatml differ from those of Axolotl's own template."""
 TURNS = "as Axolotl 0.4 read it, which also trained on a line break before an answer"
 PLAIN = "recipec tokenizes the whole text; it drops a row whose completion merges with the prompt"
-PIECES = "recipec truncates a text longer than sequence_len at its end; Axolotl continues it in further rows"
-CUT = "Axolotl leaves out no text, because it divides long ones into rows"
-TRUNCATED = "recipec also truncates other rows that are too long, because Axolotl leaves out no text"
+PIECES = "the same tokens, up to 64 rows of a text; Axolotl leaves out the rest of a longer text"
+WINDOWS = "Axolotl's rows of a long text overlap by 256 tokens, and it ends each of them with the eos token"
+BEGINNINGS = "Axolotl truncates texts two tokens earlier, and without concatenation writes no eos token"
+CUT = "it does not apply to texts, which Axolotl cuts in its own way"
 SEGMENTS = "recipec ends each row with the eos token, and drops rows with earlier trained segments"
 
 UNPORTED = {

@@ -45,7 +45,14 @@ OWN = (
 )
 CUT = "recipec truncates the end; LLaMA-Factory shortens questions and answers in proportion"
 MIXED = "recipec's samples of a row do not attend to each other, as with neat_packing"
-BLOCKS = "recipec truncates the end of a long text, and does not continue it in the next row"
+BLOCKS = (
+    "LLaMA-Factory joins all texts and cuts the result into rows; recipec splits each text by itself, and a "
+    "text attends only to itself"
+)
+BEGINS = (
+    "a text begins with the bos token if the tokenizer adds it; in LLaMA-Factory, if add_bos_token is set"
+)
+LLAMA3_ENDS = "LLaMA-Factory ends each text with <|end_of_text|>, recipec with the tokenizer's eos token"
 TURN_ENDS = "recipec trains on the end of text only after the last answer"
 
 
@@ -120,11 +127,7 @@ def _stage(keys: Keys) -> str:
         keys.passive(OF_PREFERENCES - {"pref_beta", "pref_ftx"}, "the stage kto does not read it")
         return stage
     if stage != "dpo":
-        keys.say(
-            "stage",
-            {"train.objective": "sft"},
-            "recipec trains on texts as they are" if stage == "pt" else "",
-        )
+        keys.same("stage", {"train.objective": "sft"}, BEGINS if stage == "pt" else "")
         keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
     if loss not in LOSSES:
@@ -442,6 +445,8 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
     name, system, thinking = keys.text("template"), keys.text("default_system"), keys.flag("enable_thinking")
     if stage == "pt":
         of_chats = ("template", "default_system", "enable_thinking", "preserve_thinking")
+        if name == "llama3":
+            keys.say("template", {}, LLAMA3_ENDS)
         keys.passive(of_chats, "plain text has no template")
         return
     found = templates.llamafactory(name, model, thinking, system)
@@ -471,9 +476,14 @@ def _lengths(keys: Keys, stage: str) -> None:
         keys.same("cutoff_len", sets, "LLaMA-Factory packs rows of one token less" if asked else "")
     else:
         keys.default("cutoff_len", length, sets)
-    keys.ledger.set("data.overlong", "truncate", BLOCKS if stage == "pt" else CUT)
-    keys.ledger.defaulted("truncation", "in proportion", {"data.overlong": "truncate"}, CUT)
     packs = asked or (stage == "pt" and keys.value("packing") is None)
+    over = {"data.overlong": "split" if stage == "pt" and packs else "truncate"}
+    if stage == "pt":
+        way = "of all texts together" if packs else "at cutoff_len"
+        keys.ledger.defaulted("truncation", way, over, BLOCKS if packs else "the same as here")
+    else:
+        keys.ledger.set("data.overlong", "truncate", CUT)
+        keys.ledger.defaulted("truncation", "in proportion", over, CUT)
     sets = {"data.packing": packs}
     if neat:
         keys.say("neat_packing", sets, "recipec fills rows in another order: other samples share a row")
@@ -482,7 +492,7 @@ def _lengths(keys: Keys, stage: str) -> None:
         keys.same("neat_packing", note="off")
         keys.say("packing", sets, (BLOCKS if stage == "pt" else MIXED) if packs else "")
     if "data.packing" not in keys.ledger.lines:
-        keys.default("packing", packs, sets)
+        keys.default("packing", packs, sets, BLOCKS if stage == "pt" and packs else "")
 
 
 def _masks(keys: Keys, stage: str) -> None:
