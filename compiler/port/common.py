@@ -13,9 +13,6 @@ from recipec.compiler.port.keys import OFF, Keys, table, tools
 from recipec.compiler.port.meaning import adapters, models
 from recipec.runtime.training.objectives import OBJECTIVES
 
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""Matches an id OWNER/NAME."""
-
 COMMON = table("""
 learned use_dora peft_use_dora: the run trains no adapter, so it has no magnitudes
 learned modules_to_save lora_modules_to_save additional_target: the run has no adapters, and these modules are
@@ -167,7 +164,7 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
         keys.learned(key, (), note)
         return
     note = "the adapter must match what the recipe trains"
-    if HUB_ID.fullmatch(names[0]):
+    if models.HUB_ID.fullmatch(names[0]):
         note = "recipec reads it as a folder; an adapter of the Hugging Face Hub is hf://OWNER/NAME"
     keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipec.compiler.lowering.catalog import find
 from recipec.compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
 from recipec.compiler.port.keys import tools
 from recipec.compiler.port.ledger import Verdict
@@ -36,9 +38,11 @@ def test_report_covers_every_builder_key(tmp_path: Path, builder: str) -> None:
         model = {**samples(SECTIONS[component]), "_component_": component}
         if prefix:
             model["lora_attn_modules"] = ["q_proj", "k_proj", "v_proj", "output_proj"]
-        ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
+        id = BUILDERS[builder][-1]
+        checkpointer = {"checkpoint_dir": f"/models/{id.rpartition('/')[2]}"}
+        ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": checkpointer})
         assert unspoken(ledger, SECTIONS[component]) == []
-        assert ledger.value("model.id") == BUILDERS[builder][0]
+        assert ledger.value("model.id") == id
         assert ("lora" in ledger.lines) is (prefix == "")
         assert not [code for code in codes(ledger) if code[0] != "E1146"]
 
@@ -73,6 +77,51 @@ def test_global_batch_size_excludes_tensor_parallel_devices(tmp_path: Path) -> N
     assert ledger.value("train.global_batch_size") == 2 * 4 * 4
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 3}, devices=8)
     assert codes(ledger) == [("E1162", "tensor_parallel_dim")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "id"),
+    [
+        ("/tmp/Qwen2.5-Coder-7B-Instruct/", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+        ("/hub/models--Qwen--Qwen2.5-7B/snapshots/a1", "Qwen/Qwen2.5-7B"),
+        ("~/modelscope/Qwen/Qwen2___5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen/Qwen2.5-Coder-7B", "Qwen/Qwen2.5-Coder-7B"),
+        ("out/qwen2_5_7b/epoch_0", "./out/qwen2_5_7b/epoch_0"),
+        ("/data/our-qwen-7b", "/data/our-qwen-7b"),
+    ],
+)
+def test_checkpoint_folder_decides_which_model_is_trained(tmp_path: Path, folder: str, id: str) -> None:
+    model = {**LORA["model"], "_component_": "torchtune.models.qwen2_5.lora_qwen2_5_7b_instruct"}
+    content = {**LORA, "model": model, "checkpointer": {"checkpoint_dir": folder}}
+    ledger = ported("torchtune", tmp_path, content)
+    assert ledger.value("model.id") == id and codes(ledger) == []
+    spoken(ledger)
+
+
+def test_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    model = {**LORA["model"], "_component_": "torchtune.models.qwen2_5.lora_qwen2_5_7b_instruct"}
+    checkpointer = {"checkpoint_dir": "/tmp/Qwen2.5-Coder-3B"}
+    ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": checkpointer})
+    assert codes(ledger) == [("E1145", "model._component_")]
+    config = find("Qwen/Qwen3-8B", tmp_path).config
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {"checkpoint_dir": "."}})
+    assert codes(ledger) == [("E1145", "model._component_")]
+
+
+def test_reference_of_another_folder_is_refused_where_torchtune_loads_it(tmp_path: Path) -> None:
+    full = {**LORA, "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}}
+    data = {"_component_": "torchtune.datasets.stack_exchange_paired_dataset"}
+    dpo = {"dataset": data, "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}
+    for run, folder, expected in (
+        (full, "/models/Llama-3.2-1B", [("E1180", "ref_checkpointer.checkpoint_dir")]),
+        (full, "/models/Llama-3.2-1B-Instruct/", []),
+        (LORA, "/models/Llama-3.2-1B", []),
+    ):
+        reference = {"checkpoint_dir": folder, "checkpoint_files": ["model.safetensors"]}
+        ledger = ported("torchtune", tmp_path, {**run, **dpo, "ref_checkpointer": reference})
+        assert codes(ledger) == expected
+        spoken(ledger)
 
 
 def test_mixed_dataset_kinds_get_separate_settings_or_are_refused(tmp_path: Path) -> None:

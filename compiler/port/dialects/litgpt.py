@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model, original_of
+from recipec.compiler.lowering.catalog import Model, is_directory, original_of
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
 from recipec.compiler.port.ledger import Ledger
@@ -116,6 +116,11 @@ def _model(keys: Keys) -> Named | None:
     named = models.resolve(_id(name), keys.source.path.parent)
     if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
         named = models.resolve(original, keys.source.path.parent)
+    parts = name.removeprefix("checkpoints/").strip("/").split("/")
+    if named.model is None and (len(parts) != 2 or is_directory(name)) and "/" in name.strip("/"):
+        named = models.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
+        keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
+        return named
     if named.note:
         keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
     last = "the last part of the folder's path is litgpt's name for the model"

@@ -167,6 +167,10 @@ def _model(keys: Keys) -> Named | None:
     hub = tokenizer if re.fullmatch(r"[\w.-]+/[\w.-]+", tokenizer) and "tokenizer" not in tokenizer else ""
     named = models.resolve(ids.get(str(name)) or hub or str(name), keys.source.path.parent)
     keys.same("model_name", {"model.id": named.id}, named.note or "MaxText's name for the model")
+    path = _bare(keys.text("load_parameters_path") or "")
+    if path and not any(_bare(one) in path for one in (str(name), named.id.rpartition("/")[2])):
+        other = f"recipec starts from the weights of {named.id}, and this path names no such model"
+        keys.learned("load_parameters_path", (), other)
     copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
     keys.say("load_parameters_path", None, copy)
     if hub and hub != named.id:
@@ -178,6 +182,11 @@ def _model(keys: Keys) -> Named | None:
             "use_multimodal", "E1150", "a run on images, which recipec does not read", "use_multimodal: false"
         )
     return named
+
+
+def _bare(text: str) -> str:
+    """Return a name's letters and digits, so that names of one model in two spellings are equal."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _balance(keys: Keys, name: str, model: Model | None) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model, original_of
+from recipec.compiler.lowering.catalog import Model, is_directory
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, defaults_of, keeps, table, tools, words
 from recipec.compiler.port.ledger import Ledger
@@ -40,7 +39,7 @@ files checkpoint_dir
 log profiler log_level profile_memory
 speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
 lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo
-exact ref_checkpointer base_model_path: the reference is the model that training starts from
+exact base_model_path: part of other keys
 exact checkpointer: the checkpoint's folder; recipec uses `model.id`, or --model of train.py
 exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
 exact tokenizer.path tokenizer.merges_file tokenizer.special_tokens_path: the tokenizer of model.id
@@ -68,6 +67,7 @@ def port(ledger: Ledger) -> None:
     built = _built(keys)
     objective = _loss(keys)
     _stages(keys)
+    _reference(keys, built.lora, objective)
     _data(keys, built.model, objective)
     _batch(keys)
     _length(keys)
@@ -265,7 +265,7 @@ def _rest(keys: Keys) -> None:
 BUILDERS: Mapping[str, tuple[str, ...]] = {
     name: tuple(ids) for name, ids in known("torchtune", "builders").items()
 }
-"""Builders without lora_ and qlora_, and their checkpoints. Without a folder, the first one counts."""
+"""Builders without lora_ and qlora_, and their published checkpoints."""
 
 NAMES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 """torchtune's names of the attention's projections, and the recipe's."""
@@ -319,21 +319,55 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
         message = f"recipec does not know the model builder {component}"
         section.refuse("_component_", "E0801", message, f"recipec knows builders of {builders}")
         return None
-    directory = keys.source.get("checkpointer.checkpoint_dir", None)
-    folder = Path(str(directory)).name if isinstance(directory, str) else ""
-    of_folder = [id for id in ids if folder and id.rpartition("/")[2].lower() == folder.lower()]
-    named = of_folder[0] if of_folder else original_of(folder) if folder else None
-    if named is not None and named not in ids:
-        message = f"the builder is for {ids[0]}, and the checkpoint's folder for {named}"
+    return _checkpoint(keys, section, ids)
+
+
+def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Model | None:
+    """Record the checkpoint that is trained: the one in the checkpointer's folder, if the builder fits it."""
+    checkpointer = keys.below("checkpointer")
+    directory = checkpointer.text("checkpoint_dir")
+    if directory is None and len(ids) > 1:
+        message = f"the file names no checkpoint, and the builder is for {listing(ids, 'or')}"
+        help = f"--set checkpointer.checkpoint_dir={ids[-1]}"
+        checkpointer.refuse("checkpoint_dir", "E1144", message, help)
+        section.same("_component_", note="the checkpoint decides which model this is")
+        return None
+    folder = keys.source.path.parent
+    chosen = models.of_folder(directory, folder, ids) if directory else models.resolve(ids[0], folder)
+    fitting = [one.architecture for id in ids if (one := models.resolve(id, folder).model)]
+    if chosen.id not in ids and chosen.model and fitting and chosen.model.architecture not in fitting:
+        message = f"the builder is for {listing(ids, 'or')}, and the checkpoint's folder for {chosen.id}"
+        if is_directory(chosen.id):
+            message = f"the builder is for {listing(ids, 'or')}, which the model in {chosen.id} is not"
         help = "make the builder and checkpointer.checkpoint_dir agree"
         section.refuse("_component_", "E1145", message, help)
-    chosen = models.resolve(named or ids[0], keys.source.path.parent)
-    if named is not None:
-        section.same("_component_", {"model.id": chosen.id}, f"the folder of the checkpoint is {folder}")
-    else:
-        note = "from the builder, which is also for tuned checkpoints"
-        section.say("_component_", {"model.id": chosen.id}, note if len(ids) > 1 else "from the builder")
+    note = "the model is that of the checkpoint" if directory else "the only checkpoint of this builder"
+    section.same("_component_", None if directory else {"model.id": chosen.id}, note)
+    local = is_directory(chosen.id)
+    note = "the weights in this folder" if local else "the model that the folder is named after"
+    checkpointer.same("checkpoint_dir", {"model.id": chosen.id} if directory else None, note)
     return chosen.model
+
+
+def _reference(keys: Keys, lora: bool, objective: str) -> None:
+    """Record `ref_checkpointer`, which torchtune reads in full fine-tuning with DPO."""
+    if objective != "dpo" or lora:
+        base = "torchtune's reference is the model without adapters"
+        note = base if lora else "only dpo has a reference"
+        keys.unused(("ref_checkpointer",), note)
+        return
+    if not isinstance(keys.value("ref_checkpointer"), dict):
+        keys.same("ref_checkpointer", note="null")
+        return
+    policy, reference = keys.below("checkpointer"), keys.below("ref_checkpointer")
+    if _folder(reference) != _folder(policy):
+        note = "recipec's reference is the model that training starts from, and torchtune loads another"
+        reference.learned("checkpoint_dir", (), note)
+    keys.same("ref_checkpointer", note="the reference is the model that training starts from")
+
+
+def _folder(checkpointer: Keys) -> str:
+    return str(checkpointer.value("checkpoint_dir")).rstrip("/")
 
 
 def _lora(keys: Keys, model: Model | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,35 @@ def resolve(name: str, folder: Path) -> Named:
     return Named(original, _found(original, folder), note)
 
 
+def of_folder(path: str, folder: Path, among: Collection[str] = ()) -> Named:
+    """Find the model of a checkpoint's folder by the folder's name.
+
+    The name counts if it is that of an id, or if the last two names are an id. The folders of the hub's and
+    of ModelScope's caches count too. Nothing is guessed from any other name: `model.id` is then the path.
+
+    Args:
+        folder: the folder that a relative path is relative to.
+        among: ids that count in addition to the catalog's.
+    """
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)", path)
+    names = [f"{cached[1]}/{cached[2]}"] if cached else path.replace("___", ".").strip("/").split("/")
+    if len(names) > 1 and names[-1] == "original":  # Meta's own files, below those of transformers
+        names.pop()
+    owned, last = "/".join(names[-2:]), names[-1].rpartition("/")[2]
+    ids = [id for id in among if id.rpartition("/")[2].lower() == last.lower()]
+    if owned in entries() or owned in ids or cached:
+        return resolve(owned, folder)
+    if named := ids[0] if ids else original_of(last):
+        return resolve(named, folder)
+    if HUB_ID.fullmatch(path) and (brought := resolve(path, folder)).model is not None:
+        return brought
+    return resolve(path if is_directory(path) else f"./{path}", folder)
+
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""Matches an id OWNER/NAME."""
+
+
 def _found(name: str, folder: Path) -> Model | None:
     try:
         return find(name, folder)
@@ -89,7 +119,11 @@ def way_out(name: str, key: str) -> str | None:
     if not is_directory(name) and name.count("/") < 2:
         return None
     copied = original_of(name.rstrip("/").replace("___", "."))  # ModelScope's cache has no dots
-    model = f"{copied}, if the folder is a copy of it" if copied else "OWNER/NAME, its id on the hub"
+    model = (
+        f"{copied}, if the folder is a copy of it"
+        if copied
+        else "OWNER/NAME, its id on the hub (`recipe models add OWNER/NAME` adds one to the catalog)"
+    )
     return f"--set {key}={model}; or name a folder with its config.json"
 
 
