@@ -162,7 +162,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
-    made.read += say_unread(ledger, dialect)
+    made.read += say_unread(ledger, dialect, recognized=asked.dialect is None)
     if refused and not asked.partial:
         # Removed values may cause further errors, so those are not shown. Every key still has its row.
         out = {each.path for each in refused}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -86,25 +87,87 @@ LEAST_MARKS = 2
 MOST_NAMED = 3
 """The most marks that a message names."""
 
-UNREAD = {
-    "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
-    "Tunix's RL (grpo_main, ppo_main)": words(
-        "rl_training_config actor_model_config rollout_config reference_model_config grpo_config ppo_config "
-        "rollout_model_config"
-    ),
-    "Unsloth Studio": words(
-        "data.format_type training.training_type training.max_seq_length training.num_epochs "
-        "training.train_on_completions training.random_seed lora.lora_r lora.use_loftq "
-        "lora.vision_all_linear lora.finetune_language_layers logging.enable_wandb"
-    ),
-}
-"""Tools whose files are not read yet, with keys that identify them. No supported tool has these keys."""
-
 MODELS = words(
     "model_name_or_path base_model model._component_ checkpoint_dir model.model_name dataset._target_ "
     "training_config"
 )
-"""The dialects' own keys for the model or the run. A file with one of them belongs to a supported tool."""
+"""The dialects' own keys for the model or the run."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A tool whose files are not read.
+
+    Attributes:
+        marks: keys that no supported tool has.
+        unless: keys that the tool's files do not have; with one of them the file is a supported tool's.
+    """
+
+    marks: frozenset[str]
+    unless: frozenset[str] = frozenset()
+
+
+UNREAD = {
+    "oumi's launcher or SkyPilot": Other(
+        words("resources.cloud resources.accelerators working_dir workdir setup"), MODELS
+    ),
+    "Tunix's RL (grpo_main, ppo_main)": Other(
+        words(
+            "rl_training_config actor_model_config rollout_config reference_model_config grpo_config "
+            "ppo_config rollout_model_config"
+        ),
+        MODELS,
+    ),
+    "Tunix's agentic RL": Other(
+        words(
+            "training_mode agent_class_path agent_kwargs env_class_path env_kwargs chat_parser_config "
+            "agentic_grpo_config agentic_ppo_config"
+        )
+    ),
+    "Unsloth Studio": Other(
+        words(
+            "data.format_type training.training_type training.max_seq_length training.num_epochs "
+            "training.train_on_completions training.random_seed lora.lora_r lora.use_loftq "
+            "lora.vision_all_linear lora.finetune_language_layers logging.enable_wandb"
+        ),
+        MODELS,
+    ),
+    "open-instruct": Other(
+        words(
+            "use_lora use_qlora use_slow_tokenizer use_flash_attn with_tracking checkpointing_steps "
+            "dataset_mixer_list dataset_mix_dir dataset_mixer_list_splits gamma_beta_ratio hf_entity "
+            "hf_metadata_dataset try_launch_beaker_eval_jobs try_auto_save_to_beaker"
+        )
+    ),
+    "AutoTrain": Other(
+        words(
+            "data.column_mapping params.block_size params.model_max_length params.batch_size params.peft "
+            "params.mixed_precision params.lr params.epochs hub.push_to_hub hub.username"
+        )
+    ),
+    "Ludwig": Other(words("input_features output_features")),
+    "mistral-finetune": Other(
+        words("model_id_or_path data.instruct_data data.eval_instruct_data ckpt_freq run_dir optim.pct_start")
+    ),
+    "verl": Other(
+        words(
+            "data.train_files data.val_files data.micro_batch_size_per_gpu model.partial_pretrain "
+            "trainer.default_local_dir trainer.total_epochs actor_rollout_ref algorithm.adv_estimator"
+        )
+    ),
+    "NeMo RL": Other(words("policy.model_name policy.train_global_batch_size cluster.gpus_per_node")),
+    "mlx-lm": Other(
+        words("lora_parameters adapter_path steps_per_report steps_per_eval val_batches iters fine_tune_type")
+    ),
+    "H2O LLM Studio": Other(
+        words("llm_backbone experiment_name dataset.prompt_column augmentation.token_mask_probability")
+    ),
+}
+"""Tools whose files are not read, with keys that identify them."""
+
+FEW = 3
+"""The most unknown keys at which a file can still be its tool's. A tool that accepts unknown keys can have as
+many as half of all keys."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +239,15 @@ def _dialects(file: Source) -> list[Module]:
 
 def _unread(file: Source) -> Diagnostic | None:
     """Return the error for a file of a tool that is not read yet; it names the tool and the telltale keys."""
-    if file.script or any(file.has(key) for key in MODELS):
+    if file.script:
         return None
-    found = {tool: sorted(filter(file.has, marks)) for tool, marks in UNREAD.items()}
-    tool = max(found, key=lambda tool: len(found[tool]))
-    if len(found[tool]) < LEAST_MARKS:
+    found = {
+        tool: sorted(filter(file.has, other.marks))
+        for tool, other in UNREAD.items()
+        if not any(map(file.has, other.unless))
+    }
+    tool = max(found, key=lambda tool: len(found[tool]), default="")
+    if not tool or len(found[tool]) < LEAST_MARKS:
         return None
     keys = listing([f"`{key}`" for key in found[tool][:MOST_NAMED]])
     message = f"{file.file} is a file of {tool}, which recipec does not read yet, judging by {keys}"
@@ -274,10 +341,16 @@ TOP = {"axolotl": "config", "litgpt": "lora full", "swift": "sft rlhf"}
 """Sections that hold the keys of the config itself. The other sections hold the keys of nested sections."""
 
 
-def say_unread(ledger: Ledger, dialect: Module) -> Iterator[Diagnostic]:
-    """Record every key without a finding as unsupported, and warn about each."""
+def say_unread(ledger: Ledger, dialect: Module, recognized: bool) -> Iterator[Diagnostic]:
+    """Record every key without a finding as unsupported, and warn about each.
+
+    Args:
+        recognized: whether the dialect was recognized by the keys. A file with many unknown keys is then
+            refused as another tool's.
+    """
     roles = {source.file: role for role, source in ledger.sources.others.items()}
     failed = has_errors(ledger.diagnostics)
+    foreign: list[str] = []
     for source in ledger.sources.all():
         role = roles.get(source.file)
         title = ROLES[role].title if role else dialect.TITLE
@@ -287,6 +360,7 @@ def say_unread(ledger: Ledger, dialect: Module) -> Iterator[Diagnostic]:
             leaf = key.rpartition(".")[2].partition("[")[0]
             if leaf not in names:
                 yield _no_key(ledger, source, key, title, nearest(leaf, sorted(names)))
+                foreign += [] if role else [key]
             elif failed:
                 ledger.unsupported(source, key, "not checked, because other keys have errors")
             else:
@@ -295,6 +369,24 @@ def say_unread(ledger: Ledger, dialect: Module) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "W1114", message, key, f"correct it: it is a key of {title}", source.span(key)
                 )
+    if recognized and not ledger.sources.main.script:
+        ledger.diagnostics += _foreign(ledger.sources.main, dialect, foreign)
+
+
+def _foreign(main: Source, dialect: Module, foreign: Sequence[str]) -> Iterator[Diagnostic]:
+    """Yield the error for a file with too many keys that its tool does not have."""
+    top = list(dict.fromkeys(re.split(r"[.\[]", key)[0] for key in foreign))
+    accepted = len(main.data) // 2 if dialects.KNOWN[dialect.NAME].extra else 0
+    if len(top) > max(FEW, accepted):
+        named = listing([f"`{key}`" for key in top[:MOST_NAMED]])
+        message = (
+            f"{main.file} is a file of another tool: {dialect.TITLE} does not have {len(top)} of its keys"
+        )
+        help = (
+            f"they include {named}; start a recipe by hand: recipe new my-run; or ignore them: "
+            f"--from {dialect.NAME}"
+        )
+        yield Diagnostic("E1193", message, help=help, span=main.keys.get(top[0]) or main.top())
 
 
 def _no_key(ledger: Ledger, source: Source, key: str, title: str, close: str | None) -> Diagnostic:

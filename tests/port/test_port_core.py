@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from recipec.compiler.port.keys import tools
 from recipec.compiler.port.ledger import Line, Verdict
 from recipec.compiler.port.port import Ported
+from recipec.compiler.port.recognize import LEAST_MARKS, UNREAD
 from recipec.compiler.port.write import HEAD, recipe_text
 from recipec.spec.load import load
 from tests.port.conftest import CONFIG, Port
@@ -237,3 +239,9 @@ def test_multi_line_texts_survive_writing_and_loading(text: str, tmp_path: Path)
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
     assert load(tmp_path / "recipe.yaml").raw["data"]["chat_template"] == text
     assert yaml.safe_load(written)["data"] == {"chat_template": text, "train": ["a.jsonl"]}
+
+
+def test_supported_tools_have_no_key_that_identifies_another_tool() -> None:
+    names = {name for tool in tools().values() for section in tool["sections"].values() for name in section}
+    marks = {mark for other in UNREAD.values() for mark in other.marks}
+    assert marks.isdisjoint(names) and all(len(other.marks) >= LEAST_MARKS for other in UNREAD.values())

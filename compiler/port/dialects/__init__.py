@@ -39,6 +39,7 @@ class Known:
         interpolates: whether it reads `${key}` as the value of another key of the file.
         folder: its key for the folder of results.
         scripts: whether its files are for one of several scripts, which --script names.
+        extra: whether the tool accepts keys that it does not have. The others stop at one.
     """
 
     module: str
@@ -47,12 +48,13 @@ class Known:
     interpolates: bool = False
     folder: str = "output_dir"
     scripts: bool = False
+    extra: bool = False
 
 
 _GPUS = ("accelerate", "deepspeed")
 
 KNOWN = {
-    "axolotl": Known("axolotl", "base_model, datasets, micro_batch_size, sequence_len", _GPUS),
+    "axolotl": Known("axolotl", "base_model, datasets, micro_batch_size, sequence_len", _GPUS, extra=True),
     "llamafactory": Known(
         "llamafactory", "stage, finetuning_type, template, dataset, cutoff_len", (*_GPUS, "dataset_info")
     ),
@@ -65,11 +67,14 @@ KNOWN = {
     "trainer": Known(
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
-    "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
+    "torchtune": Known(
+        "torchtune", "model._component_, tokenizer._component_", interpolates=True, extra=True
+    ),
     "automodel": Known(
         "automodel",
         "step_scheduler.global_batch_size, model.pretrained_model_name_or_path, dataset._target_",
         folder="checkpoint.checkpoint_dir",
+        extra=True,
     ),
     "swift": Known("swift", "tuner_type, split_dataset_ratio, attn_impl, loss_scale, rlhf_type", _GPUS),
     "oumi": Known(
@@ -88,6 +93,7 @@ KNOWN = {
         "tunix",
         "model_config.model_id, tokenizer_config.tokenizer_type, optimizer_config.opt_type",
         folder="training_config.checkpoint_root_directory",
+        extra=True,
     ),
 }
 """The dialects by their names for --from."""
