@@ -306,7 +306,12 @@ def _prompt(parts: Sequence[str | Sequence[Any]] | None) -> str:
 
 def axolotl(package: Package) -> dict[str, Row | str]:
     """Return Axolotl's templates; the end of a turn is learned, without the blanks after it."""
-    return {name: turns(text, _ended) for name, text in _files(package, "axolotl/utils/chat_templates/")}
+    return {name: turns(text, _ended) for name, text in axolotl_texts(package).items()}
+
+
+def axolotl_texts(package: Package) -> dict[str, str]:
+    """Return Axolotl's templates as Jinja."""
+    return dict(_files(package, "axolotl/utils/chat_templates/"))
 
 
 def oumi(package: Package) -> dict[str, Row | str]:
@@ -319,25 +324,40 @@ def _files(package: Package, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def unsloth(package: Package) -> dict[str, Row | str]:
-    """Return the entries of CHAT_TEMPLATES, with their default system messages."""
+    return {name: turns(text) for name, text in unsloth_texts(package).items()}
+
+
+def unsloth_texts(package: Package) -> dict[str, str]:
+    """Return the entries of CHAT_TEMPLATES as Jinja, with their default system messages."""
     texts: dict[str, Any] = {}
     tables: dict[str, dict[str, Any]] = {"CHAT_TEMPLATES": {}, "DEFAULT_SYSTEM_MESSAGE": {}}
     for node in package.tree("unsloth/chat_templates.py").body:
-        if isinstance(node, ast.Assign):
-            (target,) = node.targets
-            found = _evaluated(node.value, texts, tables)
+        for name, assigned in _assignments(node):
+            (target,) = assigned.targets
+            found = _evaluated(assigned.value, texts, tables)
             if isinstance(target, ast.Name):
                 texts[target.id] = found
             elif isinstance(target, ast.Subscript) and ast.unparse(target.value) in tables:
-                tables[ast.unparse(target.value)][ast.literal_eval(target.slice)] = found
+                tables[ast.unparse(target.value)][name or ast.literal_eval(target.slice)] = found
     systems = tables["DEFAULT_SYSTEM_MESSAGE"]
     quoted = {
         name: str(system or "").replace("\\'", "'").replace("'", "\\'") for name, system in systems.items()
     }
     return {
-        name: turns(str(text).replace("{system_message}", quoted.get(name, "")))
+        name: str(text).replace("{system_message}", quoted.get(name, ""))
         for name, text in tables["CHAT_TEMPLATES"].items()
     }
+
+
+def _assignments(node: ast.stmt) -> Iterator[tuple[str, ast.Assign]]:
+    """Yield an assignment, or those of a loop over constants with the value of the loop's variable."""
+    if isinstance(node, ast.Assign):
+        yield "", node
+    elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple):
+        for value in node.iter.elts:
+            for inner in node.body:
+                if isinstance(inner, ast.Assign):
+                    yield ast.literal_eval(value), inner
 
 
 def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -357,7 +377,7 @@ def _evaluated(node: ast.expr, texts: Mapping[str, Any], tables: Mapping[str, Ma
     return None
 
 
-LONGEST = 1000
+LONGEST = 1500
 """The most characters of a text in a row."""
 BOS, EOS = "\1BOS\1", "\1EOS\1"
 ROLES = ("system", "user", "assistant")

@@ -10,9 +10,9 @@ All modules of port/ take their names of model families from here:
     tunix           its model ids, with the ids of the hub
     llamafactory    parts of the names of vision towers, by family or model_type
     swift           its template for a model, by a part of the id; the first match counts
-    axolotl         chat templates that are a tokenizer's own; tokenizers whose chat-tuned models end a turn
-                    with their eos_token
-    unsloth         its names of templates that are a tokenizer's own, with Axolotl's names
+    axolotl         its chat templates that models have as their own, with a pattern of the models' ids;
+                    tokenizers whose chat-tuned models end a turn with their eos_token
+    unsloth         the same of its templates
     marks           marks of templates, with the tokenizers that have them as tokens; other tokenizers split
                     them as text
     adds_bos        tokenizers that begin each text with their bos_token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import groupby
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 from recipec.compiler.lowering.catalog import find
 from recipec.compiler.port.keys import DATA
 from recipec.compiler.port.meaning import templates
-from recipec.compiler.port.names import TEMPLATES, written_by
+from recipec.compiler.port.names import TEMPLATES, known, written_by
 from recipec.runtime.data.template import ChatTemplate
 from scripts import chat_templates, dialects
-from tests.port import wheels
+from scripts.dialects import Package
+from tests.port import record_model_templates, wheels
 from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK
 
 RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
@@ -50,11 +52,44 @@ def test_swift_templates_match_recorded_texts_and_loss_spans() -> None:
                 template.render([SYSTEM, *TALK])
 
 
+PUBLISHED = json.loads(record_model_templates.OUTPUT.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_named_template_is_the_models_own_only_if_it_writes_the_same(id: str) -> None:
+    model = find(id, Path())
+    for tool, read in (("axolotl", templates.axolotl), ("unsloth", templates.unsloth)):
+        for name, row in written_by(tool).items():
+            if not isinstance(row, str):
+                texts = record_model_templates.texts(
+                    templates.of(tool, name, None).sets["data.chat_template"]
+                )
+                if not read(name, model).sets:
+                    assert texts == PUBLISHED[id], name
+
+
+@pytest.mark.e2e
+def test_tools_files_of_own_templates_write_the_published_text() -> None:
+    files = {"axolotl": chat_templates.axolotl_texts, "unsloth": chat_templates.unsloth_texts}
+    for tool, texts in files.items():
+        package = Package(tool, wheels.fetch())
+        for name, jinja in texts(package).items():
+            for id, published in PUBLISHED.items():
+                if re.fullmatch(known(tool, "own").get(name, "-"), id):
+                    assert record_model_templates.texts(jinja) == published, (tool, name, id)
+
+
 def test_template_name_gives_a_tokenizer_a_template_or_a_reason() -> None:
     qwen, llama = (find(name, Path()) for name in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B"))
-    assert templates.unsloth("llama-3.1", llama).sets == {
-        "model.tokenizer": "meta-llama/Llama-3.2-1B-Instruct"
+    dated = templates.unsloth("llama-3.2", llama).sets["data.chat_template"]
+    assert "Today Date: 26 July 2024" in dated
+    assert "Today Date" not in templates.axolotl("llama3", llama).sets["data.chat_template"]
+    first = find("meta-llama/Meta-Llama-3-8B", Path())
+    assert templates.axolotl("llama3", first).sets == {
+        "model.tokenizer": "meta-llama/Meta-Llama-3-8B-Instruct"
     }
+    assert templates.axolotl("qwen3", qwen).sets == {}
+    assert not templates.axolotl("qwen3", find("Qwen/Qwen3-4B-Instruct-2507", Path())).known
     assert "not tokens of Qwen 3 8B" in templates.unsloth("llama-3", qwen).note
     assert "not tokens of Qwen 3 8B" in templates.unsloth("llama-3.1", qwen).note
     assert not templates.unsloth("gpt-oss", qwen).known

@@ -6,6 +6,7 @@ scripts/same_run.py compares runs with ms-swift's own.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_llamafactory_templates_render_expected_text(name: str, text: str) -> No
 def test_name_tables_refer_to_existing_entries() -> None:
     rows = written_by("llamafactory")
     assert all(row["like"] in rows for row in known("torchtune", "tokenizers").values() if "like" in row)
-    assert {*known("unsloth", "own").values()} <= known("axolotl", "own").keys()
+    for tool in ("axolotl", "unsloth"):
+        assert known(tool, "own").keys() <= written_by(tool).keys()
+        assert all(any(re.fullmatch(ids, id) for id in entries()) for ids in known(tool, "own").values())
     for model in entries():
         if "config" in entries()[model]:
             default_targets(find(model, Path()))

@@ -161,24 +161,24 @@ def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Templat
         return Template({})
     if name == "jinja":
         return Template({"data.chat_template": jinja}) if jinja else UNKNOWN
-    owners = known("axolotl", "own").get(name, ())
-    if owners and (model is None or tokenizer_of(model) in owners):
-        found = own(model)
-        by = (
-            f"the tokenizer of {sibling}"
-            if (sibling := found.sets.get("model.tokenizer"))
-            else "the model's own"
-        )
-        return Template(found.sets, f"{by}: Axolotl's copy comes from this template, which may be newer")
-    return of("axolotl", name, model)
+    return _own("Axolotl", name, model) or of("axolotl", name, model)
+
+
+def _own(tool: str, name: str, model: Model | None) -> Template | None:
+    """Return the model's own template if the tool's template of the name writes the same; None otherwise."""
+    ids = known(tool.lower(), "own").get(name)
+    if ids is None or (model is not None and not re.fullmatch(ids, model.id)):
+        return None
+    found = own(model)
+    sibling = found.sets.get("model.tokenizer")
+    by = f"the tokenizer of {sibling}" if sibling else "the model's own"
+    return Template(found.sets, f"{by}: {tool}'s copy comes from this template, which may be newer")
 
 
 def unsloth(name: str, model: Model | None) -> Template:
     """Return the template for the name given to Unsloth's `get_chat_template`."""
-    same = known("unsloth", "own").get(name, "")
-    if model is not None and tokenizer_of(model) in known("axolotl", "own").get(same, ()):
-        found = axolotl(same, model)
-        return replace(found, note=found.note.replace("Axolotl", "Unsloth"))
+    if found := _own("Unsloth", name, model):
+        return found
     row = written_by("unsloth").get(name, "")
     if isinstance(row, str):
         return replace(UNKNOWN, note=row)
