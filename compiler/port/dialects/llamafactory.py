@@ -69,6 +69,7 @@ def port(ledger: Ledger) -> None:
     model = _model(keys)
     run = Run(method == "lora", keys.number("learning_rate") or 0.0, muon=_muon(keys, method == "lora"))
     launch, taken = trainer.placement(keys, sharding.ray(keys, trainer.launched(keys)))
+    launch = replace(launch, shared=launch.shared * _megatron(keys))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
             keys.same(name, note=sharding.MESH)
@@ -142,6 +143,30 @@ def _stage(keys: Keys) -> str:
     if loss == "simpo":
         keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
     return stage
+
+
+GROUPS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+MEGATRON = words(
+    """expert_model_parallel_size sequence_parallel use_distributed_optimizer overlap_param_gather
+    overlap_grad_reduce bias_activation_fusion apply_rope_fusion masked_softmax_fusion moe_grouped_gemm
+    cross_entropy_loss_fusion moe_token_dispatcher_type moe_shared_expert_overlap recompute_granularity
+    recompute_method recompute_num_layers virtual_pipeline_model_parallel_size export_hf_on_finish
+    variable_seq_lengths"""
+)
+
+
+def _megatron(keys: Keys) -> int:
+    """Record the keys of runs on Megatron (USE_MCA=1). Return the number of GPUs that share their rows."""
+    shared = 1
+    for key in GROUPS:
+        if keys.stands(key):
+            size = max(keys.integer(key) or 1, 1)
+            shared *= size
+            keys.same(key, note=sharding.sharing(size))
+    keys.passive(MEGATRON, "how Megatron divides and fuses the work, which affects speed and memory")
+    keys.learned("use_packed_sequences", OFF, "recipec packs by `packing`")
+    keys.learned("mixed_precision", (*OFF, "bf16_mixed"), "recipec computes in model.dtype")
+    return shared
 
 
 def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
