@@ -70,6 +70,11 @@ def read_record(directory: str | Path) -> dict[str, Any]:
         with reached(directory):
             content = path.read_text()
     except FileNotFoundError:
+        if not path.parent.exists():
+            raise UserError(
+                f"{path.parent}: there is no run yet",
+                "run train.py first, or name with --checkpoint the directory that it wrote",
+            ) from None
         raise UserError(
             f"{path}: there is no record of the recipe next to the checkpoints",
             "give the directory that train.py wrote; without its record the checkpoint's rank and "

@@ -259,16 +259,19 @@ def read_split(
     """
     found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None
+    unkept = ""
     if tokenizing.cache is not None:
         named, reason = caching.key(split.sources, data, how, data_dir, split.part)
         if named is not None:
             folder = tokenizing.cache / "data" / named
             found = caching.load(folder)
         else:
-            caching.say(f"the tokenized data is not kept: {reason}")
+            unkept = f"the tokenized data is not kept: {reason}"
     if found is None:
         readers = open_rows(split.sources, data, data_dir, split.chosen())
         found = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
+        if unkept:
+            caching.say(unkept)
         if folder is not None and len(found[0]):
             caching.save(folder, *found)
     return found

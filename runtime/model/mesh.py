@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -47,7 +49,8 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
     else:
         compile_with(settings.flags)
     try:
-        devices = jax.devices(settings.platform)
+        with _without_complaint():
+            devices = jax.devices(settings.platform)
     except RuntimeError as error:
         raise UserError(
             f"no {settings.platform.upper()} on this machine: {str(error).splitlines()[0]}",
@@ -63,6 +66,28 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
             "set mesh.accelerator and mesh.axes to what is here and build the recipe again",
         )
     return arrange(settings.axes, devices)
+
+
+@contextmanager
+def _without_complaint() -> Iterator[None]:
+    """Drop what libtpu writes to stderr if it finds no TPU. The error that follows says so in one sentence.
+
+    libtpu writes to the file descriptor, before any setting of its logs has an effect.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        except RuntimeError:
+            written.truncate(0)
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            os.write(2, written.read())
 
 
 def compile_with(flags: Sequence[str]) -> None:

@@ -172,6 +172,12 @@ def test_unwritable_data_cache_does_not_stop_the_run(
     assert "could not be kept" in capsys.readouterr().err
 
 
+def test_missing_data_file_is_the_only_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="there is no data file"):
+        prepared(folder, folder / "cache", train=("absent.jsonl",))
+    assert capsys.readouterr().err == ""
+
+
 def test_cache_key_of_a_remote_file_needs_a_checksum_or_time(tmp_path: Path) -> None:
     import fsspec
 

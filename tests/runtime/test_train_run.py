@@ -117,6 +117,9 @@ def test_check_record_refuses_changed_recipe(tmp_path: Path) -> None:
     write_artifact(artifact)
     with pytest.raises(UserError, match="no record of the recipe"):
         read_record(tmp_path)
+    with pytest.raises(UserError, match="there is no run yet") as before_training:
+        read_record(tmp_path / "checkpoints")
+    assert "run train.py first" in str(before_training.value.help)
     write_record(tmp_path / "run", artifact)
     check_record(tmp_path / "run", artifact)
     lock = json.loads((artifact / "recipe.lock.json").read_text())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -177,3 +179,23 @@ def test_mesh_start_refuses_missing_or_mismatched_devices() -> None:
     with pytest.raises(UserError, match="no TPU on this machine"):
         start(MeshSettings("tpu", 8, {"fsdp": 8}))
     assert start(MeshSettings("cpu", 2, {"fsdp": 2, "tp": 1})).size == 2
+
+
+def test_only_libtpus_complaint_about_an_absent_tpu_is_hidden(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """libtpu writes to the file descriptor, as this stand-in does."""
+    devices = jax.devices()
+
+    def loaded(platform: str) -> Any:
+        os.write(2, b"libtpu: INVALID_ARGUMENT\n")
+        if platform == "tpu":
+            raise RuntimeError("No jellyfish device found.")
+        return devices
+
+    monkeypatch.setattr(jax, "devices", loaded)
+    with pytest.raises(UserError, match="no TPU on this machine: No jellyfish"):
+        start(MeshSettings("tpu", 8, {"fsdp": 8}))
+    assert capfd.readouterr().err == ""
+    start(MeshSettings("cpu", 8, {"fsdp": 8}))
+    assert capfd.readouterr().err == "libtpu: INVALID_ARGUMENT\n"
