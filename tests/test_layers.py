@@ -58,6 +58,7 @@ DOORS = {
     "runtime.weights": {
         *("runtime.weights.agreement", "runtime.weights.checkpoint", "runtime.weights.headers"),
         *("runtime.weights.grown", "runtime.weights.formats", "runtime.weights.packed"),
+        "runtime.weights.tied",
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside of it."""

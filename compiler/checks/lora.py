@@ -546,6 +546,13 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         message = f"no single rows are trained of {title}, which is trained with transformers' own model"
         yield Diagnostic("E0326", message, "lora.train_tokens", "train_tokens: []")
         return
+    if facts.model.own_head is not None and facts.recipe.merge.adapter:
+        message = (
+            f"PEFT would put the rows into {facts.model.own_head} too, because config.json says that it is "
+            "the embedding: an adapter would answer otherwise than the merged model"
+        )
+        help = "merge: {adapter: false}; or set tie_word_embeddings to false in the base's config.json"
+        yield Diagnostic("E0326", message, "lora.train_tokens", help)
     ids = facts.token_ids
     added = facts.recipe.model.add_tokens
     seen: dict[int, int | str] = {}

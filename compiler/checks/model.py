@@ -39,6 +39,14 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "change nothing, or use the model's unquantized original if it is published; merge.quantization "
             "writes eight bits again",
         )
+    if facts.model is not None and (head := facts.model.own_head) is not None:
+        yield Diagnostic(
+            "N0821",
+            f"{head} of `{section.id}` has other values than the embedding, although its config.json says "
+            "that the embedding is the head: both are used, as in transformers",
+            "model.id",
+            "change nothing; or remove the tensor from the files, and the embedding is the head",
+        )
     yield from _attention(facts)
     yield from _length(facts)
     yield from _tokens(facts)

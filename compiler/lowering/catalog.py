@@ -26,10 +26,14 @@ from typing import Any
 from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import added, quantized
 from recipec.compiler.lowering.tensors import Listed, tensors
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
-from recipec.runtime.model.families.base import arrays
+from recipec.runtime.model.families.base import TIE, arrays
 from recipec.runtime.model.families.transformers import refuse
+from recipec.runtime.weights.agreement import prefix_of
 from recipec.runtime.weights.formats import format_of, plain
+from recipec.runtime.weights.headers import files_of, read_header
+from recipec.runtime.weights.tied import same_values, spare_head, untied
 
 DATA = Path(__file__).parents[1] / "data" / "models.json"
 OTHERS = DATA.with_name("other_models.json")
@@ -78,6 +82,8 @@ class Model:
         chat: whether it is tuned for chat; None when only its config.json is known.
         added: the folder that `recipe models add` saved it in, None if it was not added.
         published: the model without the embedding rows that a recipe adds, None where it adds none.
+        own_head: the head in a folder's files, if config.json says that the embedding is the head and the
+            two have different values. The model is then one with a head of its own.
     """
 
     id: str
@@ -89,6 +95,7 @@ class Model:
     chat: bool | None
     added: added.Added | None = None
     published: Model | None = None
+    own_head: str | None = None
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -128,7 +135,19 @@ def find(model_id: str, folder: Path) -> Model:
     if is_directory(model_id):
         own = _read_config(model_id, folder)
         place = folder / Path(model_id).expanduser()
-        return read(model_id, own, f"{model_id.rstrip('/')}/config.json", lambda: _of(tensors(place)))
+        found = read(model_id, own, f"{model_id.rstrip('/')}/config.json", lambda: _of(tensors(place)))
+        head = _own_head(found, place)
+        if head is None:
+            return found
+        try:
+            made = read(model_id, untied(own), found.origin, lambda: _of(tensors(place)))
+        except UnsupportedCheckpoint as error:
+            raise UnsupportedCheckpoint(
+                f"{head} has other values than the embedding, so transformers does not tie the two, whatever "
+                f"config.json says; the model of {found.family.title} has no head of its own",
+                TIE,
+            ) from error
+        return replace(made, own_head=head)
     if model_id.startswith("gs://"):
         raise UnknownModel(
             "E0804",
@@ -179,6 +198,23 @@ def added_model(model_id: str, folder: Path) -> Model | None:
 
     model = read(model_id, config, f"{found.name}/config.json", lambda: _of(added.tensors(found)))
     return replace(model, title=title(model_id), chat=chat, added=found)
+
+
+def _own_head(model: Model, place: Path) -> str | None:
+    """Return the head in a folder's files if its values differ from those of the embedding, although
+    config.json says that the embedding is the head. Compiling does not need the files, and checks/tensors.py
+    reports their faults."""
+    try:
+        listed = tensors(place) or {}
+        prefix = prefix_of(model.family, listed)
+        pair = None if prefix is None else spare_head(model.family, model.architecture, listed, prefix)
+        if pair is None:
+            return None
+        files = files_of(place)
+        head, embedding = (read_header(files, listed[name].file).tensors[name] for name in pair)
+        return None if same_values(files, head, embedding) else pair[0]
+    except (OSError, ValueError, UserError):
+        return None
 
 
 def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:

@@ -23,7 +23,7 @@ from ..metrics.loggers import FILE as METRICS
 from ..metrics.loggers import read_entries
 from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
-from ..weights.checkpoint import HFCheckpoint
+from ..weights.checkpoint import CONFIG, HFCheckpoint
 from . import manifest
 from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
 
@@ -104,9 +104,10 @@ class TrainedAdapters:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
         if self.parameters:
-            from .full import replaced
+            from .full import replaced, with_copies
 
             out |= replaced(self.parameters, self.read, base, self.numbers)
+            out = with_copies(out, base)
         return out
 
     @property
@@ -217,22 +218,8 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     Raises:
         UserError: when the run's model had other sizes, or the section is incomplete.
     """
+    check_model(record, base)
     section = record["recipe"].get("lora")
-    model = record.get("model") or {}
-    if model.get("family", base.family.name) != base.family.name:
-        raise UserError(
-            f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
-            "give the base checkpoint of the run with --model",
-        )
-    trained = _without_layout(model.get("architecture") or {})
-    found = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
-    for key in sorted(trained.keys() & found.keys()):
-        if trained[key] != found[key]:
-            raise UserError(
-                f"{base.name}: its {key} is {short(found[key])}; the run trained a model with "
-                f"{short(trained[key])}",
-                "give the base checkpoint of the run with --model",
-            )
     if section is None:
         return None
     try:
@@ -244,6 +231,36 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     from ..data.new_tokens import numbered
 
     return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
+
+
+def check_model(record: Mapping[str, Any], base: HFCheckpoint) -> None:
+    """Check that a checkpoint has the architecture of the model that a recipe was compiled for.
+
+    Raises:
+        UserError: naming the first difference.
+    """
+    model = record.get("model") or {}
+    if model.get("family", base.family.name) != base.family.name:
+        raise UserError(
+            f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
+            "give the base checkpoint of the run with --model",
+        )
+    trained = _without_layout(model.get("architecture") or {})
+    found = _without_layout(json.loads(json.dumps(asdict(base.architecture))))
+    if trained.get("tied") is True and base.own_head is not None:
+        raise UserError(
+            f"{base.name}: {base.own_head} has other values than the embedding; the recipe was compiled for "
+            f"a model whose head is its embedding, as tie_word_embeddings of {CONFIG} says",
+            "transformers does not tie the two either: set tie_word_embeddings to false in "
+            f"{base.name}/{CONFIG}, and build the recipe with that folder as model.id",
+        )
+    for key in sorted(trained.keys() & found.keys()):
+        if trained[key] != found[key]:
+            raise UserError(
+                f"{base.name}: its {key} is {short(found[key])}; the run trained a model with "
+                f"{short(trained[key])}",
+                "give the base checkpoint of the run with --model",
+            )
 
 
 def _without_layout(architecture: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ..model.families.base import Parameter, Source, parameter_path
 from ..model.whole import train_only
 from ..weights.checkpoint import HFCheckpoint
 from .record import EARLIER, OTHER_RUN, unreadable
+
+Change = TypeVar("Change")
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class TrainedWeights:
 
     def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
         """Return the trained value of each of the base's tensors, by its full name."""
-        return replaced(self.parameters, self.read, base)
+        return with_copies(replaced(self.parameters, self.read, base), base)
 
 
 def replaced(
@@ -117,6 +119,12 @@ def replaced(
         rows = functools.partial(read, TOKEN_ROWS)
         out[source.full_name(base.prefix)] = ReplacedTensor(source.shape, rows, numbers)
     return out
+
+
+def with_copies(changes: Mapping[str, Change], base: HFCheckpoint) -> dict[str, Change]:
+    """Return changes by full names, with those of the base's tensors that repeat a changed one."""
+    copied = {name: changes[other] for name, other in base.copies.items() if other in changes}
+    return {**changes, **copied}
 
 
 def embedding_of(base: HFCheckpoint) -> Source:

@@ -308,8 +308,14 @@ def needed(job: MergeJob, written: Files | None = None) -> int:
 def adapter_bytes(job: MergeJob) -> int:
     deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
     parts = [part for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None]
-    whole = job.trained.whole.values() if isinstance(job.trained, TrainedAdapters) else ()
-    return sum(part.nbytes for part in (*parts, *whole))
+    size = sum(part.nbytes for part in parts)
+    if isinstance(job.trained, TrainedAdapters):
+        from ..peft.known import tied_embedding
+
+        tied = tied_embedding(job.base, job.trained.settings)
+        for one in job.trained.parameters:
+            size += job.trained.read(one.path).nbytes * (2 if tied in one.sources else 1)
+    return size
 
 
 def _check_space(job: MergeJob, journal: Journal) -> None:

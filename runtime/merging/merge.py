@@ -203,6 +203,10 @@ def _job(
             f"{directory}: the run trained all weights: it has no LoRA that a PEFT adapter could hold",
             "set merge.adapter to false",
         )
+    if adapter and isinstance(trained, TrainedAdapters):
+        from ..peft.known import refuse_rows
+
+        refuse_rows(base, base.name, trained.settings)
     if arguments.verify and "://" in target:
         raise UserError(
             f"{target}: --verify reads the merged files from a local disk",

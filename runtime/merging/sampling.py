@@ -209,6 +209,7 @@ def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights)
         numbers = trained.numbers if isinstance(trained, TrainedAdapters) else ()
         for name, value, also in whole_values(base, trained.parameters, trained.read, numbers):
             out[name] = Expected(value, also=also)
+        out |= {copy: out[name] for copy, name in base.copies.items() if name in out}
     if not isinstance(trained, TrainedAdapters):
         return out
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}

@@ -72,6 +72,7 @@ class PeftConfig:
         dora: whether it has DoRA's magnitudes.
         saved: `modules_to_save`: modules that were trained whole, by the end of their name.
         tokens: `trainable_token_indices`: the trained rows of the embedding, in the order of their tensor.
+        tied: `ensure_weight_tying`: whether a head that is the embedding was trained with it.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class PeftConfig:
     dora: bool = False
     saved: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
+    tied: bool = False
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module ("model.layers.7.self_attn.q_proj")."""
@@ -120,6 +122,7 @@ def _parse_config(content: bytes, path: str) -> PeftConfig:
         dora=bool(fields.get("use_dora")),
         saved=_names(fields, "modules_to_save", path),
         tokens=_tokens(fields, path),
+        tied=fields.get("ensure_weight_tying") is True,
     )
 
 
@@ -332,14 +335,15 @@ def open_adapter(address: Path | str) -> PeftAdapter:
 def _saved(name: str, config: PeftConfig) -> str | None:
     """Return the decoder's name of a tensor of modules_to_save or of trained rows; None for any other tensor.
 
-    In addition to modules_to_save, PEFT writes the embedding and the head if it believes that the vocabulary
+    PEFT matches a name at the end of a module's: "norm" also selects "input_layernorm". In addition to
+    modules_to_save, PEFT writes the embedding and the head if it believes that the vocabulary
     was changed, or the head if it believes that it is tied.
     """
     own = _WHOLE.sub(".", name.removeprefix(WRAPPER))
     module = own.rpartition(".")[0]
-    ends = (*config.saved, *EMBEDDINGS) if config.saved else ()
+    ends = (*config.saved, *(f".{one}" for one in EMBEDDINGS)) if config.saved else ()
     rows = bool(config.tokens) and name.endswith(ROWS)
-    if not name.startswith(WRAPPER) or not (rows or any(f".{module}".endswith(f".{end}") for end in ends)):
+    if not name.startswith(WRAPPER) or not (rows or any(f".{module}".endswith(end) for end in ends)):
         return None
     prefix = next((prefix for prefix in (*PREFIXES, "language_model.") if own.startswith(prefix)), "")
     return own.removeprefix(prefix)

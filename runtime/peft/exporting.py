@@ -15,7 +15,7 @@ from ..model.adapters import LoraSettings, Value, compiled, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
-from .known import WRAPPER, has_parameters, keys_as_values, plain, whole_sources
+from .known import WRAPPER, has_parameters, keys_as_values, plain, tied_embedding, whole_sources
 
 WEIGHT = ".weight"
 KINDS = ("A.weight", "B.weight", "magnitude_vector")
@@ -70,6 +70,10 @@ def write_weights(
     """
     arrays = _adapter_arrays(base, settings, deltas)
     arrays += [(f"{WRAPPER}{_transformers_name(base, name)}", array) for name, array in (whole or {}).items()]
+    if whole and (tied := tied_embedding(base, settings)) is not None:
+        # PEFT gives the head a copy of its own, and loads only copies that the file holds.
+        head = f"{WRAPPER}{base.family.names.head}.weight"
+        arrays.append((head, whole[tied.full_name(base.prefix)]))
     write_arrays(file, arrays, {"format": "pt"})
 
 
@@ -104,6 +108,7 @@ def adapter_config(
         "auto_mapping": None,
         "base_model_name_or_path": model.id,
         "bias": "none",
+        **({} if tied_embedding(base, settings) is None else {"ensure_weight_tying": True}),
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -128,9 +133,16 @@ def adapter_config(
 
 
 def _saved_modules(base: HFCheckpoint, settings: LoraSettings) -> list[str] | None:
-    """Return modules_to_save: names that match only the modules trained whole, or None."""
-    names = (source.full_name(module_prefix(base)) for source in whole_sources(base, settings))
-    return sorted({name.rpartition(".")[0] for name in names}) or None
+    """Return modules_to_save: names that match only the modules trained whole, or None.
+
+    A head that is the trained embedding is named too. PEFT ties the two copies, if it knows the embedding by
+    its name; otherwise both copies hold the same values.
+    """
+    names = {source.full_name(module_prefix(base)) for source in whole_sources(base, settings)}
+    modules = {name.rpartition(".")[0] for name in names}
+    if tied_embedding(base, settings) is not None:
+        modules.add(base.family.names.head)
+    return sorted(modules) or None
 
 
 def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:

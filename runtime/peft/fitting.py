@@ -15,7 +15,16 @@ from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
-from .known import ADAPTER_CONFIG, Known, has_parameters, keys_as_values, plain, whole_sources
+from .known import (
+    ADAPTER_CONFIG,
+    Known,
+    has_parameters,
+    is_tied,
+    keys_as_values,
+    plain,
+    refuse_rows,
+    whole_sources,
+)
 
 BUILD = "build the recipe with {}"
 """The help if a recipe has other values."""
@@ -33,6 +42,7 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
         found = unwrapped(found, base)
     found = _without_copies(found, base)
     _check_known(found, base)
+    refuse_rows(base, found.config.base or found.path, settings)
     adapters = build_adapters(base.family, base.architecture, settings)
     _check_settings(found, adapters, base, settings)
     _check_shapes(found, adapters)
@@ -226,11 +236,30 @@ def _without_copies(found: PeftAdapter, base: Known) -> PeftAdapter:
         if values in found.tensors
         and all(found.same(*pair) for pair in zip(found.tensors[keys], found.tensors[values], strict=True))
     }
-    whole = dict(found.whole)
-    names = base.family.names
-    embedding, head = (whole.get(f"{name}.weight") for name in (names.embedding, names.head))
-    own = {source.name for one in base.family.parameters(base.architecture) for source in one.sources}
-    if embedding and head and f"{names.head}.weight" not in own and found.same(embedding, head):
-        del whole[f"{names.head}.weight"]
     tensors = {name: pair for name, pair in found.tensors.items() if name not in copies}
-    return replace(found, tensors=tensors, whole=whole)
+    return _without_head(replace(found, tensors=tensors), base)
+
+
+def _without_head(found: PeftAdapter, base: Known) -> PeftAdapter:
+    """Return the adapter without the embedding's copy for a head that is the embedding.
+
+    In PEFT the embedding and such a head have values of their own. The adapter is refused unless both copies
+    hold the same, or PEFT was asked to tie them.
+    """
+    names, whole = base.family.names, dict(found.whole)
+    head = whole.pop(f"{names.head}.weight", None)
+    embedding = next((whole[f"{one}.weight"] for one in names.of_embedding if f"{one}.weight" in whole), None)
+    if not is_tied(base) or (embedding is None and head is None):
+        return found
+    if embedding is None:
+        what = f"{names.head} was trained, and {names.embedding} was not"
+    elif head is None and not found.config.tied:
+        what = f"{names.embedding} was trained, and {names.head} kept the base's values"
+    elif head is not None and not found.same(embedding, head):
+        what = f"{names.embedding} and {names.head} were trained apart"
+    else:
+        return replace(found, whole=whole)
+    raise UserError(
+        f"{found.path}: {what}; the base uses one tensor for both",
+        "train with PEFT's ensure_weight_tying; or " + MERGE,
+    )

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings
 from ..model.families import Architecture, Family
-from ..model.families.base import Source
+from ..model.families.base import Source, arrays
 
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -40,6 +41,8 @@ class Known(Protocol):
     def family(self) -> Family: ...
     @property
     def architecture(self) -> Architecture: ...
+    @property
+    def own_head(self) -> str | None: ...
 
 
 def has_parameters(base: Known) -> bool:
@@ -59,6 +62,34 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
 
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]
+
+
+def is_tied(base: Known) -> bool:
+    """Return whether a model's output head is its embedding."""
+    own = (source for one in arrays(base.family, base.architecture) for source in one.sources)
+    return all(source.module != base.family.names.head for source in own)
+
+
+def refuse_rows(base: Known, name: str, settings: LoraSettings) -> None:
+    """Raise UserError if PEFT would use trained rows of the embedding in a head of other values.
+
+    Args:
+        name: of the base, for the message.
+    """
+    if base.own_head is not None and settings.train_tokens:
+        raise UserError(
+            f"{name}: PEFT puts the rows of train_tokens into {base.own_head} too, because "
+            "tie_word_embeddings of config.json says that it is the embedding; its values are others",
+            "set tie_word_embeddings to false in config.json of the base; or train_also: [embed_tokens]",
+        )
+
+
+def tied_embedding(base: Known, settings: LoraSettings) -> Source | None:
+    """Return the embedding if it is the output head too and is trained whole, else None."""
+    if not settings.train_also or not is_tied(base):
+        return None
+    names = base.family.names.of_embedding
+    return next((source for source in whole_sources(base, settings) if source.module in names), None)
 
 
 def keys_as_values(base: Known, modules: Iterable[str]) -> list[tuple[str, str]]:

@@ -225,7 +225,8 @@ def begin(
     import jax
 
     from ..checkpoints import resuming
-    from ..checkpoints.record import LOCK, record_digest
+    from ..checkpoints.adapter_reader import check_model
+    from ..checkpoints.record import LOCK, read_record, record_digest
     from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
     from ..model import mesh as meshes
@@ -244,6 +245,7 @@ def begin(
     base_folder = locate_model(settings.model, arguments.model)
     base = HFCheckpoint.open(base_folder).grown(settings.model.vocab_size)
     base.verify()
+    check_model(read_record(artifact), base)
     if base.dequantized:
         from ..weights.formats import sentence
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from ..model.families.base import LAYERS, Architecture, Family, Source, text_config
+from ..model.families.base import LAYERS, Architecture, Family, Source, text_config, tie_setting
 from .headers import FLOATING
 
 CONFIG = "config.json"
@@ -110,9 +110,8 @@ def faults(
                 f"which ends at layer {layers - 1}",
                 ONE_CHECKPOINT,
             )
-    tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings", True))
     head = next((name for name in heads_of(family) if name in tensors), None)
-    if head is not None and head not in used and tied is False:
+    if head is not None and head not in used and tie_setting(config) is False:
         yield Fault(
             Kind.HEAD,
             head,

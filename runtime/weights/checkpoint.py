@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,7 @@ from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_
 from .checkpoint_files import AGAIN, Files, json_object
 from .headers import KIND, Header, Tensor, check_kind, files_of, read_header
 from .safetensors_files import DTYPES
+from .tied import same_values, spare_head, untied
 
 if TYPE_CHECKING:
     from .packed import Format
@@ -41,13 +42,16 @@ class HFCheckpoint:
 
     Attributes:
         store: the files of its folder.
-        config: config.json, without the description of stored quantization.
+        config: config.json, without the description of stored quantization. `tie_word_embeddings` is false
+            if the files hold a head of other values than the embedding.
         prefix: prefix of the text tensors, e.g. "model.language_model.".
         tensors: every tensor of every file by its full name; quantized ones as the tensor they represent.
         headers: the header of each safetensors file by its name in the folder, sorted, with the same tensors.
         index: the file name of the index; None for a checkpoint in one file.
         side_files: everything else that belongs to it (tokenizer, generation config, chat template,
             license), config.json included; names relative to its folder.
+        copies: tensors that repeat another one, with that one's name: a head that is the embedding.
+        own_head: a head of other values than the embedding, if config.json says that it is the embedding.
     """
 
     store: Files
@@ -59,6 +63,8 @@ class HFCheckpoint:
     headers: Mapping[str, Header]
     index: str | None
     side_files: tuple[str, ...]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    own_head: str | None = None
 
     @classmethod
     def open(cls, directory: Path | str) -> HFCheckpoint:
@@ -105,12 +111,32 @@ class HFCheckpoint:
                 "this is not a checkpoint in Hugging Face's layout for the family "
                 f"{family.name!r} that its config.json names",
             )
+        copies, own_head = dict[str, str](), None
+        if (pair := spare_head(family, architecture, tensors, prefix)) is not None:
+            head, embedding = pair
+            if same_values(store, tensors[head], tensors[embedding]):
+                copies = {head: embedding}
+            else:
+                config, own_head = untied(config), head
+                architecture = _with_own_head(store, family, config, shapes, tensors[head], pair)
         side_files = _side_files(store)
         refuse_links(store, side_files)
         for name in side_files:
             if name.endswith(".json"):
                 check_kind(store.path(name), store.read(name, 0, min(KIND, store.sizes[name])))
-        return cls(store, config, family, architecture, prefix, tensors, headers, index, side_files)
+        return cls(
+            store,
+            config,
+            family,
+            architecture,
+            prefix,
+            tensors,
+            headers,
+            index,
+            side_files,
+            copies,
+            own_head,
+        )
 
     def grown(self, rows: int | None) -> HFCheckpoint:
         """Return the checkpoint with this many rows in its embedding and head, None for its own number.
@@ -185,8 +211,8 @@ class HFCheckpoint:
         return tuple(name for name, tensor in self.tensors.items() if tensor.form)
 
     def config_file(self) -> bytes:
-        """Return config.json for these tensors: without the description of stored quantization, and with
-        their number of rows."""
+        """Return config.json for these tensors: without the description of stored quantization, with their
+        number of rows, and with `tie_word_embeddings` as transformers loads them."""
         own = self.side_file(CONFIG)
         return own if self.config == json.loads(own) else (json.dumps(self.config, indent=2) + "\n").encode()
 
@@ -252,6 +278,34 @@ def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format |
             f"{store.path(CONFIG)}: these weights are stored quantized, unlike those of the recipe's model",
             "give the checkpoint of model.id with --model, or build the recipe with this one as model.id",
         ) from None
+
+
+def _with_own_head(
+    store: Files,
+    family: Family,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    stored: Tensor,
+    names: tuple[str, str],
+) -> Architecture:
+    """Return the architecture of a checkpoint whose head differs from its embedding.
+
+    Args:
+        config: from `untied`.
+        stored: the head.
+        names: the head's and the embedding's.
+
+    Raises:
+        UserError: when the family's model has no head of its own.
+    """
+    try:
+        return family.architecture_of(config, shapes)
+    except UnsupportedCheckpoint as error:
+        raise UserError(
+            f"{store.path(stored.file)}: {names[0]} has other values than {names[1]}, so transformers does "
+            f"not tie the two, whatever {CONFIG} says; the model of {family.title} has no head of its own",
+            "such a checkpoint cannot be trained; use one whose output is the embedding, as published",
+        ) from error
 
 
 def _described(store: Files, read: Callable[[], Known]) -> Known:

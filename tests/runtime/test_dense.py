@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
@@ -93,15 +92,3 @@ def test_missing_output_head_is_named_in_the_error(tmp_path: Path) -> None:
     rewrite(tmp_path / "base", {}, drop=("lm_head.weight",))
     with pytest.raises(UserError, match=r"lm_head\.weight is missing; config\.json promises it"):
         HFCheckpoint.open(tmp_path / "base").verify()
-
-
-def test_separate_head_of_a_tied_model_is_ignored(tmp_path: Path) -> None:
-    """Ignore a second copy of the embedding under the head's name, as transformers does."""
-    tiny.make_qwen3(tmp_path / "base", tie_word_embeddings=False)
-    rewrite(tmp_path / "base", {"tie_word_embeddings": True})
-    base = HFCheckpoint.open(tmp_path / "base")
-    base.verify()
-    _, built = training.build(tmp_path / "base", MESH, remat="none")
-    head = built.forward.head(built.model)
-    assert head.tied
-    np.testing.assert_array_equal(np.asarray(head.weight), base.read("model.embed_tokens.weight"))

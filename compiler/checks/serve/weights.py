@@ -48,6 +48,14 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     if serve.weights == "adapter":
         yield from _adapter(facts, serve)
+        if facts.model is not None and facts.model.own_head and serve.model in (None, recipe.model.id):
+            yield Diagnostic(
+                "E0663",
+                f"vLLM goes by tie_word_embeddings of config.json and ignores {facts.model.own_head} of "
+                f"`{recipe.model.id}`, whose values are not the embedding's: its answers would be others",
+                "serve.weights",
+                "weights: merged, whose config.json says that there are two tensors",
+            )
     yield from _address(serve)
     scaling = serve.autoscaling
     if scaling is not None and scaling.min_replicas > scaling.max_replicas:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...cache import cache_directory
-from ...checkpoints.record import write_record
+from ...checkpoints.adapter_reader import check_model
+from ...checkpoints.record import read_record, write_record
 from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
@@ -152,6 +153,7 @@ def _run(job: _Job) -> int:
     with place.local_main_process_first():
         base = HFCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
+    check_model(read_record(job.artifact), base)
     if lora is not None and lora.train_tokens:
         from ...data.new_tokens import numbered
 

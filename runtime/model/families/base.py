@@ -34,6 +34,9 @@ NONE = "none"
 """Kinds of attention of a layer, with transformers' names. A LINEAR layer carries a state from token to
 token. A HYBRID one has full attention and a state. A layer of kind NONE has only a feed-forward block."""
 
+TIE = "tie_word_embeddings"
+"""The key of config.json that says whether the output head is the embedding."""
+
 MOST_LAYERS = 1000
 """The most layers of a config.json; more would take minutes to process, and no model has them."""
 
@@ -473,6 +476,18 @@ def parameter_path(keys: Sequence[Any]) -> str:
         if part not in (None, "value"):
             parts.append(str(part))
     return ".".join(parts)
+
+
+def tie_setting(config: Mapping[str, Any]) -> Any:
+    """Return what a config.json says of `tie_word_embeddings`, None if it says nothing.
+
+    transformers reads the key of the whole model first, and that of the text model only if the first is
+    missing. LLaVA's models are tied if either says so.
+    """
+    whole, text = config.get(TIE), text_config(config).get(TIE)
+    if str(config.get("model_type")).startswith("llava") and text is True:
+        return text
+    return text if whole is None else whole
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from .base import (
     LINEAR,
     NONE,
     SLIDING,
+    TIE,
     Architecture,
     Family,
     LoraTarget,
@@ -37,6 +38,7 @@ from .base import (
     output_projection,
     plain,
     text_config,
+    tie_setting,
 )
 from .description import (
     ACTIVATIONS,
@@ -128,8 +130,8 @@ class DecoderFamily(Family):
                 "train the original checkpoint",
                 "quantization_config",
             )
-        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        given = {"hidden_act": "silu", **self.defaults, **outer, **text}
+        tie = tie_setting(config)
+        given = {"hidden_act": "silu", **self.defaults, **text, **({} if tie is None else {TIE: tie})}
         left_out = tuple((key, number(given, key, 0.1)) for key in DROPOUT if given.get(key))
         return replace(self.describe(given), dropout=left_out)
 
@@ -191,7 +193,7 @@ class DecoderFamily(Family):
         ]
         ropes = self.ropes(config, turned, head_dim)
         fields: dict[str, Any] = {
-            "tied": flag(config, "tie_word_embeddings"),
+            "tied": flag(config, TIE),
             "norm": Norm(number(config, "rms_norm_eps", 1e-6)),
             "places": Places(),
             "ropes": tuple(ropes.items()),

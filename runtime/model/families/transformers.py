@@ -16,6 +16,7 @@ from typing import Any
 from .base import (
     FULL,
     SLIDING,
+    TIE,
     Architecture,
     Family,
     LoraTarget,
@@ -150,6 +151,8 @@ class Transformers(Family):
             raise unlike(
                 config, f"its tensors are not named {PREFIX}{EMBEDDING} and {PREFIX}layers.0", "model_type"
             )
+        tied = HEAD not in tensors or config.get(TIE) is True
+        tensors = {name: shape for name, shape in tensors.items() if name != HEAD or not tied}
         layers, hidden = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
         heads = integer(config, "num_attention_heads", 1)
         given = {key: value for key, value in config.items() if value}
@@ -180,7 +183,7 @@ class Transformers(Family):
                 {key: value for key, value in config.items() if key not in IGNORED}, sort_keys=True
             ),
             tensors=found,
-            tied=HEAD not in tensors,
+            tied=tied,
             experts=_experts(config, found),
         )
 
