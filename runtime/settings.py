@@ -123,6 +123,7 @@ class DataSettings:
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
         loss_on: "assistant", "last_assistant", "completion" or "all"; or roles of messages.
         reasoning: "keep", "drop" or "empty" the assistant's reasoning; None leaves it to the template.
+        special_tokens: whether control tokens in the data are "control" tokens, or ordinary "text".
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate", "error" or, for text, "split".
         max_invalid_ratio: share of unusable rows above which there is an error.
@@ -144,6 +145,7 @@ class DataSettings:
     chat_template: str | None = None
     loss_on: str | Sequence[str] = "assistant"
     reasoning: str | None = None
+    special_tokens: str = "control"
     max_length: int
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1

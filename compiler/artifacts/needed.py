@@ -157,6 +157,7 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.data.weighted": _draws_by_weight,
     "runtime.data.tempering": lambda program: program.recipe.data.temperature is not None,
     "runtime.data.reasoning": lambda program: program.recipe.data.reasoning,
+    "runtime.data.literal_tokens": lambda program: program.recipe.data.special_tokens == "text",
     **_of(lambda program: program.recipe.data.stream_window is not None, "data", "stream", "shards"),
     "runtime.data.transform": lambda program: program.recipe.data.transforms,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),

@@ -55,7 +55,16 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
     if data.chat_template is None and (folder := _checkpoint(facts)) is not None:
         shipped = _shipped(folder)
-    if (
+        if chats and shipped is None and _has_none(folder):
+            named = facts.recipe.model.tokenizer or facts.recipe.model.id
+            yield Diagnostic(
+                "E0405",
+                f"the tokenizer in `{named}` has no chat template",
+                place,
+                "data: {chat_template: chat.jinja} with your own template, or the template that the base was "
+                "trained with as chat_template.jinja in the folder",
+            )
+    elif (
         shipped is None
         and data.chat_template is None
         and model is not None
@@ -134,6 +143,21 @@ def _shipped(folder: Path) -> str | None:
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None
+
+
+def _has_none(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer that transformers loads without a chat template."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return False
+    if any((folder / name).exists() for name in ("chat_template.jinja", "additional_chat_templates")):
+        return False
+    try:
+        config = json.loads(_read(folder / "tokenizer_config.json", LARGEST_TOKENIZER))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, RecursionError):  # train.py reports this
+        return False
+    return isinstance(config, dict) and not config.get("chat_template")
 
 
 def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:

@@ -189,6 +189,7 @@ def _data(a: Program, b: Program) -> Iterator[str]:
     yield from _changed("loss on", old.loss_on, new.loss_on, end=": other tokens are learned")
     reasoning = (data.reasoning or "as the template does" for data in (old, new))
     yield from _changed("the assistant's reasoning:", *reasoning)
+    yield from _changed("control tokens in the data are tokenized as", old.special_tokens, new.special_tokens)
     if old.max_length != new.max_length:
         words = {"drop": "left out", "truncate": "cut", "error": "an error", "split": "split"}
         yield f"samples are {words[new.overlong]} above {old.max_length:,} -> {new.max_length:,} tokens"

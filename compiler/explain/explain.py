@@ -461,6 +461,8 @@ def _data(program: Program) -> list[str]:
     out += _sources(data)
     if data.reasoning is not None:
         out.append(f"the assistant's reasoning: {REASONING[data.reasoning]}")
+    if data.special_tokens == "text":
+        out.append("the texts of control tokens in the data are tokenized as ordinary text")
     fates = {data.of(source).overlong for source in (*data.train, *data.eval)}
     long = listing((OVERLONG[fate] for fate in OVERLONG if fate in fates), "or")
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")

@@ -99,6 +99,7 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
         chat_template=_template(data.chat_template, folder),
         loss_on=_plain(data.loss_on),
         reasoning=data.reasoning,
+        special_tokens=data.special_tokens,
         max_length=data.max_length,
         overlong=data.overlong,
         max_invalid_ratio=data.max_invalid_ratio,

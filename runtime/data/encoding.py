@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import UserError
 from ..settings import DataSettings, Source
 from .columns import Unread, together
+from .control_tokens import ControlTokens, Data
 from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
@@ -20,6 +21,7 @@ from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
 
 if TYPE_CHECKING:
+    from .literal_tokens import Literal
     from .reasoning import Reasoning
 
 
@@ -37,6 +39,8 @@ class Coding:
         max_length: of the recipe's `data` section.
         vocabulary: number of the model's embeddings; samples with larger ids are left out. None: unchecked.
         reasoning: of the recipe's `data` section.
+        names: the texts that control tokens have in `tokenizer` if their own are ordinary text; empty if they
+            are not.
     """
 
     tokenizer: str
@@ -49,6 +53,7 @@ class Coding:
     max_length: int
     vocabulary: int | None
     reasoning: str | None = None
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def coding(
@@ -65,17 +70,25 @@ def coding(
         sources: the sources of the rows; if empty, one source without settings of its own.
     """
     kinds = [data.of(source) for source in sources] or [data]
+    text, special = _with_exact_offsets(tokenizer.backend_tokenizer.to_str()), special_tokens(tokenizer)
+    names: dict[str, str] = {}
+    if data.special_tokens == "text":
+        from .literal_tokens import private_names, renamed
+
+        names = private_names(text, special)
+        text = renamed(text, names)
     return Coding(
-        _with_exact_offsets(tokenizer.backend_tokenizer.to_str()),
+        text,
         (templates,) * len(kinds) if isinstance(templates, str | None) else tuple(templates),
         dict(tokenizer.special_tokens_map),
-        special_tokens(tokenizer),
+        special,
         tokenizer.eos_token,
         tuple(own.loss_on for own in kinds),
         tuple(own.overlong for own in kinds),
         data.max_length,
         vocabulary,
         data.reasoning,
+        names,
     )
 
 
@@ -93,6 +106,12 @@ class Encoder:
         self._tokenizer = Tokenizer.from_str(coding.tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._control = ControlTokens(coding.special)
+        self._literal: Literal | None = None
+        if coding.names:
+            from .literal_tokens import Literal
+
+            self._literal = Literal(self._control, coding.names)
         made = {text: self._compiled(text) for text in coding.templates if text is not None}
         self._reasonings = [None if text is None else made[text][1] for text in coding.templates]
         self._renderers = [
@@ -142,12 +161,15 @@ class Encoder:
         if texts:
             from .texts import encode_texts
 
+            texts = [(i, row) for i, row in texts if self._is_readable(row, report)]
             alone = self.coding.loss_on[source] == "completion"
-            for i, text, encoding, span in encode_texts(
-                self._tokenizer, texts, self.coding.eos, alone, report
-            ):
+            ends = None if self.coding.eos is None else (self.coding.eos, self._name(self.coding.eos))
+            for i, text, encoding, span in encode_texts(self._tokenizer, texts, ends, alone, report):
                 row = rows[i]
-                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked)
+                control = (
+                    [] if self._literal else self._control.held(text.text.removesuffix(self.coding.eos or ""))
+                )
+                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked, tuple(control))
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
@@ -157,7 +179,7 @@ class Encoder:
         report: SplitReport,
         encoded: dict[int, Encoded],
     ) -> None:
-        rendered: list[tuple[int, Rendered]] = []
+        rendered: list[tuple[int, Rendered, Written]] = []
         for i, row in rows:
             renderer = self._renderers[source]
             if renderer is None:
@@ -166,24 +188,65 @@ class Encoder:
                     "set data.chat_template to a template's path or text",
                 )
             try:
-                rendered.append((i, self._render(row, renderer, self._reasonings[source])))
+                item = self._render(row, renderer, self._reasonings[source])
+                rendered.append((i, item, self._written(row, item, renderer, self._reasonings[source])))
             except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
         # The template has already written the special tokens.
         encodings = self._tokenizer.encode_batch(
-            [item.text for _, item in rendered], add_special_tokens=False
+            [written.text for _, _, written in rendered], add_special_tokens=False
         )
         origins = dict(rows)
-        for (i, item), encoding in zip(rendered, encodings, strict=True):
+        for (i, item, written), encoding in zip(rendered, encodings, strict=True):
             try:
                 ranges = [token_range(encoding, span, item.text) for span in item.spans]
             except Inconsistent as error:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
             row = origins[i]
-            encoded[i] = Encoded(
-                item, encoding, ranges, together(row.unread, Unread(item.unused, item.texts)), row.liked
-            )
+            unread = together(row.unread, Unread(item.unused, item.texts))
+            encoded[i] = Encoded(item, encoding, ranges, unread, row.liked, written.control)
+
+    def _name(self, token: str) -> str:
+        return self.coding.names.get(token, token)
+
+    def _is_readable(self, row: ParsedSample, report: SplitReport) -> bool:
+        """Return whether the tokenizer reads no part of a plain text as a control token; count it if not."""
+        if self._literal is not None:
+            from .literal_tokens import check_foreign
+
+            try:
+                check_foreign(f"{row.prompt or ''}{row.completion or ''}")
+            except Inconsistent as error:
+                report.inconsistent.add(row.origin, str(error))
+                return False
+        return True
+
+    def _written(
+        self, row: ParsedSample, item: Rendered, renderer: Renderer, reasoning: Reasoning | None
+    ) -> Written:
+        """Return a rendering as the tokenizer reads it, and the control tokens that come from the data.
+
+        Raises:
+            Inconsistent: control tokens of the data have to be text, and cannot be told from the template's.
+        """
+        row = row if reasoning is None else reasoning.prepared(row)
+        data = row.messages, row.tools
+
+        def render(data: Data) -> str:
+            messages, tools = data
+            try:
+                return self._render(replace(row, messages=messages, tools=tools), renderer, reasoning).text
+            except (TemplateRefusal, Inconsistent, Blank):
+                return ""
+
+        if self._literal is not None:
+            return Written(self._literal.written(item.text, data, render), ())
+        held = self._control.held(data)
+        if held and (places := self._control.places(item.text, data, render)) is not None:
+            theirs = {item.text[slice(*span)] for span in {*self._control.find(item.text)} - {*places}}
+            held = [token for token in held if token in theirs]
+        return Written(item.text, tuple(held))
 
     def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
         if reasoning is not None:
@@ -193,14 +256,24 @@ class Encoder:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A rendering as the tokenizer reads it, and the control tokens that come from the data."""
+
+    text: str
+    control: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Encoded:
-    """A row's text and tokens, its target ranges, and what of the row is not in them."""
+    """A row's text and tokens, its target ranges, what of the row is not in them, and the control tokens that
+    come from the data."""
 
     rendered: Rendered
     encoding: Any
     ranges: list[tuple[int, int]]
     unread: Unread
     liked: bool | None
+    control: tuple[str, ...] = ()
 
 
 class Builder:
@@ -229,6 +302,7 @@ class Builder:
             fitted.append(pieces)
         self.report.kept += 1
         self.report.add_unread(origin, together(*(row.unread for row in rows)))
+        self.report.add_control(origin, (token for row in rows for token in row.control))
         self.report.add_adapted(name for row in rows for name in row.rendered.adapted)
         for row, pieces in zip(rows, fitted, strict=True):
             count = len(pieces)

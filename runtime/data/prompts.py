@@ -15,6 +15,8 @@ from ..errors import UserError
 from ..model.partition_rules import TOKENS
 from ..options import SampleSettings
 from ..settings import DataSettings, RunSettings, Source
+from .control_tokens import ControlTokens, Data
+from .masking import Inconsistent, special_tokens
 from .messages import parse_messages, parse_tools
 from .sources import records
 from .template import ChatTemplate, TemplateRefusal
@@ -109,6 +111,7 @@ def prompts(
 
             variables |= VARIABLES[data.reasoning]
         template = ChatTemplate(chat_template(tokenizer, data, data_dir) or "", variables)
+    read = _reader(tokenizer, data)
     texts: list[Any] = []
     encoded: list[list[int]] = []
     for origin, row in records(Source(samples.prompts), data_dir):
@@ -116,8 +119,8 @@ def prompts(
             if isinstance(row, Malformed):
                 raise row
             row = without_fillers(row) if isinstance(row, ColumnRow) else row
-            given, tokens = _encoded(row, template, tokenizer)
-        except (Malformed, TemplateRefusal) as error:
+            given, tokens = _encoded(row, template, read)
+        except (Malformed, TemplateRefusal, Inconsistent) as error:
             raise UserError(f"{origin}: {error}", SHAPE) from None
         if len(tokens) + samples.max_tokens > data.max_length:
             raise UserError(
@@ -148,29 +151,63 @@ def prompts(
     )
 
 
-def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, tokenizer: Any) -> tuple[Any, list[int]]:
+@dataclass(frozen=True)
+class _Reader:
+    """Tokenizes texts, and renderings.
+
+    Attributes:
+        backend: of the tokenizers library.
+        begin: the tokens that it puts before every text, which a text need not have; "" if control tokens in
+            texts are ordinary text.
+        written: changes a rendering, of data, with a function that renders other data, for the tokenizer.
+    """
+
+    backend: Any
+    begin: str
+    written: Callable[[str, Data, Callable[[Data], str]], str]
+
+
+def _reader(tokenizer: Any, data: DataSettings) -> _Reader:
+    backend = tokenizer.backend_tokenizer
+    if data.special_tokens != "text":
+        return _Reader(backend, added_tokens(backend)[0], lambda text, *_: text)
+    from tokenizers import Tokenizer
+
+    from .literal_tokens import Literal, private_names, renamed
+
+    special, whole = special_tokens(tokenizer), backend.to_str()
+    names = private_names(whole, special)
+    return _Reader(
+        Tokenizer.from_str(renamed(whole, names)), "", Literal(ControlTokens(special), names).written
+    )
+
+
+def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, read: _Reader) -> tuple[Any, list[int]]:
     """Return a prompt in its original form, and its tokens.
 
     Raises:
         Malformed: it is not a prompt.
+        Inconsistent: its control tokens cannot be told from the template's.
     """
     name = "messages" if row.get("messages") is not None else "prompt"
     given = row.get(name)
     if isinstance(given, str):
         text_of(given, "'prompt'")
         # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
-        backend = tokenizer.backend_tokenizer
-        encoding = backend.encode(without_start(given, added_tokens(backend)[0]))
+        encoding = read.backend.encode(without_start(given, read.begin))
         ids, added = list(encoding.ids), encoding.special_tokens_mask
         while len(ids) > 1 and added[len(ids) - 1]:
             ids.pop()
     elif template is None:
         raise Malformed("it is a conversation, and the tokenizer has no chat template")
     else:
-        messages = parse_messages(given, name, {})
-        tools = parse_tools(row.get("tools"), "tools")
-        text = template.render(messages, tools, add_generation_prompt=True)
-        ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        data = parse_messages(given, name, {}), parse_tools(row.get("tools"), "tools")
+
+        def render(data: Data) -> str:
+            return template.render(*data, add_generation_prompt=True)
+
+        text = read.written(render(data), data, render)
+        ids = read.backend.encode(text, add_special_tokens=False).ids
     if not ids:
         raise Malformed("it has no tokens")
     return given, list(ids)

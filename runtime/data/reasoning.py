@@ -60,6 +60,28 @@ class Reasoning:
         Raises:
             Inconsistent: the template does not write learned reasoning, its text or its end.
         """
+        parts = self._parts(row)
+        messages = self._messages(row, parts)
+        made = renderer.render(messages, row.tools, row.completion_start)
+        if self._mode == "keep":
+            for i in renderer.chosen(messages, row.completion_start):
+                thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
+                if thoughts and not self._is_learned(made, messages, row.tools, i, thoughts[0].strip()):
+                    raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
+        elif self._mode == "empty" and messages[-1]["role"] == "assistant":
+            return self._opened(made, renderer, messages, row.tools)
+        return made
+
+    def prepared(self, row: ParsedSample) -> ParsedSample:
+        """Return the sample with its reasoning where the template reads it, or without.
+
+        Raises:
+            Inconsistent: as `render`.
+        """
+        return replace(row, messages=self._messages(row, self._parts(row)))
+
+    def _parts(self, row: ParsedSample) -> dict[int, tuple[list[Any], dict[str, Any]]]:
+        """Return the reasoning of each assistant's message, and the message without it."""
         assert row.messages is not None
         parts = {
             i: parted(message) for i, message in enumerate(row.messages) if message["role"] == "assistant"
@@ -71,19 +93,14 @@ class Reasoning:
                 raise Inconsistent(f"message {i} has two texts of reasoning")
             if (reason := unbalanced(rest["content"])) is not None:
                 raise Inconsistent(f"message {i} {reason}")
-        messages = [
+        return parts
+
+    def _messages(self, row: ParsedSample, parts: dict[int, tuple[list[Any], dict[str, Any]]]) -> Messages:
+        assert row.messages is not None
+        return [
             self._written(message, *parts[i]) if i in parts else message
             for i, message in enumerate(row.messages)
         ]
-        made = renderer.render(messages, row.tools, row.completion_start)
-        if self._mode == "keep":
-            for i in renderer.chosen(messages, row.completion_start):
-                thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
-                if thoughts and not self._is_learned(made, messages, row.tools, i, thoughts[0].strip()):
-                    raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
-        elif self._mode == "empty" and messages[-1]["role"] == "assistant":
-            return self._opened(made, renderer, messages, row.tools)
-        return made
 
     def _is_learned(self, made: Rendered, messages: Messages, tools: Any, i: int, thought: str) -> bool:
         """Return whether the targets contain the reasoning of a message, where another reasoning would be."""

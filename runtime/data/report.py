@@ -53,6 +53,9 @@ COUNTS = (
 )
 """The attributes of SplitReport that are plain numbers, and are added up."""
 
+KEPT = ("incomplete", "controlled")
+"""The attributes of SplitReport with rows that are kept."""
+
 INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
 
@@ -83,6 +86,8 @@ class SplitReport:
         unended: kept rows in which a turn does not end in a special token.
         incomplete: kept rows with content that their rendering does not use, with its names.
         unused: the number of rows by such a name.
+        controlled: kept rows whose data holds control tokens that act as such, with their texts.
+        control: the number of rows by such a token.
         adapted: the number of kept rows by the change that the template needs to their tool calls.
         texts, values, taken: the number of kept rows by the name of a column or of a message's key: with text
             that is not used, with a value that is not used, and read as a role of another name.
@@ -110,6 +115,8 @@ class SplitReport:
     unended: int = 0
     incomplete: Problems = field(default_factory=Problems)
     unused: dict[str, int] = field(default_factory=dict)
+    controlled: Problems = field(default_factory=Problems)
+    control: dict[str, int] = field(default_factory=dict)
     adapted: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
@@ -124,9 +131,9 @@ class SplitReport:
 
     def merge(self, other: SplitReport) -> None:
         """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
-        for name in (*KINDS, "incomplete"):
+        for name in (*KINDS, *KEPT):
             getattr(self, name).merge(getattr(other, name))
-        for kind in (*NAMED_COUNTS, "adapted"):
+        for kind in (*NAMED_COUNTS, "adapted", "control"):
             counts = getattr(self, kind)
             for name, count in getattr(other, kind).items():
                 counts[name] = counts.get(name, 0) + count
@@ -147,6 +154,12 @@ class SplitReport:
             counts = getattr(self, kind)
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
+
+    def add_control(self, origin: str, tokens: Iterable[str]) -> None:
+        """Count a kept row whose data holds control tokens that act as such."""
+        if tokens := list(dict.fromkeys(tokens)):
+            self.controlled.add(origin, ", ".join(tokens))
+            self.merge(SplitReport(control=dict.fromkeys(tokens, 1)))
 
     def add_adapted(self, names: Iterable[str]) -> None:
         """Count a kept row whose tool calls the template takes in another form."""
@@ -176,7 +189,7 @@ class SplitReport:
     def from_dict(cls, value: Mapping[str, Any]) -> SplitReport:
         """Build a report from the result of `to_dict`."""
         given = {item.name: value[item.name] for item in fields(cls)}
-        for name in (*KINDS, "incomplete"):
+        for name in (*KINDS, *KEPT):
             problems = given[name]
             given[name] = Problems(
                 problems["count"], [UnusableRow(**problem) for problem in problems["first"]]
@@ -231,6 +244,15 @@ class SplitReport:
         if self.incomplete.count:
             out.append(
                 f"{self.incomplete.count:,} samples contain text that the model does not see: {self.leftover}"
+            )
+        if self.controlled.count:
+            most = sorted(self.control.items(), key=lambda item: -item[1])
+            counts = ", ".join(f"{token} in {count:,}" for token, count in most[:NAMED])
+            more = f" and {len(most) - NAMED} more" if len(most) > NAMED else ""
+            out.append(
+                f"{self.controlled.count:,} samples contain control tokens in their own texts, and the model "
+                f"reads them as such: {counts}{more}; the first is {self.controlled.first[0].origin}. "
+                "data.special_tokens: text makes them ordinary text"
             )
         out += [f"{count:,} samples: {FORMS[name]}" for name, count in self.adapted.items()]
         if self.texts:

@@ -23,7 +23,7 @@ def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
 def encode_texts(
     tokenizer: Any,
     rows: Sequence[tuple[int, ParsedSample]],
-    eos: str | None,
+    ends: tuple[str, str] | None,
     alone: bool,
     report: SplitReport,
 ) -> Iterator[tuple[int, Rendered, Any, tuple[int, int]]]:
@@ -33,7 +33,8 @@ def encode_texts(
 
     Args:
         rows: with their numbers.
-        eos: the token that ends a text.
+        ends: the token that ends a text, and its text in the tokenizer; None if there is none. If the texts
+            differ, control tokens in the data are ordinary text.
         alone: whether only completions are targets.
         report: counts the rows that cannot be used.
 
@@ -44,27 +45,32 @@ def encode_texts(
         UserError: there is no such token.
     """
     begin, added_end = added_tokens(tokenizer)
-    wholes: list[tuple[int, ParsedSample, str, str]] = []
+    wholes: list[tuple[int, ParsedSample, str, str, str]] = []
     for i, row in rows:
         completion = row.completion or ""
         if not completion.strip():
             report.empty.add(row.origin, "no text" if row.prompt is None else "no text in the completion")
             continue
-        if eos is None:
+        if ends is None:
             raise UserError(
                 "the tokenizer has no end-of-sequence token, with which plain text has to end",
                 'add "eos_token" to tokenizer_config.json, or use data.format: chat',
             )
-        if added_end.endswith(eos):
+        eos, name = ends
+        literal = eos != name  # the text of a control token in the data is not that token
+        end = ("", "")
+        if not added_end.endswith(eos):
+            end = ("", "") if completion.endswith(eos) and not literal else ends
+        elif not literal:
             completion = completion.removesuffix(eos)
-        elif not completion.endswith(eos):
-            completion += eos
-        prompt = without_start(row.prompt or "", begin)
-        whole = without_start(prompt + completion, begin)
-        wholes.append((i, row, prompt, whole))
+        prompt = row.prompt or ""
+        if not literal:
+            prompt = without_start(prompt, begin)
+        whole = prompt + completion if literal else without_start(prompt + completion, begin)
+        wholes.append((i, row, prompt, whole + end[0], whole + end[1]))
     encodings = tokenizer.encode_batch([text for *_, text in wholes])
-    prompts = tokenizer.encode_batch([prompt for *_, prompt, _ in wholes] if alone else [])
-    for n, ((i, row, _, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
+    prompts = tokenizer.encode_batch([prompt for *_, prompt, _, _ in wholes] if alone else [])
+    for n, ((i, row, _, text, _), encoding) in enumerate(zip(wholes, encodings, strict=True)):
         ids, start = encoding.ids, 0
         if alone:
             asked = _without_added_end(prompts[n])

@@ -258,6 +258,16 @@ class Data(Section):
             "empty": "As drop, and the last turn follows the prompt that switches thinking off.",
         },
     )
+    special_tokens: Literal["control", "text"] = field(
+        "How the texts of control tokens, such as <|im_end|>, are tokenized if they stand in the data. The "
+        "control tokens that the chat template writes are always control tokens.",
+        "control",
+        example="text",
+        choices={
+            "control": "As control tokens, as a server does. Preview and train.py count such samples.",
+            "text": "As ordinary text, in messages of every role, tools and plain text.",
+        },
+    )
     max_length: int = field(
         "Length of a row; overlong sets what to do with longer samples.", 3072, unit="tokens", ge=8, le=2**20
     )

@@ -49,6 +49,17 @@ def test_plain_llamafactory_run_sets_recipe_values(tmp_path: Path) -> None:
     assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
 
 
+def test_split_special_tokens_makes_control_tokens_of_the_data_text(tmp_path: Path) -> None:
+    made = port(tmp_path, split_special_tokens=True)
+    spoken(made)
+    assert made.value("data.special_tokens") == "text"
+    # LLaMA-Factory also splits the control tokens that its template writes.
+    assert finding(made, "split_special_tokens").verdict is Verdict.APPROXIMATED
+    off = port(tmp_path, split_special_tokens=False)
+    assert finding(off, "split_special_tokens").verdict is Verdict.EXACT
+    assert off.value("data.special_tokens") is None
+
+
 def test_process_count_multiplies_global_batch_size(tmp_path: Path) -> None:
     config = {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16"}
     made = ported("llamafactory", tmp_path, BASE, accelerate=config, dataset_info=INFO)

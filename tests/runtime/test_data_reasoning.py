@@ -56,8 +56,8 @@ def learned(
             for name in ("inconsistent", "malformed", "masked")
             for problem in getattr(report, name).first
         )
-    shown = show(encoder, ParsedSample("x:1", messages))
-    assert shown is not None and not report.unused
+    (shown,) = show(encoder, ParsedSample("x:1", messages))
+    assert not report.unused
     return "".join(piece for piece, _ in shown.pieces), [piece for piece, target in shown.pieces if target]
 
 

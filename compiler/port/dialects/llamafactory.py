@@ -339,6 +339,9 @@ def _data(keys: Keys, model: Model | None, stage: str) -> None:
     _lengths(keys, stage)
     _masks(keys, stage)
     _held_out(keys, bool(others))
+    if keys.flag("split_special_tokens"):
+        keys.say("split_special_tokens", {"data.special_tokens": "text"}, SPLIT)
+    keys.same("split_special_tokens", note="off")
 
 
 def _names(keys: Keys, key: str) -> list[str]:
@@ -730,6 +733,11 @@ exact script_url: recipec runs no code of a data set
 lost folder=null
 """)
 
+SPLIT = (
+    "control tokens in the data become ordinary text; LLaMA-Factory also splits those that its template "
+    "writes, which recipec keeps"
+)
+
 KEYS = table("""
 generation infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager
     vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config
@@ -745,7 +753,7 @@ method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epo
 part eval_on_each_dataset
 exact gradient_checkpointing: disable_gradient_checkpointing decides whether activations are kept
 learned create_new_adapter use_llama_pro use_galore use_apollo use_badam use_adam_mini freeze_language_model
-    split_special_tokens add_tokens new_special_tokens_config shift_attn mixture_of_depths pref_ftx
+    add_tokens new_special_tokens_config shift_attn mixture_of_depths pref_ftx
     pref_bco_weight ld_alpha ref_model ref_model_adapters
 anew train_from_scratch
 learned tokenized_path: with it, LLaMA-Factory tokenizes rows, or trains on rows that an earlier step
