@@ -55,6 +55,7 @@ DATA = DataSettings(
     format="chat",
     chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
     loss_on="assistant",
+    special_tokens="control",
     max_length=128,
     overlong="drop",
     max_invalid_ratio=0.1,

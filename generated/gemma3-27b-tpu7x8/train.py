@@ -71,6 +71,7 @@ DATA = DataSettings(
     eval_seed=42,
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=4096,
     overlong="truncate",
     max_invalid_ratio=0.1,

@@ -56,6 +56,7 @@ DATA = DataSettings(
     eval=(Source("hf://AI-MO/NuminaMath-CoT", split="test"),),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

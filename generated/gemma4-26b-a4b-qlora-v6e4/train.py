@@ -59,6 +59,7 @@ DATA = DataSettings(
     eval_seed=42,
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

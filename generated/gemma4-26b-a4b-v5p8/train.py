@@ -72,6 +72,7 @@ DATA = DataSettings(
     eval_seed=42,
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=8192,
     overlong="drop",
     max_invalid_ratio=0.1,

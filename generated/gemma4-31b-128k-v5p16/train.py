@@ -71,6 +71,7 @@ DATA = DataSettings(
     train=("data/train.jsonl",),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=131072,
     overlong="drop",
     max_invalid_ratio=0.1,

@@ -62,6 +62,7 @@ DATA = DataSettings(
     eval=(Source("hf://HuggingFaceH4/ultrachat_200k", split="test_sft[:500]"),),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=4096,
     overlong="truncate",
     max_invalid_ratio=0.1,

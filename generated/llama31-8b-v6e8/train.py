@@ -76,6 +76,7 @@ DATA = DataSettings(
     eval=(Source("hf://yahma/alpaca-cleaned", split="train[98%:]"),),
     format="instruction",
     loss_on="completion",
+    special_tokens="control",
     max_length=4096,
     overlong="drop",
     max_invalid_ratio=0.1,

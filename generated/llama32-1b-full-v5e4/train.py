@@ -53,6 +53,7 @@ DATA = DataSettings(
     format="instruction",
     fields={"output": "response"},
     loss_on="completion",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

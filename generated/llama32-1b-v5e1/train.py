@@ -71,6 +71,7 @@ DATA = DataSettings(
     format="instruction",
     fields={"input": "context", "output": "response"},
     loss_on="completion",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

@@ -53,6 +53,7 @@ DATA = DataSettings(
     eval=("data/quickstart/eval.jsonl",),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=128,
     overlong="drop",
     max_invalid_ratio=0.1,

@@ -75,6 +75,7 @@ DATA = DataSettings(
     format="instruction",
     fields={"output": "response"},
     loss_on="completion",
+    special_tokens="control",
     max_length=4096,
     overlong="drop",
     max_invalid_ratio=0.1,

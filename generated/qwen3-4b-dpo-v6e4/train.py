@@ -76,6 +76,7 @@ DATA = DataSettings(
     ),
     format="preference",
     loss_on="completion",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

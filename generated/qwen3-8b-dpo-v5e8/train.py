@@ -71,6 +71,7 @@ DATA = DataSettings(
     eval=(Source("hf://trl-lib/ultrafeedback_binarized", split="test[:500]"),),
     format="preference",
     loss_on="completion",
+    special_tokens="control",
     max_length=2048,
     overlong="drop",
     max_invalid_ratio=0.1,

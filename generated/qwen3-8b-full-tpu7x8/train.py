@@ -52,6 +52,7 @@ DATA = DataSettings(
     eval=(Source("hf://allenai/tulu-3-sft-mixture", split="train[99%:]", limit=500),),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=4096,
     overlong="truncate",
     max_invalid_ratio=0.1,

@@ -75,6 +75,7 @@ DATA = DataSettings(
     eval=(Source("hf://HuggingFaceH4/ultrachat_200k", split="test_sft[:500]"),),
     format="chat",
     loss_on="assistant",
+    special_tokens="control",
     max_length=2048,
     overlong="truncate",
     max_invalid_ratio=0.1,

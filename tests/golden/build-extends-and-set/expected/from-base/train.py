@@ -66,6 +66,7 @@ DATA = DataSettings(
     train=("gs://bucket/train.jsonl",),
     format="chat",
     loss_on="last_assistant",
+    special_tokens="control",
     max_length=3072,
     overlong="drop",
     max_invalid_ratio=0.1,

@@ -64,6 +64,7 @@ DATA = DataSettings(
     fields={"instruction": "question", "output": "answer"},
     transform=f"{ARTIFACT / 'rows/prepare.py'}:clean",
     loss_on="completion",
+    special_tokens="control",
     max_length=3072,
     overlong="drop",
     max_invalid_ratio=0.02,
