@@ -192,6 +192,7 @@ class TrainSettings:
         desirable_weight, undesirable_weight: KTO's weights of the two kinds of answers.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
+        continue_from: the step after which the schedule begins, in a continued run; None for its beginning.
         global_batch_size: rows of an optimizer step.
         micro_batch_size: rows of one device's forward pass.
         loss_normalization: "tokens" (of the whole step) or "micro_batches" (a mean of means).
@@ -222,6 +223,7 @@ class TrainSettings:
     undesirable_weight: float = 1.0
     epochs: int | None = None
     steps: int | None = None
+    continue_from: int | None = None
     global_batch_size: int
     micro_batch_size: int
     loss_normalization: str = "tokens"

@@ -215,6 +215,8 @@ MUTANTS = (
            "encoding, (start, len(ids))", "encoding, (0, len(ids))"),
     Mutant("truncation", "test_data_prepare -k overlong_samples",
            "first = _part(ids, row.ranges, 0, most)", "first = _part(ids, row.ranges, 1, most + 1)"),
+    Mutant("new-schedule-from-the-beginning", "test_train_longer -k new_schedule",
+           "made(step - first)", "made(step)"),
     Mutant("text-not-continued", "test_data_split_texts",
            "for start in range(0, len(ids), most)]", "for start in range(0, most, most)]"),
     Mutant("packing-positions", "test_data_prepare -k packing",

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.run_length import ENOUGH_STEPS, warmup_steps
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, steps_left, warmup_steps
 from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.wording import line, listing, plural
 from recipec.runtime.model.adapters import matches
@@ -301,11 +301,19 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     most = length.words()
     rows = length.data.rows if length.data is not None and train.steps is None else None
     source = "" if rows is None else f" ({plural(rows, 'row')} of data at hand)"
-    warmup = warmup_steps(recipe, steps)
+    warmup, bound = warmup_steps(recipe, steps), length.bound
     in_steps = train.schedule.warmup_ratio is None
     given = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
-    shorter = f"warmup_steps: {steps // 20}" if in_steps else "warmup_ratio: 0.05"
-    if warmup > 0 and length.bound is not None and warmup_steps(recipe, length.bound) >= length.bound:
+    shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.05"
+    if train.continue_from is not None and length.bound is not None and length.bound <= train.continue_from:
+        yield Diagnostic(
+            "E0524",
+            f"the run has {most}{source}, counted from its beginning, so no step is left after step "
+            f"{train.continue_from}",
+            "train.continue_from",
+            line("train.steps", 2 * train.continue_from, "train.continue_from"),
+        )
+    elif warmup > 0 and bound is not None and warmup_steps(recipe, bound) >= steps_left(train, bound):
         yield Diagnostic(
             "W0502",
             f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}: the learning "
@@ -313,7 +321,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             given,
             shorter,
         )
-    elif warmup * 2 > steps:
+    elif warmup * 2 > steps_left(train, steps):
         yield Diagnostic(
             "W0503",
             f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}",

@@ -177,6 +177,8 @@ def _optimizer(program: Program) -> str:
     name = {"adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}.get(
         optimizer.name, optimizer.name.capitalize()
     )
+    first = program.recipe.train.continue_from
+    warmup += "" if first is None else f", a new schedule after step {first:,}"
     return (
         f"{name}, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
         f"weight decay {optimizer.weight_decay:g}, {clip}"

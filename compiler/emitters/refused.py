@@ -38,6 +38,8 @@ def check_trl(program: Program) -> Iterator[Diagnostic]:
         which = "Lion" if optimizer == "lion" else "Muon with Adam for vectors and embeddings"
         said = f": torch and transformers have no {which}"
         yield refuse("E0920", said, "train.optimizer.name", "name: adamw")
+    if recipe.train.continue_from is not None:
+        yield refuse("E0959", " begins no new schedule in a run", "train.continue_from", REMOVE, at_key=True)
     if optimizer == "adafactor":
         yield Diagnostic(
             "W0924",

@@ -50,6 +50,7 @@ def script(program: Program) -> dict[str, Any]:
         "imports": classes(values),
         "muon": muon,
         "own_rules": ", ".join(optimization.own_rules(recipe)),
+        "continued": recipe.train.continue_from is not None,
         "warmup": "warmup = math.ceil(WARMUP_RATIO * steps)" if ratio else "",
         "schedule": statement("return ", optimization.schedule(recipe.train), indent=4),
         "optimizer": statement("return ", optimization.optimizer(recipe), indent=4),

@@ -239,7 +239,7 @@ def _train(a: Program, b: Program) -> Iterator[str]:
     for key in ("name", "b1", "b2", "eps", "momentum", "weight_decay", "master_weights"):
         values = (getattr(train.optimizer, key) for train in (old, new))
         yield from _changed(f"the optimizer's {key}", *values, show=flow)
-    if old.schedule != new.schedule:
+    if (old.schedule, old.continue_from) != (new.schedule, new.continue_from):
         yield f"schedule {_schedule(a)} -> {_schedule(b)}"
     yield from _changed("early stopping:", _stopping(old), _stopping(new))
     if old.seed != new.seed:
@@ -267,7 +267,9 @@ def _schedule(program: Program) -> str:
         else schedule.warmup_steps
     )
     end = "" if schedule.name == "constant" else f" to {schedule.final_ratio:g} of the peak"
-    return f"{schedule.name}{end}, warm-up {warm or 'none'}"
+    first = program.recipe.train.continue_from
+    after = "" if first is None else f" after step {first:,}"
+    return f"{schedule.name}{end}{after}, warm-up {warm or 'none'}"
 
 
 def _stopping(train: Train) -> str:

@@ -634,6 +634,9 @@ def _schedule(program: Program) -> list[str]:
         "cosine": f"on a cosine to {peak * schedule.final_ratio:g} one step after the last",
         "linear": f"linearly to {peak * schedule.final_ratio:g} one step after the last",
     }[schedule.name]
+    if train.continue_from is not None:
+        after = f"after step {train.continue_from:,}, with the optimizer's state as it is: "
+        return [f"learning rate {after}{start}{decay}"]
     return [f"learning rate {start}{decay}"]
 
 
@@ -771,6 +774,7 @@ TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "schedule": lambda program: [*_schedule(program), *_length(program)],
     "epochs": _length,
     "steps": _length,
+    "continue_from": lambda program: [*_schedule(program), *_length(program)],
     "early_stopping": _evaluations,
     "samples": _evaluations,
     "qat": lambda program: rounding(program) or _batches(program),

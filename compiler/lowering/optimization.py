@@ -83,7 +83,8 @@ def schedule(train: Train) -> Call:
 def may_end_in_warmup(train: Train) -> bool:
     """Return whether the run may have no step after its warm-up."""
     unknown = train.steps is None or train.schedule.warmup_ratio is not None
-    return unknown or (train.steps or 0) <= (train.schedule.warmup_steps or 0)
+    steps = (train.steps or 0) - (train.continue_from or 0)
+    return unknown or steps <= (train.schedule.warmup_steps or 0)
 
 
 def _has_warmup(train: Train) -> bool:

@@ -198,11 +198,16 @@ def held_out(fraction: float | None, rows: int) -> int:
     return 0 if fraction is None else math.ceil(fraction * rows)
 
 
+def steps_left(train: Train, steps: int) -> int:
+    """Return the steps after train.continue_from of a run that ends at `steps`."""
+    return max(0, steps - (train.continue_from or 0))
+
+
 def warmup_steps(recipe: Recipe, steps: int) -> int:
     """Return the warm-up steps of a run with `steps` steps."""
     schedule = recipe.train.schedule
     if schedule.warmup_ratio is not None:
-        return math.ceil(schedule.warmup_ratio * steps)
+        return math.ceil(schedule.warmup_ratio * steps_left(recipe.train, steps))
     return schedule.warmup_steps or 0
 
 
@@ -404,7 +409,8 @@ def planned_length(
         per_row, answers = float(data.max_length), 2 if data.format == "preference" else 1
     tokens = program.micro_batch_rows * answers * per_row
     micro_batches = program.accumulation_steps
-    hours = steps * micro_batches * estimate.seconds / 3600 if steps and estimate.seconds else None
+    left = steps_left(train, steps or 0)
+    hours = left * micro_batches * estimate.seconds / 3600 if left and estimate.seconds else None
     speed = tokens / estimate.seconds if estimate.seconds else 0.0
     return RunLength(
         source=source,

@@ -157,6 +157,7 @@ def train_settings(recipe: Recipe) -> TrainSettings:
         **used,
         epochs=train.epochs,
         steps=train.steps,
+        continue_from=train.continue_from,
         global_batch_size=train.global_batch_size,
         micro_batch_size=train.micro_batch_size,
         loss_normalization=train.loss_normalization,

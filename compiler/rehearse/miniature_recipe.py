@@ -111,7 +111,7 @@ def derive(
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
     # A rehearsal logs to this machine only, and runs all its steps.
     recipe["train"]["log"] |= {"every": 1, "wandb_project": None, "mlflow_experiment": None}
-    recipe["train"] |= {"early_stopping": None, "samples": None}
+    recipe["train"] |= {"early_stopping": None, "samples": None, "continue_from": None}
     if recipe["train"]["schedule"]["warmup_steps"]:
         recipe["train"]["schedule"]["warmup_steps"] = 1
     recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}

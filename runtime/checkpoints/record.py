@@ -11,8 +11,11 @@ from typing import Any
 
 from ..addresses import is_address, path_of, reached, write_whole
 from ..errors import UNREADABLE, UserError, first_line
+from .longer import LENGTH, RATES, Longer, longer_run
 
 LOCK = "recipe.lock.json"
+UNTIL = "recipe.lock.until-{}.json"
+"""The record of a run's steps up to the one at which its length or schedule changed."""
 INITIAL = "initial_adapters.npz"
 """The file of a run's first adapters, if these start from the base's weights (runtime.model.principal)."""
 OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the same run"
@@ -39,6 +42,17 @@ COMPARED = ("recipe", "model", "packages", "runtime")
 def write_record(directory: str | Path, artifact: Path) -> None:
     """Write the artifact's record into a checkpoint directory, as `write_next_to` does."""
     write_next_to(directory, LOCK, _lock_bytes(artifact))
+
+
+def renew_record(directory: str | Path, artifact: Path, step: int) -> None:
+    """Replace the record of a run whose length or schedule changes after a step, and keep the earlier one."""
+    root = path_of(directory)
+    with reached(directory):
+        before = (root / LOCK).read_bytes()
+        kept = (root / UNTIL.format(step)).exists()
+    if not kept and before != _lock_bytes(artifact):
+        write_next_to(directory, UNTIL.format(step), before)
+    write_record(directory, artifact)
 
 
 def write_next_to(directory: str | Path, name: str, content: bytes) -> None:
@@ -104,10 +118,16 @@ def unreadable(path: str, error: Exception) -> UserError:
     return UserError(f"{path}: cannot be read ({first_line(error)[:200]})", EARLIER)
 
 
-def check_record(directory: str | Path, artifact: Path) -> None:
+def check_record(directory: str | Path, artifact: Path, newest: int | None = None) -> Longer | None:
     """Check that this artifact made the run in a directory, so that it can continue the run.
 
-    Print a note if it continues on another mesh. The record of the beginning is kept.
+    Print a note if it continues on another mesh.
+
+    Args:
+        newest: step of the newest checkpoint, None if there is none.
+
+    Returns:
+        The change of the run's length or schedule, or None. The record is to be renewed then.
 
     Raises:
         UserError: naming what differs.
@@ -121,13 +141,21 @@ def check_record(directory: str | Path, artifact: Path) -> None:
         for line in _differences(*_compared(key, recorded, current), key)
         if not any(_within(line, path) for path in free)
     ]
-    if differences:
+    rates = [f"recipe.{path}" for path in (*LENGTH, *RATES)]
+    changed = [line for line in differences if any(_within(line, path) for path in rates)]
+    if len(differences) > len(changed):
         more = f", and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise UserError(
             f"{directory} holds a run of another artifact: {'; '.join(differences[:5])}{more}",
             "continue it with the artifact that started it, or choose another checkpoint.directory",
         )
+    longer = None
+    if changed:
+        began, now = (record["recipe"].get("train", {}) for record in (recorded, current))
+        lines = [line.removeprefix("recipe.") for line in changed]
+        longer = longer_run(str(directory), lines, began, now, newest)
     _check_mesh(str(directory), recorded["recipe"], current["recipe"])
+    return longer
 
 
 def _compared(key: str, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -15,7 +15,8 @@ merges.json, written by merge.py: a list, one entry for each step and folder: at
 folder, or null), dtype, quantization, bytes, tensors, kept, quantized, and verified: null before --verify, or
 the result of `runtime.merging.verify`.
 
-recipe.yaml is a copy of the artifact's from the beginning of the run. A run does not need these files: if one
+recipe.yaml is a copy of the artifact's from the beginning of the run, or from the last change of its length
+or schedule. A run does not need these files: if one
 cannot be written, a note says so.
 """
 
@@ -81,7 +82,13 @@ def begin(
             ],
         }
         write_whole(directory, FILE, _json(facts))
-    if not after and (artifact / RECIPE).is_file():
+    if not after:
+        copy_recipe(directory, artifact)
+
+
+def copy_recipe(directory: str | Path, artifact: Path) -> None:
+    """Copy the artifact's recipe.yaml, if it has one, next to a run's checkpoints."""
+    if (artifact / RECIPE).is_file():
         with _noted(directory, RECIPE):
             write_whole(directory, RECIPE, (artifact / RECIPE).read_bytes())
 

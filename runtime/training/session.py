@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from ..checkpoints.local_saving import LocalCheckpoints
+    from ..checkpoints.longer import Longer
     from ..checkpoints.resuming import ResumePoint
     from ..data.prepare import PreparedData
     from ..data.prompts import Prompts
@@ -49,6 +50,8 @@ class Session:
         found: the checkpoint that --resume continues from; None without it.
         prepared: the data.
         prompts: the prompts that are answered at each evaluation, None for none.
+        continue_from: the step after which the recipe's schedule begins.
+        longer: the change of the run's length or schedule since its record; None on hosts after the first.
         interrupts: the signals that end the run after a step.
         hosts: the processes of the run; usually only this one.
         local: checkpoints on this machine's own disk, None for none.
@@ -65,6 +68,18 @@ class Session:
     hosts: SingleProcess | ProcessGroup = SINGLE
     local: LocalCheckpoints | None = None
     prompts: Prompts | None = None
+    continue_from: int = 0
+    longer: Longer | None = None
+
+    def schedule(self, learning_rate: Callable[[int], Callable[[Any], Any]]) -> Callable[[Any], Any]:
+        """Return the learning rate by optimizer step of the run, from 0.
+
+        Args:
+            learning_rate: makes the recipe's schedule for a number of steps; it begins after continue_from.
+        """
+        first = self.continue_from
+        made = learning_rate(self.total - first)
+        return (lambda step: made(step - first)) if first else made
 
     @property
     def total(self) -> int:
@@ -79,15 +94,20 @@ class Session:
     def enter(self, restored: int) -> None:
         """Print the step that the run continues after, and write the files that describe the run, with the
         recipe's record at the beginning."""
-        from ..checkpoints.record import write_record
+        from ..checkpoints.record import renew_record, write_record
         from ..metrics import run_facts
 
         if restored:
             print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
+        if restored == self.total or (self.arguments.steps or 0) > self.total:
+            print(f"note: {FINISHED.format(self.total)}", file=sys.stderr)
         if not self.hosts.first:
             return
         if not restored:
             write_record(self.directory, self.artifact)
+        elif self.longer is not None:
+            renew_record(self.directory, self.artifact, restored)
+            run_facts.copy_recipe(self.directory, self.artifact)
         run_facts.begin(
             self.directory,
             self.artifact,
@@ -211,8 +231,7 @@ def begin(
     caches = cache_directory(cache, arguments.output)
     check_uploads(directory, caches)
     hosts.keep_log(arguments.output)
-    if hosts.first:
-        check_directory(directory, artifact, arguments.resume)
+    longer = check_directory(directory, artifact, arguments.resume) if hosts.first else None
     if arguments.trace is not None:
         if hosts.count > 1:
             raise UserError("--trace is for a run of one process", "leave it out, or run on one host")
@@ -226,6 +245,7 @@ def begin(
 
     from ..checkpoints import resuming
     from ..checkpoints.adapter_reader import check_model
+    from ..checkpoints.longer import check_length
     from ..checkpoints.record import LOCK, read_record, record_digest
     from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
@@ -259,7 +279,10 @@ def begin(
     if settings.checkpoint.local is not None:
         from ..checkpoints.local_saving import LocalCheckpoints
 
-        record = hosts.agree("record", lambda: record_digest(directory) if arguments.resume else None)
+        record = hosts.agree(
+            "record",
+            lambda: record_digest(directory if longer is None else artifact) if arguments.resume else None,
+        )
         begun_with = record or record_digest(artifact) or ""
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
         found = local.newer(found)
@@ -287,13 +310,20 @@ def begin(
         )
     elif found.step is not None:
         resuming.check_data(directory, found, prepared.state(found.step))
+    if hosts.first:
+        per_epoch, first = prepared.steps_per_epoch, settings.train.continue_from
+        note = check_length(directory, found.step, prepared.total_steps, per_epoch, first, longer)
+        if note is not None:
+            print(f"note: {note}", file=sys.stderr)
     data = f"{prepared.fingerprint} {prepared.samples.digest}"  # of a stream, what was read of it until now
     hosts.same_inputs(artifact / LOCK, data, arguments.steps)
     if hosts.first:
         resuming.set_aside(directory, found)
     hosts.barrier("begin")
     return Session(
-        artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts
+        *(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts),
+        settings.train.continue_from or 0,
+        longer,
     )
 
 
@@ -304,8 +334,15 @@ def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
     return str((output / checkpoint.directory).expanduser().resolve())
 
 
-def check_directory(directory: str, artifact: Path, resume: bool) -> None:
-    """Raise an error where two runs would mix in one checkpoint directory."""
+FINISHED = (
+    "the recipe's run ends at step {}; to train longer, raise train.steps or train.epochs in the recipe, "
+    "build it again, and continue with --resume"
+)
+
+
+def check_directory(directory: str, artifact: Path, resume: bool) -> Longer | None:
+    """Raise an error where two runs would mix in one checkpoint directory; return how a run's length or
+    schedule changes."""
     from etils import epath
 
     from ..checkpoints.adapter_reader import step_folders
@@ -317,10 +354,12 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> None:
             f"{directory} already holds checkpoints, the newest of step {steps[-1]}",
             "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
         )
+    longer = None
     if resume and (steps or (epath.Path(directory) / LOCK).exists()):
-        check_record(directory, artifact)
+        longer = check_record(directory, artifact, steps[-1] if steps else None)
     if resume and not steps:
         print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
+    return longer
 
 
 def quiet() -> None:

@@ -58,7 +58,8 @@ def run(
     Args:
         artifact: folder of the generated script, with its recipe.lock.json.
         lora: None trains all weights.
-        learning_rate: makes a schedule by optimizer step from the run's number of steps.
+        learning_rate: makes a schedule by optimizer step from the run's number of steps, of those after
+            train.continue_from.
         optimizer: makes the chain from a schedule.
         cache: folder or gs:// address for results that the next run reuses, relative to --output;
             None keeps nothing.
@@ -92,7 +93,7 @@ def _run(
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
-    schedule = learning_rate(session.total)
+    schedule = session.schedule(learning_rate)
     if settings.lora is not None and settings.lora.train_tokens:
         from ..data.new_tokens import numbered
 

@@ -405,6 +405,16 @@ class Train(Section):
         ge=1,
         example=1,
     )
+    continue_from: int | None = field(
+        "Begin a new schedule after this step of a run, which then goes on with its optimizer's state: "
+        "learning_rate and schedule apply from there to the end. steps and epochs count from the run's "
+        "beginning. The run needs a checkpoint of this step, and train.py --resume. null has one schedule.",
+        None,
+        unit="optimizer steps",
+        ge=1,
+        le=LARGEST,
+        example=1000,
+    )
     global_batch_size: int = field(
         "Rows per optimizer step, over all devices. A row is one sample, or several with packing.",
         8,

@@ -30,7 +30,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 17_500
+MOST = 18_500
 """The most lines that a plain recipe needs: LoRA on one host, without options and a server."""
 
 

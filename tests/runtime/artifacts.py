@@ -35,13 +35,14 @@ MESH = MeshSettings(platform="cpu", devices={devices}, axes={{"fsdp": {devices},
 LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj", "down_proj"))
 DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48, packing=False)
 TRAIN = TrainSettings(
-    steps={steps}, global_batch_size=8, micro_batch_size=2, eval_every=4, log_every=2
+    steps={steps}, continue_from={continue_from}, global_batch_size=8, micro_batch_size=2, eval_every=4,
+    log_every=2,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps={every}, keep={keep})
 {prelude}
 
 def learning_rate(steps):
-    return optax.linear_schedule({rate}, 0.0, steps)
+    return {schedule}
 
 
 def optimizer(schedule):
@@ -65,6 +66,13 @@ if __name__ == "__main__":
         )
     )
 """
+
+
+SCHEDULES = {
+    "linear": "optax.linear_schedule({rate}, 0.0, steps)",
+    "constant": "optax.constant_schedule({rate})",
+    "cosine": "optax.cosine_decay_schedule({rate}, steps)",
+}
 
 
 def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full_attention")) -> None:
@@ -93,17 +101,26 @@ def write_artifact(folder: Path, **changes: Any) -> None:
     """Write train.py and recipe.lock.json.
 
     Args:
-        changes: devices, rate, steps, every (steps between checkpoints), keep, and `prelude`, which is code.
+        changes: devices, rate, steps, every (steps between checkpoints), keep, shape (of the schedule),
+            continue_from, and `prelude`, which is code.
     """
     values = {"devices": 2, "rate": 1e-2, "steps": STEPS, "every": 2, "keep": 2, "prelude": "", **changes}
-    folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT.format(root=str(ROOT), **values), encoding="utf-8")
+    values = {"shape": "linear", "continue_from": None, **values}
     rate = values["rate"]
+    schedule = SCHEDULES[values["shape"]].format(rate=rate)
+    folder.mkdir()
+    script = SCRIPT.format(root=str(ROOT), schedule=schedule, **values)
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    length = {name: values[name] for name in ("steps", "continue_from")} if "shape" in changes else {}
+    shape = {"schedule": {"name": values["shape"]}} if length else {}
     lock = {
         "lock": 1,
         "compiler": "recipec 0.1.0",
         "name": "tiny",
-        "recipe": {"name": "tiny", "train": {"optimizer": {"learning_rate": rate}, "log": {"every": 2}}},
+        "recipe": {
+            "name": "tiny",
+            "train": {"optimizer": {"learning_rate": rate}, "log": {"every": 2}, **length, **shape},
+        },
         "model": {"family": "gemma4"},
         "packages": {},
         "runtime": "sha256:0",

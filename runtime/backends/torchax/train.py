@@ -108,7 +108,7 @@ def _run(
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     lora, to = settings.lora, session.arguments.trace
-    schedule = learning_rate(session.total)
+    schedule = session.schedule(learning_rate)
     done = session.found.step or 0
     if settings.model.family == ANY:
         recorded_lora(read_record(session.artifact), base)  # raises if the model is not the compiled one

@@ -52,8 +52,15 @@ def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path |
             f"{directory} already holds checkpoints, the newest of step {max(found)}",
             "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
         )
-    if resume and (directory / LOCK).is_file():
-        check_record(directory, artifact)
+    if (
+        resume
+        and (directory / LOCK).is_file()
+        and check_record(directory, artifact, max(found, default=None))
+    ):
+        raise UserError(
+            f"{directory} holds a run of another length or schedule, and train_trl.py cannot change them",
+            "continue it with the artifact that started it, or choose another checkpoint.directory",
+        )
     return (max(found), found[max(found)]) if found else (0, None)
 
 
