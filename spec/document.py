@@ -38,6 +38,9 @@ MOST_FAULTS = 100
 LINE_BREAK = re.compile(r"\r\n|[\n\r]")
 """Line breaks of YAML 1.2, which treats Unicode's other line breaks as ordinary characters."""
 
+DOCUMENT_END = re.compile(r"\.\.\.(\s|$)")
+IGNORED_LINE = re.compile(r"\s*(#|$)")
+
 START = "start from `recipe new NAME --model ID --accelerator A`"
 """The help for a file that does not hold a recipe."""
 
@@ -103,6 +106,7 @@ class _Reader:
             Refused: when there is none, or the document cannot be read to its end.
         """
         root: Node | None = None
+        self.refuse_directives()
         try:
             self.events = YAML(typ="safe", pure=True).parse(self.text)
             for event in self.events:
@@ -112,8 +116,6 @@ class _Reader:
                         raise self.refused(
                             "E0008", message, "write each document into its own file", self.span_of(event)
                         )
-                    if event.version or event.tags:
-                        self.refuse_directive()
                 elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent | AliasEvent):
                     root = self.node(event, 0)
         except ReaderError as error:
@@ -225,10 +227,22 @@ class _Reader:
         message = f"the tag `{shown}`{' would run code and' if 'python' in tag else ''} is not allowed"
         self.report("E0012", message, "remove the tag", self.span_of_mark(span, "!"))
 
-    def refuse_directive(self) -> None:
-        line = next((i for i, text in enumerate(self.lines) if text.startswith("%")), 0)
-        message = "directives to the YAML reader are not allowed"
-        self.report("E0017", message, "remove this line", self.span(line, 0, len(self.lines[line])))
+    def refuse_directives(self) -> None:
+        """Refuse a directive of any name. ruamel reports %YAML and %TAG only, and other libraries refuse the
+        rest.
+
+        Raises:
+            Refused: a line starts with `%` before the document, or after its end.
+        """
+        outside = True
+        for number, text in enumerate(LINE_BREAK.split(self.text)):
+            if outside and text.startswith("%"):
+                message = "directives to the YAML reader are not allowed"
+                span = self.span(number, 0, len(text))
+                raise self.refused("E0017", message, "remove this line", span)
+            outside = DOCUMENT_END.match(text) is not None or (
+                outside and IGNORED_LINE.match(text) is not None
+            )
 
     def bad_character(self, error: Any) -> Refused:
         line, column = place(self.text[: error.position])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from ruamel.yaml import YAML
 
 from recipec.spec import paths
@@ -155,3 +156,24 @@ def test_key_path_is_split_and_joined_unchanged(path: str, parts: tuple[object, 
 def test_malformed_key_paths_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="not a path of a recipe"):
         paths.split(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("%FOO\n---\na: 1\n", 1),
+        ("# a comment\n\n%YAML 1.3\n---\na: 1\n", 3),
+        ("a: 1\n...\n# a comment\n%FOO bar\n", 4),
+        ("a: |\n  %FOO\nb: '%FOO'\nc: x...\n  %FOO\n", None),
+    ],
+)
+def test_directives_of_any_name_are_refused_outside_of_the_document(text: str, line: int | None) -> None:
+    found = read(text, "f").diagnostics
+    assert [(d.code, d.span and d.span.line) for d in found] == ([("E0017", line)] if line else [])
+
+
+def test_accepted_texts_can_be_read_by_another_library() -> None:
+    for first in ("%FOO", "%YAML 1.2", "%TAG ! tag:x,2000:", "# a comment", "---", "", "\ufeff"):
+        text = f"{first}\n--- # a document\n{TEXT}" if first.startswith("%") else f"{first}\n{TEXT}"
+        if not (found := read(text, "f")).diagnostics:
+            assert found.root is not None and set(yaml.load(text, yaml.CSafeLoader)) == set(plain(found.root))
