@@ -28,6 +28,7 @@ from recipec.compiler.artifacts.artifact import (
     schema_file,
 )
 from recipec.compiler.artifacts.needed import called_scripts, runtime_files
+from recipec.compiler.artifacts.whole import complete
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
@@ -49,6 +50,7 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     Raises:
         ArtifactError: the artifact is missing, edited or outdated, or a data file is missing.
     """
+    complete(out_dir)
     folder = out_dir / name
     lock = _read_lock(name, out_dir)
     target = archive or Path(f"{name}.tar.gz")

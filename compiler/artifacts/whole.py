@@ -115,6 +115,31 @@ def finish(folder: Path) -> bool:
         return _finish(folder)
 
 
+def complete(folder: Path) -> bool:
+    """Complete a change that a kill interrupted, before the folder is read; return whether one was completed.
+
+    Raises:
+        ArtifactError: as for `changing`, or the folder is a copy of one in which a change was interrupted:
+            the copy has files of two builds.
+    """
+    if _is_copied(folder):
+        raise ArtifactError(
+            f"a build in {folder} was cut short before the folder was copied: files may be of two builds",
+            "build its recipes again: recipe build RECIPE",
+        )
+    return finish(folder)
+
+
+def interrupted(folder: Path) -> bool:
+    """Return whether a change was interrupted after it began to replace files."""
+    return (folder / STAGING / JOURNAL).is_file()
+
+
+def _is_copied(folder: Path) -> bool:
+    """Return whether a folder has the journal of a change that was interrupted in another folder."""
+    return interrupted(folder) and _journal(folder / STAGING) is None
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold a lock on a folder, where the file system supports it, so that one process at a time changes it. A

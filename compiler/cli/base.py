@@ -109,6 +109,14 @@ def end_build(folder: Path) -> None:
         note(f"note: an interrupted build in {folder} was completed")
 
 
+def complete_build(folder: Path) -> None:
+    """The same before artifacts are read; ends the command where the build cannot be completed."""
+    from recipec.compiler.artifacts.whole import complete
+
+    if complete(folder):
+        note(f"note: an interrupted build in {folder} was completed")
+
+
 def read_program(
     path: Path, sets: Sequence[str] | None, format: Format = "text", planning: bool = False
 ) -> tuple[Loaded, Lowered, Program]:

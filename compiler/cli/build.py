@@ -29,6 +29,7 @@ from recipec.compiler.cli.base import (
     tell,
 )
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.errors import ArtifactError
 from recipec.compiler.wording import plural
 
 if TYPE_CHECKING:
@@ -83,12 +84,18 @@ def build(
 ) -> None:
     """Write the artifacts of recipes, or check that they are up to date."""
     from recipec.compiler.artifacts import artifact
+    from recipec.compiler.artifacts.whole import interrupted
     from recipec.compiler.emitters import notebook as notebooks
     from recipec.spec.diagnostics import in_order
     from recipec.spec.load import locate
 
     if not check:
         end_build(output)
+    elif interrupted(output):
+        raise ArtifactError(
+            f"a build in {output} was cut short, so its artifacts may have files of two builds",
+            "complete it: the same command without --check",
+        )
     pairs = _read_all(recipes, sets)
     found = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
     programs: dict[str, tuple[Program, tuple[Backend, ...]]] = {}

@@ -34,7 +34,7 @@ from recipec.compiler.cli.base import (
     Sets,
     Tokenizer,
     color,
-    end_build,
+    complete_build,
     fail,
     on_ctrl_c,
     read,
@@ -134,7 +134,7 @@ def pack(
     """Pack an artifact and its local data into one archive that runs by itself."""
     from recipec.compiler.artifacts.archive import pack as packed
 
-    end_build(folder)
+    complete_build(folder)
     result(str(packed(name, folder, recipe, output)))
 
 

@@ -57,10 +57,10 @@ def open_artifact(folder: Path) -> ServedArtifact:
         ArtifactError: when the folder is missing, is not an artifact, was built by another version, or its
             recipe has no serve section.
     """
-    from recipec.compiler.artifacts.whole import finish
+    from recipec.compiler.artifacts.whole import complete
     from recipec.compiler.serving.container import container
 
-    finish(folder.parent)
+    complete(folder.parent)
     lock = _read_lock(folder)
     recipe = _recipe(folder, lock)
     if recipe.serve is None:

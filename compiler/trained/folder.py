@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.artifacts.artifact import LOCK
+from recipec.compiler.artifacts.whole import complete
 from recipec.compiler.errors import ArtifactError
 from recipec.runtime.data.reasoning import VARIABLES
 from recipec.runtime.merging.journal import JOURNAL, RECORD
@@ -49,6 +50,7 @@ def open_trained(folder: Path) -> Trained:
 
 def _output(artifact: Path) -> Path:
     """Return the folder in which an artifact's merge.py writes."""
+    complete(artifact.parent)
     output = str(read_json(artifact / LOCK).get("recipe", {}).get("merge", {}).get("output", "merged"))
     merged = artifact / Path(output).expanduser()
     if "://" in output:

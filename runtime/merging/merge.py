@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..addresses import check_uploads, is_address, read_by_orbax
+from ..artifact import demand_whole
 from ..checkpoints.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
 from ..errors import UserError, guarded, say
 from ..interrupts import Interrupted, Interrupts
@@ -117,6 +118,7 @@ def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: P
     check_uploads(directory)
     base = open_base(model, arguments.model)
     base.verify()
+    demand_whole(artifact)
     return import_adapter(arguments.import_adapter, base, artifact, directory)
 
 
@@ -134,6 +136,7 @@ def run(
     Raises:
         UserError: when an input is missing or does not fit, or the output has other content.
     """
+    demand_whole(artifact)
     if not arguments.verify:
         # Adapters are read on the host: the TPU is neither occupied nor needed.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

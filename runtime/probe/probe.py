@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder
+from ..artifact import demand_whole
 from ..errors import UserError, guarded, say
 from ..model.adapters import LoraSettings, lora_settings
 from ..settings import RunSettings
@@ -61,6 +62,7 @@ class Probed:
 
     @classmethod
     def of(cls, artifact: Path, merged: Path | None) -> Probed:
+        demand_whole(artifact)
         script = runpy.run_path(str(artifact / "train.py"), run_name="train")
         sections = (script[name] for name in ("MODEL", "MESH", "DATA", "TRAIN", "CHECKPOINT"))
         model, mesh, data, train, checkpoint = sections

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import check_uploads
+from ..artifact import demand_whole
 from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
@@ -228,6 +229,7 @@ def begin(
     Raises:
         UserError: when a part of these is not as the recipe needs it.
     """
+    demand_whole(artifact)
     caches = cache_directory(cache, arguments.output)
     check_uploads(directory, caches)
     hosts.keep_log(arguments.output)

@@ -11,12 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from emitting import RECIPE
+from typer.testing import CliRunner
 
 from recipec.compiler.artifacts import artifact, whole
 from recipec.compiler.artifacts.artifact import LOCK, write
 from recipec.compiler.artifacts.whole import STAGING, finish
 from recipec.compiler.artifacts.writing import replacing
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.runtime.artifact import demand_whole
+from recipec.runtime.errors import UserError
+from recipec.spec.load import load
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
 """The functions of `os` that change a folder."""
@@ -241,3 +249,58 @@ def test_build_removes_only_temporary_files_of_killed_commands(out: Path) -> Non
     assert not any(map(os.path.lexists, ours)) and all(map(os.path.lexists, theirs))
     assert (out / "page.html").read_bytes() == b"whole"
     assert {path.name for path in out.glob(".recipe-*")} == {path.name for path in theirs}
+
+
+@pytest.fixture
+def mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build a recipe, change it, and kill the next build between its first two files."""
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "sample.yaml"
+    recipe.write_text(RECIPE.replace("data/train.jsonl", "gs://bucket/train.jsonl"))
+    assert CliRunner().invoke(app, ["-q", "build", "sample.yaml"]).exit_code == 0
+    recipe.write_text(f"{recipe.read_text()}train: {{seed: 7}}\n")
+    replace, moved = os.replace, list[str]()
+
+    def second(source: str, target: str) -> None:
+        moved.append(str(target))
+        if len(moved) == 3:  # after the journal and a file
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(os, "replace", second)
+        changed = lower(load(recipe)).program
+        assert changed is not None
+        write(Path("generated"), {"sample": emit(changed)})
+    assert (tmp_path / "generated" / STAGING / "journal.json").is_file()
+    return tmp_path
+
+
+def test_pack_completes_an_interrupted_build(mixture: Path) -> None:
+    done = CliRunner().invoke(app, ["pack", "sample"])
+    assert done.exit_code == 0, done.output
+    assert "note: an interrupted build in generated was completed" in done.stderr
+    assert not (mixture / "generated" / STAGING).exists()
+
+
+@pytest.mark.parametrize("command", ["pack sample", "chat generated/sample", "serve up generated/sample"])
+def test_reading_a_copy_of_an_interrupted_build_says_so(command: str, mixture: Path) -> None:
+    shutil.copytree("generated", "copy")
+    shutil.rmtree("generated")
+    os.rename("copy", "generated")
+    for _ in range(2):  # nothing is removed that would hide it
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 1
+        assert "a build in generated was cut short before the folder was copied" in str(done.exception)
+    assert CliRunner().invoke(app, ["-q", "build", "sample.yaml"]).exit_code == 0
+    assert CliRunner().invoke(app, ["pack", "sample"]).exit_code == 0
+
+
+def test_check_and_scripts_refuse_an_interrupted_build(mixture: Path) -> None:
+    done = CliRunner().invoke(app, ["build", "sample.yaml", "--check"])
+    assert done.exit_code == 1 and "a build in generated was cut short" in str(done.exception)
+    with pytest.raises(UserError, match="sample may have files of two builds"):
+        demand_whole(mixture / "generated/sample")
+    assert CliRunner().invoke(app, ["-q", "build", "sample.yaml"]).exit_code == 0
+    assert CliRunner().invoke(app, ["build", "sample.yaml", "--check"]).exit_code == 0
+    demand_whole(mixture / "generated/sample")

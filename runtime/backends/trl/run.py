@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...artifact import demand_whole
 from ...cache import cache_directory
 from ...checkpoints.adapter_reader import check_model
 from ...checkpoints.record import read_record, write_record
@@ -123,6 +124,7 @@ class _Job:
 
 
 def _run(job: _Job) -> int:
+    demand_whole(job.artifact)
     arguments = job.arguments
     model, lora, train = job.settings.model, job.settings.lora, job.settings.train
     if lora is None and arguments.adapter is not None:
