@@ -52,7 +52,7 @@ test: compiled style
 	@mkdir -p build
 	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
 	trap 'kill $$types' INT TERM; \
-	$(BIN)/recipe build recipes/*.yaml --check && \
+	$(BIN)/recipe build recipes/*.yaml --check --prune && \
 	$(BIN)/python -m pytest -n 2 -p tests.groups --ignore=tests/e2e --durations=10 $(PYTEST); tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "$(BIN)/mypy"; cat build/mypy.txt; \

@@ -13,8 +13,9 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -77,7 +78,11 @@ def schema_file() -> bytes:
 
 
 def write(
-    out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str | None = None
+    out_dir: Path,
+    artifacts: Mapping[str, Files],
+    force: bool = False,
+    forced: str | None = None,
+    prune: Collection[str] = (),
 ) -> list[str]:
     """Write runtime/, the schema and each artifact, all or nothing, and return notes for the user.
 
@@ -86,6 +91,8 @@ def write(
         artifacts: files of each artifact by its name.
         force: whether to replace files that no build wrote, with a copy of each next to it.
         forced: the command that does so, for a help; None where there is none.
+        prune: other artifacts of the folder, which are removed. Their edited files and files of the user
+            stay.
 
     Returns:
         Lines that begin with "note: ", or with "warning: " where a file of the user was replaced.
@@ -100,7 +107,7 @@ def write(
     with _made(out_dir), changing(out_dir) as change:
         clear(out_dir)
         parts: dict[str, Part] = {}
-        copied, present = _runtime(out_dir, artifacts)
+        copied, present = _runtime(out_dir, artifacts, prune)
         if copied != present:
             parts[RUNTIME] = (copied, _recorded_runtime(out_dir, present))
         parts |= {name: (files, _recorded(out_dir / name)) for name, files in artifacts.items()}
@@ -112,7 +119,9 @@ def write(
             for path in sorted({*recorded, *(present if name == RUNTIME else ())} - {*files}):
                 if _is_there(out_dir / name / path):
                     change.remove(f"{name}/{path}")
-        shared = _shared(out_dir, artifacts)
+        for name in prune:
+            notes += _removed(out_dir, name, change)
+        shared = _shared(out_dir, artifacts, prune)
         for name, text in shared.items():
             if not _is_as(out_dir / name, text):
                 change.write(name, text)
@@ -126,6 +135,20 @@ def write(
         if name not in artifacts and built is not None and not is_current(built):
             notes.append(f"note: {out_dir / name} was built with another runtime/: build it again too")
     return notes
+
+
+def _removed(out_dir: Path, name: str, change: Change) -> Iterator[str]:
+    """Remove the files that a build wrote, and yield notes."""
+    for path, recorded in _recorded(out_dir / name).items():
+        target = out_dir / name / path
+        if not _is_there(target):
+            continue
+        if recorded in (digest(content(target)), ANY):
+            change.remove(f"{name}/{path}")
+        else:
+            yield f"warning: {target} was edited after it was built, and stays"
+    yield f"note: {out_dir / name} is removed: no recipe is named {name}"
+    yield from _others(out_dir / name, {})
 
 
 def _keep(
@@ -236,14 +259,16 @@ def is_current(built: Any) -> bool:
     )
 
 
-def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, Files]:
+def _runtime(
+    out_dir: Path, artifacts: Mapping[str, Files], prune: Collection[str] = ()
+) -> tuple[Files, Files]:
     """Return what runtime/ holds after the artifacts are written, and the existing files that this replaces.
 
     Files that only other artifacts in the folder need stay: in this version's form, or unchanged if this
     version has no such file.
     """
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
-    others = [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
+    others = _other_locks(out_dir, {*artifacts, *prune})
     present = {path: content(out_dir / RUNTIME / path) for path in modules(out_dir / RUNTIME)}
     wanted = {path for lock in (*locks, *others) for path in needs(lock)}
     kept = {path for lock in others for path in needs(lock)}
@@ -270,17 +295,35 @@ def _made(folder: Path) -> Iterator[None]:
         raise
 
 
-def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
-    """Return a unified diff from the files on disk to what the recipes give; empty if they are equal.
+@dataclass(frozen=True)
+class Stale:
+    """A file or a folder that is not what the recipes give.
+
+    Attributes:
+        path: with the folder of artifacts.
+        state: "differs", "is missing", or "is left over" if the recipes do not give it.
+        diff: the unified diff of a file that differs, else "".
+    """
+
+    path: str
+    state: str
+    diff: str = ""
+
+    def __str__(self) -> str:
+        return self.diff or f"{self.path} {self.state}\n"
+
+
+def check(out_dir: Path, artifacts: Mapping[str, Files]) -> list[Stale]:
+    """Return what on disk is not what the recipes give, in the order of the paths.
 
     Files that a lock lists but the recipe does not give, and modules in runtime/ that no artifact needs,
-    count as differences. Other files in the folders do not.
+    count as differences. Other files in the folders do not. A folder that is missing as a whole is one item.
     """
     copied, present = _runtime(out_dir, artifacts)
-    parts = list(_differences(out_dir / RUNTIME, present, copied))
+    stale = _differences(out_dir / RUNTIME, present, copied)
     shared = _shared(out_dir, artifacts)
     found = [name for name in (SCHEMA, wheel.REQUIREMENTS) if (out_dir / name).is_file()]
-    parts += _differences(out_dir, {name: content(out_dir / name) for name in found}, shared)
+    stale += _differences(out_dir, {name: content(out_dir / name) for name in found}, shared)
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
@@ -288,8 +331,8 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
             for path in {*files, *locked_files(folder)}
             if (folder / path).is_file()
         }
-        parts += _differences(folder, on_disk, files)
-    return "".join(parts)
+        stale += _differences(folder, on_disk, files)
+    return stale
 
 
 def locked_files(folder: Path) -> list[str]:
@@ -350,11 +393,15 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
         _refuse_link(out_dir / RUNTIME, file)
 
 
-def _shared(out_dir: Path, artifacts: Mapping[str, Files]) -> Files:
+def _other_locks(out_dir: Path, without: Collection[str]) -> list[dict[str, Any]]:
+    return [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in without]
+
+
+def _shared(out_dir: Path, artifacts: Mapping[str, Files], prune: Collection[str] = ()) -> Files:
     """Return the files that a folder has once, besides runtime/: the schema, and the file that names the
     wheel."""
     locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
-    locks += [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
+    locks += _other_locks(out_dir, {*artifacts, *prune})
     named = {wheel.REQUIREMENTS: wheel.requirements()} if any(map(_installs, locks)) else {}
     return {SCHEMA: schema_file(), **named}
 
@@ -405,10 +452,20 @@ def _others(folder: Path, files: Files) -> list[str]:
     )
 
 
-def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:
-    for path in sorted({*before, *after}):
-        name = (folder / path).as_posix()
-        yield difference(before.get(path), after.get(path), name, f"{name} (rebuilt)")
+def _differences(folder: Path, before: Files, after: Files) -> list[Stale]:
+    if after and not before and not folder.exists():
+        return [Stale(folder.as_posix(), "is missing")]
+    return [
+        _stale((folder / path).as_posix(), before.get(path), after.get(path))
+        for path in sorted({*before, *after})
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _stale(path: str, before: bytes | None, after: bytes | None) -> Stale:
+    if before is None or after is None:
+        return Stale(path, "is missing" if before is None else "is left over")
+    return Stale(path, "differs", difference(before, after, path, f"{path} (rebuilt)"))
 
 
 def _lines(content: bytes | None) -> list[str]:

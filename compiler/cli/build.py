@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -30,7 +31,8 @@ from recipec.compiler.cli.base import (
 )
 from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.wording import plural
+from recipec.compiler.terminal import manner
+from recipec.compiler.wording import listing, plural
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -58,6 +60,14 @@ def build(
             "writes neither; may be repeated. By default the backends of the artifact on disk.",
         ),
     ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Also remove the artifacts of renamed or removed recipes. With --check, fail if there are "
+            "any.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also replace files that no build wrote; a copy of each is kept."),
@@ -129,11 +139,22 @@ def build(
             *_as_options(output, sets, backend, runtime, notebook),
         ]
     )
+    left = _left_over(output, artifacts, recipes)
     if check:
-        difference = artifact.check(output, artifacts)
-        if difference:
-            result(difference, end="")
-            say(f"error: {output} does not match the recipes; build it again: {again}")
+        stale = artifact.check(output, artifacts)
+        if stale and not manner.quiet:
+            result("".join(map(str, stale)), end="")
+        if stale:
+            named = [f"{one.path} {one.state}" for one in stale[:3]]
+            more = [plural(len(stale) - 3, "other difference")] if len(stale) > 3 else []
+            say(f"error: {output} does not match the recipes: {listing([*named, *more])}")
+            say(f"  = help: build it again: {again}{' --prune' if prune else ''}")
+        for name in left:
+            kind = "error" if prune else "warning"
+            say(f"{kind}: {output / name} is left over: no recipe is named {name}")
+        if left:
+            say(f"  = help: remove what a build wrote: {again} --prune")
+        if stale or (left and prune):
             raise typer.Exit(FAILED)
         if format == "text":
             tell(f"{output}: {plural(len(artifacts), 'artifact')} up to date")
@@ -144,7 +165,11 @@ def build(
         )
     )
     with doing(f"writing {output}"):
-        notes = artifact.write(output, artifacts, force, f"{again} --force")
+        notes = artifact.write(output, artifacts, force, f"{again} --force", left if prune else ())
+    if not prune:
+        notes += [
+            f"note: {output / name} is left over: no recipe is named {name}; see --prune" for name in left
+        ]
     for line in notes:
         (note if line.startswith("note: ") else say)(line)
     if format == "text":
@@ -190,6 +215,38 @@ def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]
         found = warning(program, made)
         out += [] if found is None else locate([found], loaded.sources)
     return out
+
+
+def _left_over(output: Path, names: Collection[str], recipes: Sequence[Path]) -> list[str]:
+    """Artifacts that no recipe builds: neither these, nor another one next to them, in recipes/ or here."""
+    from recipec.compiler.artifacts.artifact import artifacts_in
+
+    left = {*artifacts_in(output)} - {*names}
+    if not left:
+        return []
+    folders = [
+        *(path.parent for path in recipes),
+        output.resolve().parent / "recipes",
+        Path("recipes"),
+        Path(),
+    ]
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        for file in [*folder.glob("*.yaml"), *folder.glob("*.yml")]:
+            left -= _names_in(file)
+    return sorted(left)
+
+
+def _names_in(file: Path) -> set[str]:
+    """The name that a recipe's file gives, and the file's own name where it gives none that can be read."""
+    from recipec.spec.load import load
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return {file.stem}
+    if plain := re.search(r"^name:[ \t]*([a-z0-9-]+)[ \t]*(?:#.*)?$", text, re.MULTILINE):
+        return {plain[1]}
+    return {str(load(file).raw.get("name", file.stem))}
 
 
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:

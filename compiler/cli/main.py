@@ -146,6 +146,10 @@ def diff(
         bool,
         typer.Option("--plan", help="Plan both recipes, and show what changes in memory, time and cost."),
     ] = False,
+    artifact: Annotated[
+        bool,
+        typer.Option("--artifact", help="Show the changed lines of the artifact's files."),
+    ] = False,
     sets: Sets = None,
 ) -> None:
     """Show what differs between two recipes, in the run and in the artifact.
@@ -159,7 +163,7 @@ def diff(
     (_, before), (_, after) = read(a, list(own), plan), read(b, list(asked), plan)
     if before.program is None or after.program is None:
         fail([*before.diagnostics, *after.diagnostics])
-    result(differences(before.program, after.program), end="")
+    result(differences(before.program, after.program, artifact), end="")
     if plan:
         result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
 

@@ -27,11 +27,15 @@ ONLY_READ = {IGNORE, "README.md", "recipe.yaml", LOCK}
 """Files of an artifact that say what the run is, and that it does not run."""
 
 
-def diff(before: Program, after: Program) -> str:
-    """Return the command's output: the changes in words, each changed value, and the files' unified diff."""
+def diff(before: Program, after: Program, artifact: bool = False) -> str:
+    """Return the command's output: the changes in words, each changed value, and the changed files.
+
+    Args:
+        artifact: whether to show the changed lines of these files.
+    """
     values = list(_values(before, after))
     said = words(before, after)
-    patch = _files(before, after)
+    patch = _files(before, after, artifact)
     if not values and not patch:
         return "nothing changes\n"
     out = []
@@ -63,12 +67,19 @@ def _values(before: Program, after: Program) -> Iterator[str]:
             yield f"{join(path)}: {flow(old[path])} -> (none)"
 
 
-def _files(before: Program, after: Program) -> str:
+def _files(before: Program, after: Program, lines: bool) -> str:
+    """Return the changed files, one a line, or with their lines. The lock has only digests and the values
+    above."""
     old, new = emit(before), emit(after)
-    return "".join(
-        difference(old.get(path), new.get(path), f"{before.name}/{path}", f"{after.name}/{path}")
-        for path in sorted({*old, *new})
-    )
+    paths = [path for path in sorted({*old, *new}) if path != LOCK and old.get(path) != new.get(path)]
+    if lines:
+        return "".join(
+            difference(old.get(path), new.get(path), f"{before.name}/{path}", f"{after.name}/{path}")
+            for path in paths
+        )
+    states = {(False, True): "new", (True, False): "removed", (True, True): "changed"}
+    said = [f"  {path}: {states[path in old, path in new]}\n" for path in paths]
+    return "".join([*said, "  (--artifact shows their lines)\n"] if said else [])
 
 
 def _same_run(before: Program, after: Program) -> bool:

@@ -4,7 +4,8 @@
 # SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
-# shellcheck source=runtime/launch/owner.sh
+# account, owner_label, default_name and see_name are in runtime/launch/owner.sh
+# shellcheck source=/dev/null
 source "$(dirname -- "${BASH_SOURCE[0]}")/owner.sh"
 
 version=1.9.0 # tested
@@ -76,6 +77,7 @@ folder=""
 trap '[[ -z "$folder" ]] || rm -rf "$folder"' EXIT
 
 mode=--no-dry-run dry_run=false words=()
+# shellcheck disable=SC2034 # dry_run is for owner.sh
 for word; do
     case "$word" in
         --dry-run) mode=--dry-run dry_run=true ;;

@@ -17,10 +17,10 @@ from recipec.compiler.lowering.lower import Lowered
 def changed(lowered: Callable[..., Lowered]) -> Callable[..., str]:
     """Return a function that describes the difference of `--set` arguments, with others that both have."""
 
-    def run(*sets: str, both: tuple[str, ...] = ()) -> str:
+    def run(*sets: str, both: tuple[str, ...] = (), artifact: bool = True) -> str:
         before, after = lowered(*both).program, lowered(*both, *sets).program
         assert before is not None and after is not None
-        return diff(before, after)
+        return diff(before, after, artifact)
 
     return run
 
@@ -84,6 +84,13 @@ def test_added_or_removed_section_is_shown_with_its_values(changed: Callable[...
     assert "--- /dev/null\n+++ example/serve/Dockerfile\n" in text
     gone = changed("serve=null", both=("serve={}",))
     assert "no longer served" in gone and "  serve.port: 8000 -> (none)\n" in gone
+
+
+def test_lines_of_the_artifact_are_shown_only_on_request(changed: Callable[..., str]) -> None:
+    text = changed("train.seed=7", artifact=False)
+    assert "  train.py: changed\n" in text and "--artifact" in text and len(text.splitlines()) < 20
+    assert "serve/Dockerfile: new\n" in changed("serve={}", artifact=False)
+    assert "recipe.lock.json" not in changed("train.seed=7")
 
 
 def test_changed_name_is_reported_as_no_change_in_the_run(changed: Callable[..., str]) -> None:

@@ -7,11 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from emitting import files_of, program_of
+from click.testing import Result
+from emitting import RECIPE, files_of, program_of
+from typer.testing import CliRunner
 
 from recipec.compiler import __version__
 from recipec.compiler.artifacts import artifact
-from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, check, write
+from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, Stale, check, write
+from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
@@ -43,7 +46,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_fresh_build_passes_check_and_lock_records_its_contents(built: Path, files: dict[str, bytes]) -> None:
-    assert check(built, {"sample": files}) == ""
+    assert check(built, {"sample": files}) == []
     assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, IGNORE, "sample"}
     lock = json.loads(files[LOCK])
     assert set(lock["files"]) == {*files} - {LOCK}
@@ -94,15 +97,20 @@ def test_forced_build_preserves_user_gitignore_files(tmp_path: Path, files: dict
         write(out, {"sample": files})
     write(out, {"sample": files}, force=True)
     assert (out / IGNORE).read_text() == (out / f"sample/{IGNORE}.kept").read_text() == "mine\n"
-    assert check(out, {"sample": files}) == ""
+    assert check(out, {"sample": files}) == []
     assert not any(line.startswith("warning") for line in write(out, {"sample": files}))
+
+
+def map_of(stale: list[Stale]) -> dict[str, str]:
+    return {found.path: found.state for found in stale}
 
 
 @pytest.mark.parametrize("path", [f"sample/{LOCK}", "runtime/launch/host.sh"])
 def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     text = (built / path).read_text()
     (built / path).write_text(f"{text}# edited\n")
-    difference = check(built, {"sample": files})
+    (stale,) = check(built, {"sample": files})
+    difference = str(stale)
     assert f"--- {(built / path).as_posix()}\n" in difference
     assert "-# edited\n" in difference
 
@@ -110,19 +118,22 @@ def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, b
 @pytest.mark.parametrize("path", ["sample/serve/Dockerfile", "runtime/__init__.py"])
 def test_check_reports_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     (built / path).unlink()
-    assert f"--- /dev/null\n+++ {(built / path).as_posix()} (rebuilt)\n" in check(built, {"sample": files})
+    assert map_of(check(built, {"sample": files})) == {(built / path).as_posix(): "is missing"}
 
 
 def test_check_reports_an_extra_file(built: Path, files: dict[str, bytes]) -> None:
     fewer = {path: content for path, content in files.items() if path != "serve/serve.sh"}
-    assert "+++ /dev/null\n" in check(built, {"sample": fewer})
+    assert (
+        map_of(check(built, {"sample": fewer}))[f"{built.as_posix()}/sample/serve/serve.sh"] == "is left over"
+    )
     (built / "runtime/stray.py").write_text("x = 1\n")
-    assert "runtime/stray.py" in check(built, {"sample": files})
+    stray = {f"{built.as_posix()}/runtime/stray.py": "is left over"}
+    assert map_of(check(built, {"sample": files})) == stray
 
 
 def test_check_reports_a_stale_artifact(built: Path, tmp_path: Path) -> None:
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
-    difference = check(built, {"sample": changed})
+    difference = "".join(map(str, check(built, {"sample": changed})))
     assert "-    micro_batch_size=1,\n+    micro_batch_size=2,\n" in difference
 
 
@@ -130,7 +141,7 @@ def test_check_ignores_user_files_and_pycache(built: Path, files: dict[str, byte
     (built / "sample/notes.txt").write_text("mine")
     (built / "runtime/__pycache__").mkdir()
     (built / "runtime/__pycache__/settings.cpython-311.pyc").write_bytes(b"\0")
-    assert check(built, {"sample": files}) == ""
+    assert check(built, {"sample": files}) == []
 
 
 def test_rebuild_keeps_checkpoints_and_user_files(built: Path, tmp_path: Path) -> None:
@@ -143,7 +154,7 @@ def test_rebuild_keeps_checkpoints_and_user_files(built: Path, tmp_path: Path) -
     assert (built / "sample/checkpoints/weights").read_text() == "precious"
     assert (built / "sample/serve/mine.yaml").read_text() == "mine"
     assert not (built / "sample/serve/serve.sh").exists()
-    assert check(built, {"sample": changed}) == ""
+    assert check(built, {"sample": changed}) == []
 
 
 def test_lock_cannot_delete_files_outside_the_artifact(
@@ -167,9 +178,9 @@ def test_schema_next_to_artifacts_is_rebuilt_when_missing_or_stale(
     assert schema.read_bytes() == schema_text().encode()
     for content in (None, b'{"title": "recipec recipe"}\n'):
         schema.unlink() if content is None else schema.write_bytes(content)
-        assert f"+++ {schema.as_posix()} (rebuilt)" in check(built, {"sample": files})
+        assert schema.as_posix() in map_of(check(built, {"sample": files}))
         write(built, {"sample": files})
-        assert check(built, {"sample": files}) == ""
+        assert check(built, {"sample": files}) == []
 
 
 @pytest.mark.parametrize("content", [b'{"title": "of something else"}', b"not JSON", b"[]", None])
@@ -239,3 +250,57 @@ def test_build_refuses_files_and_folders_that_block_its_paths(
     with pytest.raises(ArtifactError, match="other modules or scripts"):
         write(out, {"sample": files})
     assert (out / "runtime/mine.py").exists()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    for name in ("old", "other"):
+        text = RECIPE.replace("name: sample", f"name: {name}").replace("serve:", "# serve:")
+        (tmp_path / f"recipes/{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def recipe(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_check_of_a_missing_artifact_says_so_in_a_line(project: Path) -> None:
+    done = recipe("-q", "build", "recipes/old.yaml", "--check")
+    assert done.exit_code == 1 and done.stdout == ""
+    assert "generated/old is missing" in done.stderr and len(done.stderr.splitlines()) == 2
+    done = recipe("build", "recipes/old.yaml", "--check")
+    assert done.exit_code == 1 and "generated/old is missing\n" in done.stdout
+    assert len(done.stdout.splitlines()) == 3  # with runtime/ and the schema
+    assert recipe("-q", "build", "recipes/old.yaml").exit_code == 0
+    (project / "generated/old/train.py").write_text("edited\n")
+    done = recipe("-q", "build", "recipes/old.yaml", "--check")
+    assert done.stdout == "" and "generated/old/train.py differs" in done.stderr
+    assert "-edited\n" in recipe("build", "recipes/old.yaml", "--check").stdout
+
+
+def test_the_artifact_of_a_renamed_recipe_is_reported_and_pruned(project: Path) -> None:
+    assert recipe("-q", "build", "recipes/old.yaml", "recipes/other.yaml").exit_code == 0
+    mine = project / "generated/old/checkpoints/weights"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    renamed = project / "recipes/new.yaml"
+    renamed.write_text((project / "recipes/old.yaml").read_text().replace("name: old", "name: new"))
+    (project / "recipes/old.yaml").unlink()
+    # The other recipe is not named on the command line, and its artifact is not left over.
+    done = recipe("build", "recipes/new.yaml")
+    assert done.exit_code == 0 and "note: generated/old is left over" in done.stderr
+    assert "generated/other" not in done.stderr
+    done = recipe("build", "recipes/new.yaml", "--check")
+    assert done.exit_code == 0 and "warning: generated/old is left over" in done.stderr
+    assert "recipe build recipes/new.yaml --prune" in done.stderr
+    done = recipe("build", "recipes/new.yaml", "--check", "--prune")
+    assert done.exit_code == 1 and "error: generated/old is left over" in done.stderr
+    (project / "generated/old/merge.py").write_text("edited\n")
+    done = recipe("build", "recipes/new.yaml", "--prune")
+    assert done.exit_code == 0 and "note: generated/old is removed" in done.stderr
+    assert "warning: generated/old/merge.py was edited after it was built, and stays" in done.stderr
+    left = sorted(path.name for path in (project / "generated/old").rglob("*") if path.is_file())
+    assert left == ["merge.py", "weights"] and mine.read_text() == "precious"
+    assert recipe("build", "recipes/new.yaml", "recipes/other.yaml", "--check", "--prune").exit_code == 0

@@ -45,7 +45,7 @@ def test_generated_folder_is_up_to_date_with_the_recipes(root: Path, tmp_path: P
         artifacts[program.name] = emit(program, backends)
     if update:
         artifact.write(root / "generated", artifacts)
-    assert artifact.check(root / "generated", artifacts) == ""
+    assert artifact.check(root / "generated", artifacts) == []
     folders = {path.name for path in (root / "generated").iterdir() if path.is_dir()}
     assert folders == {*artifacts}
 

@@ -232,7 +232,7 @@ def test_build_replaces_user_file_only_with_force_and_keeps_a_copy(path: str, ou
     notes, kept = write(out, built, force=True), out / f"{path}.kept-2"
     assert f"warning: {out / path} was not written by a build: replaced, a copy is {kept}" in notes
     assert kept.read_text() == "mine" and (out / f"{path}.kept").read_text() == "an earlier copy"
-    assert artifact.check(out, built) == ""
+    assert artifact.check(out, built) == []
 
 
 def test_build_removes_only_temporary_files_of_killed_commands(out: Path) -> None:
