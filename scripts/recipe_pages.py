@@ -41,6 +41,7 @@ compiles it again, and `python -m scripts.recipes write` writes its head and thi
 """
 
 ABOUT_FIGURES = """\
+`recipe build recipes/NAME.yaml` builds the recipe NAME. Most names say the model and the machine.
 HBM is the memory that the compiler allocates on one JAX device, and the memory of the device. A step is an
 optimizer step. Two figures in a cell are the ends of an interval around the estimate, from the errors of
 estimates for published runs ([planning](planning.md)). All rows count as full; packed rows nearly are. US$
@@ -295,7 +296,7 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
         table(_HEAD, rows),
         *(
             ["A row without a step has no plan from its schedule yet.\n"]
-            if any(not row[-3] for row in rows)
+            if any(not row[-2] for row in rows)
             else []
         ),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
@@ -317,29 +318,26 @@ def page(programs: Mapping[str, Program], record: Record, known: Mapping[str, Ma
     return "\n".join(parts)
 
 
-_HEAD = ("Command", "Model", "Method", "Machine", "HBM, GiB", "Step, s", "Tokens/s", "US$ a million tokens")
+_HEAD = ("Recipe", "HBM, GiB", "US$ a million tokens", "Tokens/s", "Step, s", "Method")
+"""What decides comes first: a phone shows the first columns."""
 
 
 def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
-    what = (
-        f"`recipe build {_file(program.name)}`",
-        catalog.title(program.recipe.model.id),
-        method(program),
-        program.accelerator.name,
-    )
+    name, how = f"`{program.name}`", method(program)
     if planned is None:
-        return (*what, "", "", "", "")
+        return (name, "", "", "", "", how)
     memory = planned.memory
     used = f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}"
     if planned.seconds is None:
-        return (*what, used, "", "", "")
+        return (name, used, "", "", "", how)
     usd, (slow, fast) = planned.usd_per_million, planned.tokens_per_second
     return (
-        *what,
+        name,
         used,
-        span(*planned.step, 2),
-        f"{thousands(slow)} to {thousands(fast)}",
         "" if usd is None else span(*usd, 2),
+        f"{thousands(slow)} to {thousands(fast)}",
+        span(*planned.step, 2),
+        how,
     )
 
 

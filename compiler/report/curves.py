@@ -11,7 +11,7 @@ from typing import Any
 
 from recipec.compiler.pages.html import COLORS, INK, Plot, Table, Text, axis, scatter
 from recipec.compiler.pages.numbers import significant
-from recipec.compiler.report.metrics import MOST, Series, spread, thin, trailing_mean
+from recipec.compiler.report.metrics import MOST, Series, centered_mean, spread, thin
 from recipec.compiler.report.run import ReportedRun
 from recipec.compiler.wording import plural
 from recipec.runtime.metrics.loggers import EVAL
@@ -19,12 +19,15 @@ from recipec.runtime.metrics.loggers import EVAL
 ROWS, MARKS, SMOOTHED = 40, 12, 50
 """Most rows in the table behind a plot, besides evaluated steps; most marks of one kind and run in a plot;
 fewest steps for which a mean is drawn over the logged values."""
-HEIGHT, GAP, ABOVE = 230, 110, 150
-"""Heights in pixels: of a plot, of the gap between two plots, and of the space above the first."""
+HEIGHT, TITLE, ENTRY, TICKS, BUTTONS = 230, 30, 20, 50, 80
+"""Heights in pixels: of a plot, of its title, of a row of its legend, of what is below it, and of the buttons
+above the first."""
+SHORT = 18
+"""Most letters of a name of which two fit side by side in the window of a phone."""
 ACROSS = {"step": "optimizer step", "tokens": "tokens trained on", "hours": "hours in steps"}
 STYLES: dict[str, dict[str, Any]] = {
     "line": {},
-    "faint": {"width": 1, "opacity": 0.6},
+    "faint": {"width": 1, "opacity": 0.8},
     "dashed": {"dash": "dash"},
     "points": {"mode": "lines+markers"},
     "dashed-points": {"mode": "lines+markers", "dash": "dash"},
@@ -37,7 +40,7 @@ class Subplot:
 
     Attributes:
         scale: values are divided by it.
-        mean: whether a trailing mean of the first metric is drawn as well.
+        mean: whether a mean of the first metric's neighboring values is drawn as well.
     """
 
     key: str
@@ -204,18 +207,26 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     ]
     if not kinds:
         return None
-    whole = len(kinds) * (HEIGHT + GAP) - GAP
+    lines = [_curves(kind, runs, across) for kind in kinds]
+    above = [TITLE + ENTRY * _legend_rows(found) for found, _ in lines]
+    whole = sum(above[1:]) + len(kinds) * (HEIGHT + TICKS) - TICKS
+    top = 1.0
     drawn: list[Curve] = []
     shapes: dict[str, list[dict[str, Any]]] = {name: [] for name in ACROSS}
-    layout: dict[str, Any] = {"height": whole + ABOVE + 60, "hovermode": "x", "annotations": []}
+    margin = {"l": 60, "r": 12, "t": above[0] + BUTTONS, "b": 60}
+    layout: dict[str, Any] = {
+        "height": whole + margin["t"] + margin["b"],
+        "hovermode": "x",
+        "annotations": [],
+    }
     linear: dict[str, Any] = {}
     logarithmic: dict[str, Any] = {}
     after: list[Any] = []
-    for place, kind in enumerate(kinds):
+    for place, (kind, (found, notes)) in enumerate(zip(kinds, lines, strict=True)):
         of = str(place + 1) if place else ""
-        top = 1 - place * (HEIGHT + GAP) / whole
+        if place:
+            top -= (HEIGHT + TICKS + above[place]) / whole
         domain = [max(0.0, top - HEIGHT / whole), top]
-        found, notes = _curves(kind, runs, across)
         for curve in found:
             drawn.append(curve)
             curve.trace.update(meta=kind.key, xaxis=f"x{of}", yaxis=f"y{of}", legend=f"legend{of}")
@@ -238,15 +249,21 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
             linear |= {f"yaxis{of}.range": shown["range"]} if ceiling is not None else {}
             logarithmic |= {f"yaxis{of}.type": "log", f"yaxis{of}.autorange": True}
         layout[f"yaxis{of}"] = shown
-        layout[f"legend{of}"] = {"orientation": "h", "x": 0, "y": top, "yanchor": "bottom"}
+        legend = {"orientation": "h", "x": 0, "y": top, "yanchor": "bottom"}
+        layout[f"legend{of}"] = legend | {"tracegroupgap": 0}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        title |= {"yshift": 44, "text": kind.title, "font": {"size": 15}, "showarrow": False}
+        title |= {
+            "yshift": above[place] - TITLE + 4,
+            "text": kind.title,
+            "font": {"size": 15},
+            "showarrow": False,
+        }
         layout["annotations"].append(title)
         after += [Text(kind.title, "heading"), Text(kind.what), *map(Text, notes), _table(kind, runs)]
     last = f"xaxis{len(kinds)}" if len(kinds) > 1 else "xaxis"
     layout[last]["title"] = {"text": ACROSS["step"]}
     layout["shapes"] = shapes["step"]
-    layout["margin"] = {"l": 60, "r": 12, "t": ABOVE, "b": 60}
+    layout["margin"] = margin
     # Plotly's own buttons switch the figure to another axis or to other scales.
     against = [
         {
@@ -267,12 +284,18 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     row |= {"bgcolor": "rgba(0,0,0,0)", "font": {"size": 12}}
     layout["updatemenus"] = [
         {**row, "buttons": buttons, "pad": {"b": up}}
-        for buttons, up in ((against, 112), (scales if linear else [], 76))
+        for buttons, up in ((against, above[0] + 40), (scales if linear else [], above[0] + 4))
         if buttons
     ]
     what = "Drag across a plot to look closer, double-click to see all again; the plots move together."
     traces = [{**curve.trace, "x": curve.x["step"]} for curve in drawn]
     return Plot("curves", "", traces, layout, layout["height"], what, after)
+
+
+def _legend_rows(shown: Sequence[Curve]) -> int:
+    """Return the rows that a legend takes in the window of a phone, where two short names fit into one."""
+    names = [curve.trace["name"] for curve in shown if curve.trace.get("showlegend", True)]
+    return len(names) if any(len(name) > SHORT for name in names) else math.ceil(len(names) / 2)
 
 
 def _curves(
@@ -308,21 +331,22 @@ def _lines(kind: Subplot, series: Series, index: int, color: str, name: str, pla
         return []
     few = len(steps) <= SMOOTHED
 
-    def drawn(called: str, every: Sequence[float], style: str) -> Curve:
+    def drawn(called: str, every: Sequence[float], style: str, **more: Any) -> Curve:
         points: dict[int, float | None] = {steps[i]: every[i] for i in thin(every)}
         points |= dict.fromkeys(series.gaps)  # a missing value breaks the line
         order = sorted(points)
         y = [points[step] for step in order]
-        return Curve(place(order), scatter(called, [], y, color, **STYLES[style]))
+        return Curve(place(order), scatter(called, [], y, color, **STYLES[style], **more))
 
     if index:
         return [drawn(name, values, "dashed-points" if few else "dashed")]
     if not kind.mean or len(steps) < SMOOTHED:
         return [drawn(name, values, "points" if few else "line")]
-    window = max(5, len(steps) // 50)
+    window = max(5, len(steps) // 50) | 1
+    # One name for both, so that a legend stays short.
     return [
-        drawn(name, values, "faint"),
-        drawn(f"{name}, mean of {window}", trailing_mean(values, window), "line"),
+        drawn(name, values, "faint", legendgroup=name, showlegend=False),
+        drawn(f"{name}, mean of {window}", centered_mean(values, window), "line", legendgroup=name),
     ]
 
 

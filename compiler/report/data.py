@@ -136,7 +136,12 @@ def _histogram(runs: Sequence[ReportedRun]) -> list[Plot]:
         "lengths",
         "Lengths of the training samples",
         drawn,
-        {"xaxis": axis("tokens of a sample", type="category"), "yaxis": axis("samples")},
+        {
+            "xaxis": axis("tokens of a sample", type="category"),
+            "yaxis": axis("samples"),
+            # The axis's words, and below them the legend of several runs.
+            "margin": {"l": 56, "r": 12, "t": 12, "b": 84},
+        },
         what="In tokens, after what is too long was left out or cut; of a preference, each of its answers.",
         after=[Table(head, rows, folded="The numbers of this plot: lengths of the training samples")],
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from recipec.compiler.json_value import json_value
@@ -130,14 +130,14 @@ def thin(values: Sequence[float], most: int = MOST) -> list[int]:
     return sorted(kept)
 
 
-def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and those before it: `window` values, fewer at the beginning."""
-    out, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value
-        if index >= window:
-            total -= values[index - window]
-        out.append(total / min(index + 1, window))
+def centered_mean(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each value and its neighbors: `window` values (odd), fewer and still centered at the
+    ends. A mean of what lies before would be above a falling curve."""
+    sums = [0.0, *accumulate(values)]
+    out = []
+    for index in range(len(values)):
+        half = min(window // 2, index, len(values) - 1 - index)
+        out.append((sums[index + half + 1] - sums[index - half]) / (2 * half + 1))
     return out
 
 

@@ -273,8 +273,10 @@ def _rates(sweeps: Sequence[Sweep]) -> list[str]:
 def _plot(
     key: str, title: str, what: str, traces: Sequence[Mapping[str, Any]], x: dict[str, Any], y: dict[str, Any]
 ) -> Plot:
-    layout = {"xaxis": x, "yaxis": y, "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
-    return Plot(key, title, traces, layout, 420, what)
+    # Below the axis, a row of the legend for each curve: in the window of a phone no two fit side by side.
+    below = 60 + 22 * sum(trace.get("showlegend", True) for trace in traces)
+    layout = {"xaxis": x, "yaxis": y, "margin": {"l": 60, "r": 12, "t": 8, "b": below}}
+    return Plot(key, title, traces, layout, 290 + below, what)
 
 
 def _rate_axis(sweeps: Sequence[Sweep]) -> dict[str, Any]:

@@ -48,13 +48,13 @@ BEYOND = """
 OVER_LEGENDS = """
 [...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
   const boxes = (names) => [...plot.querySelectorAll(names)].map((one) => one.getBoundingClientRect());
-  const words = boxes("text[class*=xtitle], .xtick text");
+  const words = boxes("text[class*=xtitle], .xtick text, .annotation-text");
   return boxes("[class^=legend]:not([class*=text])").some((a) => words.some((b) =>
     Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
       && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
 }).map((plot) => plot.id)
 """
-"""Plots whose legend covers the words of an axis."""
+"""Plots whose legend covers the words of an axis or a title."""
 
 
 def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:

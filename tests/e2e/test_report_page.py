@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from tests.e2e.chromium import BEYOND, SIDEWAYS, Tab, cases, tab
+from tests.e2e.chromium import BEYOND, OVER_LEGENDS, SIDEWAYS, Tab, cases, tab
 from tests.report import writing
 from tests.waiting import until
 
@@ -77,6 +77,7 @@ def test_report_page_has_no_console_errors_and_no_overflow(
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(SIDEWAYS) == []
     assert browser.evaluate(BEYOND) == []
+    assert browser.evaluate(OVER_LEGENDS) == []
     words = browser.evaluate(INKS)
     assert words == ["rgb(27, 29, 33)" if scheme == "light" else "rgb(233, 232, 229)"]
 

@@ -6,7 +6,7 @@ import json
 import math
 import random
 
-from recipec.compiler.report.metrics import MOST, Metrics, spread, thin, trailing_mean
+from recipec.compiler.report.metrics import MOST, Metrics, centered_mean, spread, thin
 
 
 def parse(text: str) -> Metrics:
@@ -75,7 +75,9 @@ def test_thinning_keeps_all_of_few_points() -> None:
     assert thin([1.0, 2.0]) == [0, 1] and thin([]) == [] and thin([1.0] * MOST) == list(range(MOST))
 
 
-def test_trailing_mean_averages_and_spread_picks_even_indices() -> None:
-    assert trailing_mean([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+def test_centered_mean_averages_and_spread_picks_even_indices() -> None:
+    assert centered_mean([1.0, 2.0, 6.0, 4.0, 5.0], 3) == [1.0, 3.0, 4.0, 5.0, 5.0]
+    line = [float(value) for value in range(20, 0, -1)]
+    assert centered_mean(line, 5) == line, "the mean of a straight fall is the fall"
     assert spread(5, 10) == [0, 1, 2, 3, 4]
     assert spread(100, 3) == [0, 50, 99] and len(spread(100_000, 40)) == 40
