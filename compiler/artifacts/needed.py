@@ -180,7 +180,9 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.weights.fp8": _in_fp8,
     "runtime.weights.mxfp4": _in_mxfp4,
     "runtime.merging.own_files": lambda program: (
-        program.recipe.model.tokenizer is not None or program.recipe.data.chat_template is not None
+        program.recipe.model.tokenizer is not None
+        or program.recipe.data.chat_template is not None
+        or program.recipe.model.add_tokens
     ),
     **_of(lambda program: program.recipe.merge.quantization, "merging", "quantized", "quantized_sampling"),
     **dict.fromkeys(

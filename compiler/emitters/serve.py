@@ -28,6 +28,7 @@ from recipec.compiler.serving.container import (
     own_address,
 )
 from recipec.compiler.serving.weights import ServedWeights
+from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.serving.evaluate_prompts import parse
 from recipec.runtime.serving.hosts import is_loopback
 
@@ -118,7 +119,7 @@ def _script_folder(part: str, weights: ServedWeights, name: str, merges: bool) -
         "part": part,
         "lines": assignment(part, weights, name, argument=part == "model"),
         "address": weights.address if weights.kind == "bucket" else None,
-        "file": "config.json" if part == "model" else "adapter_config.json",
+        "files": ["config.json"] if part == "model" else ["adapter_config.json", GENERATION],
         "help": f"run merge.py first, or name the folder in {variable}"
         if merges
         else f"name the folder in {variable}",

@@ -198,9 +198,12 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
             "enable-lora": True,
             "max-lora-rank": features.max_lora_rank(recipe),
             "lora-modules": [f"{recipe.name}={ADAPTER}"],
+            # merge.py writes it there, with the tokens that end an answer in training. vLLM takes them from
+            # this file alone: its --override-generation-config changes no end tokens.
+            "generation-config": ADAPTER,
         }
         # merge.py writes them next to the adapter, if the run did not use the base's.
-        if recipe.model.tokenizer is not None:
+        if recipe.model.tokenizer is not None or recipe.model.add_tokens:
             flags["tokenizer"] = ADAPTER
         if recipe.data.chat_template is not None:
             flags["chat-template"] = ADAPTER_TEMPLATE

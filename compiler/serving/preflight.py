@@ -18,6 +18,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.serving.container import ADAPTER, MODEL, Container
 from recipec.compiler.serving.flags import version
 from recipec.compiler.wording import as_typed
+from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.peft.known import refused_parts
 
 if TYPE_CHECKING:
@@ -202,12 +203,17 @@ def _check_adapter(folder: Path, help: str) -> None:
             f"vLLM {version()} refuses the adapter in {folder}: it has {refused[0]}",
             "merge it, and serve it with weights: merged",
         )
+    if not (folder / GENERATION).is_file():
+        raise ArtifactError(
+            f"{folder} has no {GENERATION}, from which the server reads the tokens that end an answer",
+            "merge.py writes it; next to another adapter, put a copy of its base's",
+        )
     weights = [folder / f"adapter_model.{kind}" for kind in ("safetensors", "bin")]
     present = [path for path in weights if path.is_file()]
     if not present:
         raise ArtifactError(f"{folder} holds no adapter: it has no adapter_model.safetensors", help)
     _check_safetensors(present[0])
-    _refuse_links(folder, [folder / "adapter_config.json", present[0]])
+    _refuse_links(folder, [folder / "adapter_config.json", folder / GENERATION, present[0]])
 
 
 def _check_folder(folder: Path, what: str, help: str) -> None:

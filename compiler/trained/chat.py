@@ -14,6 +14,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import require_packages
 from recipec.compiler.terminal import doing, note
 from recipec.compiler.trained.folder import Trained, open_trained, template_variables
+from recipec.runtime.data.stops import GENERATION
 from recipec.runtime.errors import first_line
 
 Message = dict[str, str]
@@ -142,6 +143,8 @@ def _loaded(found: Trained, options: Options) -> tuple[Any, Any]:
         import peft
 
         model = peft.PeftModel.from_pretrained(model, found.folder)
+        if (found.folder / GENERATION).is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(found.folder)
         if (found.folder / "tokenizer_config.json").is_file():
             tokenizer_of, where = found.folder, {"trust_remote_code": False}
     tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_of, **where)

@@ -19,6 +19,7 @@ from typing import Any
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import PACKAGES, require_packages
 from recipec.compiler.trained.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_json
+from recipec.runtime.data.stops import GENERATION, end_tokens, parsed, with_stops
 
 ALIKE = ("base_model_name_or_path", "revision", "layers_to_transform", "layers_pattern", "exclude_modules")
 """Keys of adapter_config.json that must be equal in all adapters, because the result has one of each."""
@@ -96,11 +97,21 @@ def combine(asked: Combination, output: Path) -> None:
         save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (partial / "README.md").write_text(_card(asked, output.name, config), encoding="utf-8")
+        if (stops := _stops(asked.folders)) is not None:
+            (partial / GENERATION).write_bytes(stops)
         for name, data in own_files(str(asked.folders[0].resolve()), None, Path()).items():
             (partial / name).write_bytes(data)
         partial.rename(output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _stops(folders: Sequence[Path]) -> bytes | None:
+    """Return the first adapter's generation_config.json with the end tokens of all adapters; None if no
+    adapter has one."""
+    found = [(folder / GENERATION).read_bytes() for folder in folders if (folder / GENERATION).is_file()]
+    ends = [token for content in found for token in end_tokens(parsed(content) or {})]
+    return with_stops(found[0], {}, ends) if found else None
 
 
 def _demand_alike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..addresses import write_whole
 from ..checkpoints.adapter_reader import Delta
+from ..data.stops import GENERATION, beside_adapter, with_stops
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
 from ..peft.adapter import ROWS
@@ -62,12 +64,31 @@ def save_adapter(
     _replace(folder, write)
 
 
-def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray]) -> None:
+def save_stops(folder: Path, base: HFCheckpoint, ends: Sequence[int]) -> None:
+    """Write generation_config.json next to an adapter, as merge.py does.
+
+    Args:
+        folder: of the adapter.
+        ends: the tokens with which training ends an answer.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        write_whole(folder, GENERATION, beside_adapter(*_generation(base), ends))
+    except OSError as error:
+        raise _refused(folder, error) from error
+
+
+def save_model(
+    folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray], ends: Sequence[int] = ()
+) -> None:
     """Write a checkpoint of all weights: the base's files, with the trained tensors replacing theirs.
 
     Args:
         folder: is created; an existing one is replaced once the new one is complete.
         values: the trained tensors by their names in the checkpoint; the other tensors come from the base.
+        ends: the tokens with which training ends an answer.
 
     Raises:
         UserError: they cannot be written.
@@ -77,6 +98,8 @@ def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray
         for name in base.side_files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes(base.config_file() if name == CONFIG else base.side_file(name))
+        if (stops := with_stops(*_generation(base), ends)) is not None:
+            (target / GENERATION).write_bytes(stops)
         for name, header in base.headers.items():
             tensors = [(key, values[key] if key in values else base.read(key)) for key in header.tensors]
             with (target / name).open("wb") as file:
@@ -87,6 +110,12 @@ def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray
             (target / base.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
     _replace(folder, write)
+
+
+def _generation(base: HFCheckpoint) -> tuple[bytes | None, dict[str, Any]]:
+    """Return a base's generation_config.json, None if it has none, and its config.json."""
+    content = base.side_file(GENERATION) if GENERATION in base.side_files else None
+    return content, json.loads(base.side_file(CONFIG))
 
 
 def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:
@@ -106,7 +135,11 @@ def _replace(folder: Path, write: Any) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         partial.replace(folder)
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written: {error.strerror or error}",
-            "free disk space or allow writing to the folder, and continue with --resume",
-        ) from error
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{folder}: cannot be written: {error.strerror or error}",
+        "free disk space or allow writing to the folder, and continue with --resume",
+    )

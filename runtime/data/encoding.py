@@ -15,7 +15,7 @@ from ..settings import DataSettings, Source
 from .columns import Unread, together
 from .control_tokens import ControlTokens, Data
 from .formats import AnyRow, ParsedSample
-from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
+from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer, special_tokens
 from .report import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
@@ -112,7 +112,10 @@ class Encoder:
             from .literal_tokens import Literal
 
             self._literal = Literal(self._control, coding.names)
+        self._added = self._tokenizer.get_added_tokens_decoder()
         made = {text: self._compiled(text) for text in coding.templates if text is not None}
+        self._templates = [None if text is None else made[text][0] for text in coding.templates]
+        self._after: dict[int, str] = {}
         self._reasonings = [None if text is None else made[text][1] for text in coding.templates]
         self._renderers = [
             None if text is None else Renderer(made[text][0], coding.special, loss_on)
@@ -169,7 +172,8 @@ class Encoder:
                 control = (
                     [] if self._literal else self._control.held(text.text.removesuffix(self.coding.eos or ""))
                 )
-                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked, tuple(control))
+                end = encoding.ids[-1] if encoding.ids[-1] in self._added else ""
+                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked, tuple(control), end)
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
@@ -205,7 +209,8 @@ class Encoder:
                 continue
             row = origins[i]
             unread = together(row.unread, Unread(item.unused, item.texts))
-            encoded[i] = Encoded(item, encoding, ranges, unread, row.liked, written.control)
+            end = self._end(source, item, encoding)
+            encoded[i] = Encoded(item, encoding, ranges, unread, row.liked, written.control, end)
 
     def _name(self, token: str) -> str:
         return self.coding.names.get(token, token)
@@ -248,6 +253,26 @@ class Encoder:
             held = [token for token in held if token in theirs]
         return Written(item.text, tuple(held))
 
+    def _end(self, source: int, rendered: Rendered, encoding: Any) -> int | str:
+        """Return what ends the last target of a conversation, as `Encoded.end`."""
+        begin, end = rendered.spans[-1] if rendered.spans else (0, 0)
+        written = rendered.text[begin:end].rstrip()
+        token = encoding.char_to_token(begin + len(written) - 1) if written else None
+        number = None if token is None else int(encoding.ids[token])
+        added = None if number is None else self._added.get(number)
+        if number is not None and added is not None and added.special:
+            return number
+        after = self._after_answer(source)
+        if not after or not written.endswith(after):
+            return ""
+        return after if number is None or added is None else number
+
+    def _after_answer(self, source: int) -> str:
+        """Return the text that a source's template writes after an answer, "" for none."""
+        if source not in self._after:
+            self._after[source] = after_answer(self._templates[source])
+        return self._after[source]
+
     def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
         if reasoning is not None:
             return reasoning.render(renderer, row)
@@ -266,7 +291,11 @@ class Written:
 @dataclass(frozen=True)
 class Encoded:
     """A row's text and tokens, its target ranges, what of the row is not in them, and the control tokens that
-    come from the data."""
+    come from the data.
+
+    Attributes:
+        end: the token that ends its last target; or the text of several tokens that does, "" for none.
+    """
 
     rendered: Rendered
     encoding: Any
@@ -274,6 +303,7 @@ class Encoded:
     unread: Unread
     liked: bool | None
     control: tuple[str, ...] = ()
+    end: int | str = ""
 
 
 class Builder:
@@ -321,7 +351,9 @@ class Builder:
         else:
             self.report.truncated += cut
         self.report.substituted += any(row.rendered.substituted for row in rows)
-        self.report.unended += not all(row.rendered.ended for row in rows)
+        splits, most = self._overlong == "split", self._coding.max_length
+        self.report.add_ends(row.end for row in rows if splits or len(row.encoding) <= most)
+        self.report.unended += not all(row.rendered.ended or isinstance(row.end, int) for row in rows)
 
     def _fit(self, origin: str, row: Encoded) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Return the tokens and target ranges of each sample of a row; none if the row is unusable."""

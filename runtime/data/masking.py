@@ -80,6 +80,17 @@ def special_tokens(tokenizer: Any) -> tuple[str, ...]:
     return tuple(sorted(added | set(tokenizer.all_special_tokens), key=lambda token: (-len(token), token)))
 
 
+def after_answer(template: ChatTemplate | None) -> str:
+    """Return the text that a template writes after the last answer, without white space around it; "" if it
+    writes none, or refuses a conversation of one question."""
+    marker = "substitute"
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+    try:
+        return "" if template is None else template.render(messages).rpartition(marker)[2].strip()
+    except TemplateRefusal:
+        return ""
+
+
 class Renderer:
     """Render conversations with one template, and find the characters that carry loss.
 

@@ -63,6 +63,11 @@ class PreparedData:
         """Return the number of rows of a micro-batch on all devices together; a preference has two."""
         return self.schedule.rows
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Return the tokens with which the training data ends an answer."""
+        return tuple(sorted(map(int, self.report.train.ends)))
+
     def batches(self, steps: int | None = None, start: int = 0, rows: Sequence[int] | None = None) -> Any:
         """Return micro-batches of optimizer steps start ... steps - 1, as a grain.IterDataset.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from .control_tokens import ControlTokens, Data
 from .masking import Inconsistent, special_tokens
 from .messages import parse_messages, parse_tools
 from .sources import records
+from .stops import end_tokens, generation_config
 from .template import ChatTemplate, TemplateRefusal
 from .texts import added_tokens, without_start
 from .tokenizer import chat_template
@@ -54,6 +54,10 @@ class Prompts:
     most: int
     ends: tuple[int, ...]
     decode: Callable[[Sequence[int]], str]
+
+    def ending_at(self, tokens: Iterable[int]) -> Prompts:
+        """Return the prompts with further tokens that end an answer."""
+        return replace(self, ends=tuple(sorted({*self.ends, *tokens})))
 
 
 def agreed_prompts(
@@ -139,14 +143,12 @@ def prompts(
     padded = np.zeros((len(texts), length), np.int32)
     for place, tokens in zip(padded, encoded, strict=True):
         place[: len(tokens)] = tokens
-    given = generation.get("eos_token_id")
-    ends = [*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id]
     return Prompts(
         texts,
         padded,
         lengths,
         samples.max_tokens,
-        tuple(sorted({end for end in ends if isinstance(end, int)})),
+        tuple(sorted({*end_tokens(generation), tokenizer.eos_token_id} - {None})),
         lambda answer: str(tokenizer.decode(answer, skip_special_tokens=True)),
     )
 
@@ -211,19 +213,3 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, read: _Reade
     if not ids:
         raise Malformed("it has no tokens")
     return given, list(ids)
-
-
-def generation_config(side_files: Sequence[str], read: Callable[[str], bytes]) -> Mapping[str, Any]:
-    """Return a checkpoint's generation_config.json; {} if it has no readable one.
-
-    Args:
-        side_files: names of its files other than the weights.
-        read: returns the bytes of a file.
-    """
-    if "generation_config.json" not in side_files:
-        return {}
-    try:
-        found = json.loads(read("generation_config.json"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -64,6 +65,11 @@ NAMED_COUNTS = ("unused", "texts", "values", "taken")
 """Attributes of SplitReport that count names of columns and keys, in the order of columns.Unread."""
 
 
+def one_token(text: str) -> str:
+    """Return the setting that makes a text one token of the tokenizer."""
+    return f"model.add_tokens: {{{json.dumps(text, ensure_ascii=False)}: null}}"
+
+
 @dataclass
 class SplitReport:
     """Counts of `data.train` or of `data.eval`.
@@ -83,7 +89,9 @@ class SplitReport:
         pieces: the samples of these texts.
         lone_ends: split texts whose last token is left out: alone in a sample, nothing would predict it.
         substituted: kept rows in which a turn does not begin in the way the generation prompt does.
-        unended: kept rows in which a turn does not end in a special token.
+        unended: kept rows in which a turn ends in no token of its own.
+        ends: the number of answers by the token, as text, that ends them.
+        spelled_ends: the number of answers by the text of several tokens that ends them.
         incomplete: kept rows with content that their rendering does not use, with its names.
         unused: the number of rows by such a name.
         controlled: kept rows whose data holds control tokens that act as such, with their texts.
@@ -113,6 +121,8 @@ class SplitReport:
     lone_ends: int = 0
     substituted: int = 0
     unended: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
+    spelled_ends: dict[str, int] = field(default_factory=dict)
     incomplete: Problems = field(default_factory=Problems)
     unused: dict[str, int] = field(default_factory=dict)
     controlled: Problems = field(default_factory=Problems)
@@ -133,7 +143,7 @@ class SplitReport:
         """Add the counts of the following rows. `rows` and the values derived from it stay unchanged."""
         for name in (*KINDS, *KEPT):
             getattr(self, name).merge(getattr(other, name))
-        for kind in (*NAMED_COUNTS, "adapted", "control"):
+        for kind in (*NAMED_COUNTS, "adapted", "control", "ends", "spelled_ends"):
             counts = getattr(self, kind)
             for name, count in getattr(other, kind).items():
                 counts[name] = counts.get(name, 0) + count
@@ -164,6 +174,13 @@ class SplitReport:
     def add_adapted(self, names: Iterable[str]) -> None:
         """Count a kept row whose tool calls the template takes in another form."""
         self.merge(SplitReport(adapted=dict.fromkeys(names, 1)))
+
+    def add_ends(self, ends: Iterable[int | str]) -> None:
+        """Count what ends the answers of a kept row, each as in `encoding.Encoded.end`."""
+        for end in ends:
+            if end != "":
+                counts = self.ends if isinstance(end, int) else self.spelled_ends
+                counts[str(end)] = counts.get(str(end), 0) + 1
 
     @property
     def leftover(self) -> str:
@@ -263,7 +280,12 @@ class SplitReport:
                 "its generation prompt begins one (it adds or strips reasoning); only the turn's own text "
                 "and its end are targets"
             )
-        if self.unended:
+        for text, count in self.spelled_ends.items():
+            out.append(
+                f"warning: {count:,} samples end an answer with {text!r}, which is several tokens of this "
+                f"tokenizer: no server and no chat stops there. {one_token(text)} makes it one token"
+            )
+        if self.unended > sum(self.spelled_ends.values()):
             out.append(
                 f"{self.unended:,} samples: no special token ends an assistant turn's targets, so the model "
                 "is not taught to stop; the chat template has to write one, inside its generation markers"

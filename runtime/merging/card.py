@@ -138,10 +138,11 @@ def _peft(name: str, base: Base) -> str:
     return f"""\
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 base = AutoModelForCausalLM.from_pretrained("{base.path}"{revision}, dtype="auto")
 model = PeftModel.from_pretrained(base, "path/to/{name}-adapter")
+model.generation_config = GenerationConfig.from_pretrained("path/to/{name}-adapter")
 ```"""
 
 
@@ -151,6 +152,7 @@ def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterat
     if rank is None or refused_parts(config):
         return
     options = ["--enable-lora", f"--max-lora-rank {rank}", f"--lora-modules {name}=path/to/{name}-adapter"]
+    options.append(f"--generation-config path/to/{name}-adapter")
     if base.revision:
         options.insert(0, f"--revision {base.revision}")
     yield _shell(f"vllm serve {base.path}", options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..addresses import open_address
 from ..checkpoints import manifest
 from ..checkpoints.adapter_reader import ITEM, Delta, TrainedAdapters
 from ..checkpoints.record import LOCK
+from ..data.stops import GENERATION, beside_adapter, new_stops, with_stops
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
 from ..progress import readable_size
@@ -67,11 +68,18 @@ class MergeSettings:
     chat_template: str | None = None
 
 
-def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: MergeSettings) -> dict[str, Any]:
+def identity(
+    base: HFCheckpoint,
+    directory: str,
+    trained: Trained,
+    settings: MergeSettings,
+    ends: Sequence[int] | None = None,
+) -> dict[str, Any]:
     """Return everything that the output depends on, under names for messages.
 
     Args:
         directory: the run's checkpoint directory.
+        ends: the tokens that end an answer, by the run's record; None if it has none.
     """
     template = settings.chat_template
     return {
@@ -83,6 +91,7 @@ def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: Mer
         "max_shard_size": settings.max_shard_size,
         "quantization": settings.quantization,
         "chat_template": template and hashlib.sha256(template.encode()).hexdigest(),
+        "ends": None if ends is None else list(ends),
     }
 
 
@@ -145,6 +154,7 @@ class MergeJob:
         target: folder of the merged weights.
         adapter: folder of the PEFT adapter, or None.
         own: files of the tokenizer and the chat template that the run used instead of the base's.
+        ends: the tokens with which training ends an answer, None if the run did not record them.
         losses: losses of the step, as logged by the run.
     """
 
@@ -159,6 +169,7 @@ class MergeJob:
     adapter: OutputFolder | None
     own: Mapping[str, bytes] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
+    ends: Sequence[int] | None = None
 
 
 def merge(job: MergeJob) -> Mapping[str, Any]:
@@ -195,6 +206,7 @@ def _planned(job: MergeJob) -> set[str]:
     names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
     names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
     names |= {INDEX} if job.plan.index is not None else set()
+    names |= {GENERATION} if _stops(job) is not None else set()
     return names | job.own.keys()
 
 
@@ -228,11 +240,13 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
     if job.plan.index is not None:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
-    if tokens := job.trained.record["recipe"].get("model", {}).get("add_tokens"):
+    if tokens := _new_tokens(job):
         from ..data.new_tokens import with_tokens
 
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
+    if (stops := _stops(job)) is not None:
+        small[GENERATION] = stops
     if job.own:
         from .own_files import with_own
 
@@ -250,11 +264,46 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
     return record
 
 
+def _generation(base: HFCheckpoint) -> bytes | None:
+    """Return a base's generation_config.json, None if it has none."""
+    return base.side_file(GENERATION) if GENERATION in base.side_files else None
+
+
+def _config(base: HFCheckpoint) -> Mapping[str, Any]:
+    """Return a base's config.json."""
+    config: dict[str, Any] = json.loads(base.side_file(CONFIG))
+    return config
+
+
+def _stops(job: MergeJob) -> bytes | None:
+    """Return generation_config.json of the merged model, None if it has none."""
+    return with_stops(_generation(job.base), _config(job.base), job.ends or ())
+
+
+def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
+    """Return the small files that go with an adapter: what its tokenizer, its chat template and its end
+    tokens have that the base's do not."""
+    stops = beside_adapter(_generation(job.base), _config(job.base), job.ends or ())
+    files = {GENERATION: stops, **job.own}
+    if tokens := _new_tokens(job):
+        from ..data.new_tokens import with_tokens
+        from .own_files import tokenizer_of, with_own
+
+        own = with_tokens(tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name)
+        files |= with_own(own, job.own)
+    return files
+
+
+def _new_tokens(job: MergeJob) -> Mapping[str, str | None]:
+    """Return model.add_tokens of the run's recipe."""
+    return job.trained.record["recipe"].get("model", {}).get("add_tokens") or {}
+
+
 def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
     from ..peft.known import ADAPTER_CONFIG, WEIGHTS
 
-    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *job.own
+    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *_beside_adapter(job)
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
@@ -269,12 +318,12 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
             write_weights(sink, job.base, job.trained.settings, deltas, whole)
     except OSError as error:
         raise refused(folder.name, "written", error) from error
-    config = adapter_config(job.base, job.model, job.trained.settings, deltas)
+    config, beside = adapter_config(job.base, job.model, job.trained.settings, deltas), _beside_adapter(job)
     files: Files = {
         WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
         LOCK: _entry(job.trained.lock),
         ADAPTER_CONFIG: _entry(config_bytes(config)),
-        **{name: _entry(data) for name, data in job.own.items()},
+        **{name: _entry(data) for name, data in beside.items()},
     }
     record = merge_record(job, files)
     card = adapter_card(
@@ -282,7 +331,7 @@ def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
     last = {CARD: card, RECORD: encoded(record), ADAPTER_CONFIG: config_bytes(config)}
-    for name, data in {LOCK: job.trained.lock, **job.own, **last}.items():
+    for name, data in {LOCK: job.trained.lock, **beside, **last}.items():
         folder.write(name, data)
     journal.end()
 
@@ -331,6 +380,13 @@ def _check_space(job: MergeJob, journal: Journal) -> None:
 
 def _report(job: MergeJob, seconds: float) -> None:
     plan, trained, dtype = job.plan, job.trained, job.settings.dtype
+    if job.ends is None:
+        print(f"note: the run did not record what ends an answer: {GENERATION} is the base's")
+    elif new := new_stops(_generation(job.base), _config(job.base), job.ends):
+        tokens = ", ".join(map(str, new))
+        print(
+            f"note: training ends an answer with token {tokens}, which {GENERATION} has as an end token too"
+        )
     if dequantized := job.base.dequantized:
         print(
             f"note: {len(dequantized)} tensors, which the base has in "

@@ -226,6 +226,7 @@ def _job(
         from .own_files import own_files
 
         own = own_files(tokenizer, settings.chat_template, artifact)
+    ends = run_facts.ends(directory)
     return MergeJob(
         base,
         model,
@@ -233,11 +234,12 @@ def _job(
         settings,
         plan_merge(base, trained.changes(base), settings.dtype, settings.max_shard_size, encoding),
         encoding,
-        identity(base, directory, trained, settings),
+        identity(base, directory, trained, settings, ends),
         output_folder(target),
         output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
         own,
         step_losses(directory, trained.step),
+        ends,
     )
 
 

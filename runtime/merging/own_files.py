@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, first_line
 from ..weights.checkpoint import refuse_links
 from ..weights.headers import files_of
+
+if TYPE_CHECKING:
+    from ..weights.checkpoint import HFCheckpoint
 
 CHAT_TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """The files of a template: transformers and vLLM read the first, llama.cpp the second."""
@@ -35,6 +39,11 @@ def own_files(tokenizer: str | None, template: str | None, folder: Path) -> dict
     """
     files = {} if tokenizer is None else _files(tokenizer, folder)
     return with_own(files, {} if template is None else {CHAT_TEMPLATE: template.encode()})
+
+
+def tokenizer_of(base: HFCheckpoint) -> dict[str, bytes]:
+    """Return the files of a checkpoint's tokenizer, with its chat template."""
+    return {name: base.side_file(name) for name in base.side_files if _matches(name, TOKENIZERS)}
 
 
 def with_own(files: Mapping[str, bytes], own: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -16,8 +16,8 @@ folder, or null), dtype, quantization, bytes, tensors, kept, quantized, and veri
 the result of `runtime.merging.verify`.
 
 recipe.yaml is a copy of the artifact's from the beginning of the run, or from the last change of its length
-or schedule. A run does not need these files: if one
-cannot be written, a note says so.
+or schedule. A run does not need these files: if one cannot be written, a note says so. merge.py reads from
+run.json which tokens end an answer (`ends`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..addresses import path_of, write_whole
+from ..addresses import path_of, reached, write_whole
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -110,6 +110,20 @@ def merged(directory: str | Path, entry: Mapping[str, Any]) -> None:
             same = all(before.get(name) == value for name, value in entry.items() if name != "verified")
             now = before if same and entry["verified"] is None else now
         write_whole(directory, MERGES, _json([*entries, now]))
+
+
+def ends(directory: str | Path) -> tuple[int, ...] | None:
+    """Return the tokens with which a run's training data ends an answer; None if the run did not record them.
+
+    Raises:
+        UserError: the directory cannot be reached.
+    """
+    with reached(directory):
+        facts = _read(directory, FILE)
+    try:
+        return tuple(sorted(map(int, facts["data"]["train"]["ends"])))
+    except (TypeError, KeyError, ValueError):
+        return None
 
 
 def jax_devices() -> dict[str, Any]:

@@ -304,6 +304,8 @@ def begin(
         Tokenizing(None if caches is None or "://" in caches else Path(caches), after=found.data),
     )
     print(prepared.report.text(), file=sys.stderr)
+    if prompts is not None:
+        prompts = prompts.ending_at(prepared.ends)
     if found.imported is not None:
         print(
             f"note: step 0 holds the adapter of {found.imported['adapter']}: training begins with it, with a "

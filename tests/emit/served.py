@@ -36,11 +36,13 @@ def pod_of(manifest: str) -> dict[str, Any]:
     return pod
 
 
+ADAPTER_FILES = ("adapter_config.json", "generation_config.json")
+
+
 def with_model(folder: Path, *names: str) -> Path:
     """Make a folder with models or adapters in folders below it."""
     for name in names or ("merged",):
         (folder / name).mkdir(parents=True)
-        (folder / name / ("adapter_config.json" if name.endswith("adapter") else "config.json")).write_text(
-            "{}"
-        )
+        for file in ADAPTER_FILES if name.endswith("adapter") else ("config.json",):
+            (folder / name / file).write_text("{}")
     return folder

@@ -100,7 +100,7 @@ STUBS = {
     "python3": 'printf "%s\\0" "$@" > "$STUBS/python3.words"',
     "vllm": 'printf "%s\\0" vllm "$@" > "$STUBS/vllm.words"; env --null > "$STUBS/vllm.env"',
     "gcloud": 'printf "%s\\0" "$@" > "$STUBS/gcloud.words.$$"; for last; do :; done; '
-    'touch "$last/config.json" "$last/adapter_config.json"',
+    'touch "$last/config.json" "$last/adapter_config.json" "$last/generation_config.json"',
 }
 """Commands that record their arguments. The gcloud among them copies empty files."""
 

@@ -111,6 +111,8 @@ def test_adapter_is_served_with_its_base_model(tmp_path: Path) -> None:
     flags = " ".join(words)
     assert "--served-model-name sample-base " in flags
     assert "--enable-lora --max-lora-rank 16 --lora-modules sample=/adapter " in flags
+    # vLLM 0.32 takes end tokens from this file, and not from --override-generation-config.
+    assert "--generation-config /adapter " in flags
     base, adapter, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
     assert base["source"] == "${MODEL_DIR:-.././base}"
     assert adapter["source"] == "${ADAPTER_DIR:-../merged-adapter}"
@@ -118,11 +120,18 @@ def test_adapter_is_served_with_its_base_model(tmp_path: Path) -> None:
     with_model(tmp_path, "base", "merged-adapter", "other-adapter")
     script = run_script(tmp_path, files["serve/serve.sh"])
     assert f"sample={tmp_path}/serve/../merged-adapter" in script.words
+    place = script.words.index("--generation-config") + 1
+    assert script.words[place] == f"{tmp_path}/serve/../merged-adapter"
     other = str(tmp_path / "other-adapter")
     assert f"sample={other}" in run_script(tmp_path, files["serve/serve.sh"], ADAPTER_DIR=other).words
     waits = pod_of(files["serve/k8s.yaml"])["initContainers"]
     assert [wait["name"] for wait in waits] == ["await-model", "await-adapter"]
     assert not {"--tokenizer", "--chat-template"} & {*words}
+    (tmp_path / "merged-adapter" / "generation_config.json").unlink()
+    assert "holds no generation_config.json" in run_script(tmp_path, files["serve/serve.sh"]).stderr
+    assert "--generation-config" not in image_words(variant()["serve/Dockerfile"]), (
+        "read from the model's folder"
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,6 +164,8 @@ def test_adapter_is_served_with_the_tokenizer_and_template_of_the_run(tmp_path: 
     files = variant(weights="adapter", model="./base", **own)
     flags = " ".join(image_words(files["serve/Dockerfile"]))
     assert "--tokenizer /adapter --chat-template /adapter/chat_template.jinja " in flags
+    tokens = variant(weights="adapter", model="./base", model__add_tokens={"<note>": None})
+    assert "--tokenizer /adapter " in " ".join(image_words(tokens["serve/Dockerfile"]))
     with_model(tmp_path, "base", "merged-adapter")
     words = run_script(tmp_path, files["serve/serve.sh"]).words
     adapter = f"{tmp_path}/serve/../merged-adapter"

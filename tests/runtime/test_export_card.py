@@ -181,6 +181,7 @@ def test_python_code_in_card_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     chats.tokenizer().save_pretrained(tmp_path / "merged")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"])
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter" / "generation_config.json").write_text('{"eos_token_id": [1, 106]}')
     for data in ({"format": "chat"}, {"format": "text"}):
         (code,) = PYTHON.findall(model_card(record(), lock(data=data), None))
         code = code.replace("path/to/helpdesk", str(tmp_path / "merged"))
@@ -192,6 +193,7 @@ def test_python_code_in_card_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     scope: dict[str, Any] = {}
     exec(code.replace("path/to/merged", str(tmp_path / "merged")), scope)
     assert isinstance(scope["model"], peft.PeftModel)
+    assert scope["model"].generation_config.eos_token_id == [1, 106]
 
 
 def test_vllm_command_in_card_allows_largest_lora_rank() -> None:

@@ -274,6 +274,9 @@ def test_missing_or_incomplete_adapter_is_refused(tmp_path: Path) -> None:
     ):
         (folder / "adapter_config.json").write_text(config)
         assert refusal(served).startswith(f"vLLM 0.32.0 refuses the adapter in {folder}: it has {part}\n")
+    write_adapter(folder)
+    (folder / "generation_config.json").unlink()
+    assert refusal(served).startswith(f"{folder} has no generation_config.json, from which the server reads")
 
 
 def test_occupied_port_and_foreign_host_are_refused(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def write_model(folder: Path, shards: int = 1) -> None:
 def write_adapter(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text("{}")
+    (folder / "generation_config.json").write_text("{}")
     write_safetensors(folder / "adapter_model.safetensors", "lora_A")
 
 

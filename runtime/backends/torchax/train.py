@@ -158,7 +158,7 @@ def _run(
                 eval_parts=prepared.eval_parts,
             )
             trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
-    trained = _saved(session.arguments.output, base, settings, initial, trainer.live[0])
+    trained = _saved(session, settings, initial, trainer.live[0])
     if trace is not None and to is not None:
         trace.trained = trained
         trace.gradients = _named(trace.gradients, base, lora)
@@ -169,8 +169,7 @@ def _run(
 
 
 def _saved(
-    output: Path,
-    base: HFCheckpoint,
+    session: Session,
     settings: RunSettings,
     initial: Start | None,
     trained: Arrays,
@@ -182,14 +181,15 @@ def _saved(
     """
     import numpy as np
 
-    from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model
+    from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model, save_stops
 
-    lora = settings.lora
+    lora, base, output = settings.lora, session.base, session.arguments.output
     values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:
-        save_model(output / MODEL, base, values)
+        save_model(output / MODEL, base, values, session.prepared.ends)
     else:
         save_adapter(output / ADAPTER, base, settings.model, lora, pairs(values), initial)
+        save_stops(output / ADAPTER, base, session.prepared.ends)
     return values
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -252,7 +252,7 @@ def _run(job: _Job) -> int:
         trace.gradients, trace.trained = trainer.first_gradients or {}, trained
         if lora is not None:
             trace.initial = trainer.first_values or {}
-        _write(job, base, trace, initial, step == total or early is not None)
+        _write(job, base, trace, initial, step == total or early is not None, prepared.ends)
         if early is not None:
             print(early, file=sys.stderr)
         elif step < total:
@@ -330,12 +330,20 @@ def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) ->
     return read_initial(job.directory)
 
 
-def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, ended: bool) -> None:
+def _write(
+    job: _Job,
+    base: HFCheckpoint,
+    trace: Trace,
+    initial: Start | None,
+    ended: bool,
+    ends: Sequence[int],
+) -> None:
     """Write what was trained, as the adapter or the model, and the trace.
 
     Args:
         initial: the adapters' initial values, if these are a part of the base's weights.
         ended: whether the run has reached its last step; a whole model is written only then.
+        ends: the tokens with which training ends an answer.
     """
     model, lora = job.settings.model, job.settings.lora
     output = job.arguments.output.expanduser().resolve()
@@ -343,8 +351,9 @@ def _write(job: _Job, base: HFCheckpoint, trace: Trace, initial: Start | None, e
         values = saving.pairs(trace.trained)
         rows = {name: value for name, value in trace.trained.items() if name.endswith(ROWS)}
         saving.save_adapter(output / saving.ADAPTER, base, model, lora, values, initial, rows)
+        saving.save_stops(output / saving.ADAPTER, base, ends)
     elif ended:
-        saving.save_model(output / saving.MODEL, base, trace.trained)
+        saving.save_model(output / saving.MODEL, base, trace.trained, ends)
     if job.arguments.trace is not None:
         trace.write(job.arguments.trace)
 
