@@ -16,7 +16,7 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import advice, leftover
-from recipec.runtime.data.columns import Unread, together
+from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.parsers import parser_of
@@ -314,7 +314,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             f"{count} of {of} {'contains' if count == 1 else 'contain'} something that the model would not "
             f"see: {_counted(counts[0])}",
             f"data.{part}",
-            leftover(*kind),
+            leftover(*kind, counts[0]),
         )
 
 
@@ -373,4 +373,4 @@ def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: st
             names = [key for message in one.messages for key in taught(message)]
             names += ["tools"] if one.tools else []
             held += [name for name in names if name not in template]
-    return together(parsed.unread, Unread(tuple(held)))
+    return together(marked(parsed.unread), Unread(tuple(held)))

@@ -120,6 +120,8 @@ def new(
     if asking and not (github or pre_commit) and (hooks.root(target.parent) / ".git").exists():
         github = ask.confirm("Should GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Should pre-commit check them before each commit?")
+    if columns := source.columns_read():
+        tell(f"{source.path}: {columns}")
     asked = recipe.NewRecipeOptions(
         name, spelled, machine, method, placed(source, target.parent), server, target
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,19 @@ from recipec.compiler.lowering.first_rows import first_rows
 from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
+from recipec.runtime.data.columns import NAMES, READS, VAGUE, is_text, together
+from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.prompted import LIKED, is_labeled
+from recipec.runtime.data.values import Malformed
 
 PLACEHOLDER = "data/train.jsonl"
 """The path that a recipe names if no data was given, relative to the recipe."""
 
-COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("preference", {"chosen": "chosen", "rejected": "rejected"}),
-    ("unpaired_preference", {"prompt": "prompt", "completion": "completion", "label": "label"}),
-    ("chat", {"messages": "messages"}),
-    ("chat", {"messages": "conversations"}),
-    ("chat", {"messages": "conversation"}),
-    ("prompt_completion", {"prompt": "prompt", "completion": "completion"}),
-    ("instruction", {"instruction": "instruction", "output": "output"}),
-    ("instruction", {"instruction": "instruction", "output": "response"}),
-    ("prompt_completion", {"prompt": "prompt", "completion": "response"}),
-    ("prompt_completion", {"prompt": "question", "completion": "answer"}),
-    ("prompt_completion", {"prompt": "query", "completion": "response"}),
-    ("prompt_completion", {"prompt": "input", "completion": "output"}),
-    ("text", {"text": "text"}),
-    ("text", {"text": "content"}),
-)
-"""Formats by a row's columns, the most specific first: the format's column names to the file's."""
+LEARNED = ("completion", "response", "output")
+"""Columns that are the answer to learn. Among others, such as answer and solution, the longest text is."""
+
+TRIED = 20
+"""The number of first rows that are tried as each format."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,8 @@ class NewData:
         longest: estimated tokens of the longest row that was read; None if none was read.
         rows: number of rows that were read: all rows, if the file has fewer than LOOKED_AT.
         columns: columns of the first row, if they match no format.
+        reason: why the rows are not of the format that their columns suggest, if they are of none.
+        sample: the rows that were read.
     """
 
     path: str
@@ -62,12 +56,16 @@ class NewData:
     longest: int | None = None
     rows: int | None = None
     columns: tuple[str, ...] = ()
+    reason: str = ""
+    sample: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
 
     def refused(self) -> ArtifactError:
         """Return the error for columns that match no format."""
+        why = f"; {self.reason}" if self.reason else ""
         return ArtifactError(
-            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognized",
-            f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
+            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognized{why}",
+            f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields, "
+            "or make such rows with data.transform",
         )
 
     def told(self, format: str, column: Callable[[str], str]) -> NewData:
@@ -76,11 +74,36 @@ class NewData:
         Args:
             column: asks which column of the file holds a given column of the format.
         """
-        needed = next(names for known, names in COLUMNS if known == format) if self.columns else {}
+        needed = READS[format][0] if self.columns else ()
+        if needed and format == "preference" and not {"prompt", *NAMES["prompt"]}.isdisjoint(self.columns):
+            needed = ("prompt", *needed)
         asked = {name: column(name) for name in needed}
         return replace(
             self, format=format, fields={name: given for name, given in asked.items() if given != name}
         )
+
+    def columns_read(self) -> str:
+        """Return a sentence on the columns of the rows that were read: their roles, and those not used."""
+        if not self.sample or self.format is None:
+            return ""
+        parse, unread = parser_of(self.format), []
+        for row in self.sample:
+            with suppress(Malformed):
+                unread.append(parse("", row, self.fields).unread)
+        if not unread:
+            return ""
+        rest = together(*unread)
+        left = list(dict.fromkeys((*rest.parts, *rest.texts, *rest.values)))
+        names = dict.fromkeys(str(column) for row in self.sample for column in row)
+        roles = {column: role for role, column in self.fields.items()}
+        roles |= dict(taken.split(" as ") for taken in rest.taken)
+        read = [
+            f"{name} as {roles[name]}" if roles.get(name, name) != name else name
+            for name in names
+            if name in roles or (name in (*FIELDS[self.format], "conversations") and name not in left)
+        ]
+        unused = f"; {listing(left)} {'is' if len(left) == 1 else 'are'} not used" if left else ""
+        return f"reads {listing(read)}{unused}"
 
 
 def look(file: Path, format: str | None) -> NewData:
@@ -106,43 +129,117 @@ def look(file: Path, format: str | None) -> NewData:
     longest = max(map(_tokens, rows)) or None
     if format == "prompt_completion" and any(map(_is_labeled, rows)):
         raise ArtifactError(f"{file} has prompts, completions and a label: for objective: kto", LIKED)
-    found = recognize(rows[0])
-    if format is not None:
-        fields = found[1] if found and found[0] == format else {}
-        return NewData(str(file), format, fields=fields, longest=longest, rows=len(rows))
+    found, reason = recognize(rows, format)
+    new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows)
     if found is None:
-        return NewData(str(file), None, longest=longest, rows=len(rows), columns=tuple(map(str, rows[0])))
+        columns = tuple(map(str, rows[0])) if format is None else ()
+        return replace(new, columns=columns, reason=reason)
     turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
-    return NewData(str(file), found[0], True, turns, found[1], longest, len(rows))
+    return replace(new, format=found[0], seen=format is None, turns=turns, fields=found[1])
 
 
-def recognize(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """Return the format of a row by its columns, and the columns to rename; None if none matches."""
-    for format, columns in COLUMNS:
-        if all(row.get(column) is not None for column in columns.values()):
-            differ = {name: column for name, column in columns.items() if name != column}
-            # ShareGPT's column name is read without renaming.
-            return format, {} if differ == {"messages": "conversations"} else differ
-    return None
+Found = tuple[str, dict[str, str]]
+"""A format, and its `data.fields`."""
+
+
+def recognize(rows: Sequence[Mapping[str, Any]], format: str | None = None) -> tuple[Found | None, str]:
+    """Return the format of rows and the columns to rename, or None and a reason.
+
+    Args:
+        format: the only format to consider.
+    """
+    reason = ""
+    for row in rows[:TRIED]:
+        for name, fields in _proposed(row, rows):
+            if format not in (None, name):
+                continue
+            try:
+                parsed = parser_of(name)("", row, fields)
+            except Malformed as error:
+                reason = reason or f"as {name}: {error}"
+                continue
+            return (name, _with_taken(fields, parsed.unread.taken, row)), ""
+    return None, reason
+
+
+def _proposed(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[Found]:
+    """Yield the formats that a row's columns suggest, the most specific first."""
+    columns = {str(name).lower(): str(name) for name in reversed(list(row)) if row[name] is not None}
+
+    def of(role: str) -> str | None:
+        names = (name for name in (role, *NAMES[role]) if name in columns)
+        vague = VAGUE if role == "prompt" else ()
+        return next((columns[n] for n in names if n not in vague or is_text(str(row[columns[n]]))), None)
+
+    def renamed(**roles: str | None) -> dict[str, str]:
+        return {role: column for role, column in roles.items() if column is not None and column != role}
+
+    chosen, rejected, prompt = of("chosen"), of("rejected"), of("prompt")
+    if chosen and rejected:
+        if isinstance(row[chosen], list) and prompt and not isinstance(row[prompt], list):
+            prompt = None  # the conversations contain it
+        yield "preference", renamed(prompt=prompt, chosen=chosen, rejected=rejected)
+        return
+    completion = _learned(columns, rows)
+    label = of("label")
+    if prompt and completion and label:
+        yield "unpaired_preference", renamed(prompt=prompt, completion=completion, label=label)
+    if messages := of("messages"):
+        # ShareGPT's column name is read without renaming.
+        yield "chat", {} if messages == "conversations" else renamed(messages=messages)
+    if "instruction" in columns and completion:
+        yield "instruction", renamed(instruction=columns["instruction"], output=completion)
+    if prompt and completion and prompt != completion:
+        yield "prompt_completion", renamed(prompt=prompt, completion=completion)
+        yield "instruction", renamed(instruction=prompt, output=completion)
+    if text := of("text"):
+        yield "text", renamed(text=text)
+
+
+def _learned(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the column of the text to learn."""
+    named = [columns[name] for name in LEARNED if name in columns]
+    others = [columns[name] for name in NAMES["completion"] if name in columns and name not in LEARNED]
+
+    def size(column: str) -> int:
+        return sum(len(value) for row in rows if isinstance(value := row.get(column), str))
+
+    return named[0] if named else max(others, key=size, default=None)
+
+
+def _with_taken(fields: dict[str, str], taken: Sequence[str], row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns to rename, with those that a format also reads under another name."""
+    read = {role: column for column, role in (name.split(" as ") for name in taken)}
+    return fields | {role: column for role, column in read.items() if role not in row}
 
 
 def _is_labeled(row: Mapping[str, Any]) -> bool:
-    found = recognize(row)
-    return found is not None and found[0] == "prompt_completion" and is_labeled(row)
+    return is_labeled(row) and all(row.get(name) is not None for name in READS["prompt_completion"][0])
+
+
+def _has_parts(row: Mapping[str, Any]) -> bool:
+    """Return whether a prompt and its completion stand next to a context, reasoning or the like."""
+    try:
+        return bool(parser_of("prompt_completion")("", row, {}).unread.parts)
+    except Malformed:
+        return False
 
 
 def as_turns(source: NewData) -> NewData:
     """Adapt the source to a model tuned for chat. If its columns are questions and answers under other names
-    than prompt and completion, questions become user turns, and answers assistant turns."""
-    if not source.seen or source.format != "prompt_completion" or not source.fields or source.turns:
+    than prompt and completion, or stand next to a context or reasoning, they become turns."""
+    if not source.seen or source.format != "prompt_completion" or source.turns:
         return source
-    names = {"prompt": "instruction", "completion": "output"}
-    columns = {"prompt": "prompt", "completion": "completion", **source.fields}
-    return replace(
-        source,
-        format="instruction",
-        fields={names[name]: column for name, column in columns.items() if names[name] != column},
-    )
+    if not source.fields and not any(map(_has_parts, source.sample)):
+        return source
+    names = {"instruction": source.fields.get("prompt", "prompt")}
+    names["output"] = source.fields.get("completion", "completion")
+    fields = {name: column for name, column in names.items() if name != column}
+    for row in source.sample:
+        with suppress(Malformed):
+            taken = parser_of("instruction")("", row, fields).unread.taken
+            fields = _with_taken(fields, taken, row) | fields
+    return replace(source, format="instruction", fields=fields)
 
 
 def placed(source: NewData, folder: Path) -> NewData:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .columns import NAMES, READS
+from .columns import COLUMN, NAMES, PARTS, READS, VAGUE
 
 SHAPES = {
     "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
@@ -17,19 +17,34 @@ SHAPES = {
 """A row of each format."""
 
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
-WITHOUT = "to train without it, remove it there, or set data.max_invalid_ratio: 1"
+WITHOUT = "to train without it, remove it with data.transform, or set data.max_invalid_ratio: 1"
 
 
-def leftover(format: str, fields: Mapping[str, str]) -> str:
-    """Return the advice if rows have content that is not used, and nothing is left without it."""
-    if format != "prompt_completion":
-        return f"{WRITTEN}; {WITHOUT}"
-    named = {"instruction": fields.get("prompt", "prompt"), "output": fields.get("completion", "completion")}
-    columns = ", ".join(f"{name}: {column}" for name, column in named.items())
-    return (
-        f"data.format: instruction, with data.fields: {{{columns}}}, reads a context, a system prompt, "
-        f"reasoning and tools; or move it into the text with data.transform; {WITHOUT}"
-    )
+def leftover(format: str, fields: Mapping[str, str], unused: Iterable[str]) -> str:
+    """Return the advice if rows have content that is not used, and nothing is left without it.
+
+    Args:
+        unused: names of that content.
+    """
+    names = list(unused)
+    columns = [name.removeprefix(COLUMN) for name in names if name.startswith(COLUMN)]
+    system = next((column for column in columns if PARTS.get(column.lower()) == "system"), None)
+    if format == "chat" and system is not None and "system" not in fields:
+        others = f"; {WRITTEN}" if len(names) > 1 else ""
+        return f"data.fields: {{system: {system}}} makes it the first message{others}; {WITHOUT}"
+    if format == "prompt_completion" and columns:
+        named = {
+            role: fields.get(name, name)
+            for role, name in (("instruction", "prompt"), ("output", "completion"))
+        }
+        renamed = ", ".join(f"{role}: {column}" for role, column in named.items())
+        return (
+            f"data.format: instruction, with data.fields: {{{renamed}}}, reads a context, a system prompt, "
+            f"reasoning and tools; or move it into the text with data.transform; {WITHOUT}"
+        )
+    if columns and len(columns) == len(names):
+        return f"move it into a column that the format reads with data.transform; {WITHOUT}"
+    return f"{WRITTEN}; {WITHOUT}"
 
 
 FOLDED = {
@@ -91,7 +106,8 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
     needed = READS[format][0]
     missing = [name for name in needed if fields.get(name, name) not in columns]
     if format == "preference" and not missing and "prompt" not in fields:
-        column = None if "prompt" in columns else _synonym("prompt", columns)
+        column = _synonym("prompt", [name for name in columns if name not in VAGUE])
+        column = None if column == "prompt" else column
         return f"data.fields: {{prompt: {column}}}" if column else f"a row is {SHAPES[format]}"
     if format == "prompt_completion" and not missing and "label" in columns:
         from .prompted import LIKED

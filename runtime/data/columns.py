@@ -21,9 +21,15 @@ from typing import Any, NamedTuple
 NAMES: dict[str, tuple[str, ...]] = {
     "messages": ("conversations", "conversation", "dialogue", "dialog", "turns", "chat"),
     "instruction": ("prompt", "question", "query", "problem", "task", "input"),
-    "output": ("response", "completion", "answer", "target", "solution"),
-    "prompt": ("question", "instruction", "query", "problem", "input", "task", "user", "source"),
-    "completion": ("response", "output", "answer", "attempt", "solution", "target", "assistant"),
+    "output": ("response", "completion", "answer", "attempt", "target", "solution"),
+    "prompt": (
+        *("question", "instruction", "query", "problem", "input", "task", "user", "source"),
+        *("document", "article", "dialogue", "text"),
+    ),
+    "completion": (
+        *("response", "output", "answer", "attempt", "solution", "generated_solution", "target"),
+        *("assistant", "summary", "highlights"),
+    ),
     "text": ("content", "document", "body"),
     "chosen": ("preferred", "accepted", "better", "positive"),
     "rejected": ("dispreferred", "declined", "worse", "negative"),
@@ -41,14 +47,17 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Other names of a role's column in public data sets, in lower case, the most common first."""
 
 READS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "preference": (("chosen", "rejected"), ("prompt", "tools")),
+    "preference": (("chosen", "rejected"), ("prompt", "system", "tools")),
     "unpaired_preference": (("prompt", "completion", "label"), ("tools",)),
-    "chat": (("messages",), ("tools",)),
+    "chat": (("messages",), ("system", "reasoning", "tools")),
     "instruction": (("instruction", "output"), ("input", "system", "history", "reasoning", "tools")),
     "prompt_completion": (("prompt", "completion"), ("tools",)),
     "text": (("text",), ()),
 }
 """The required and the optional roles of each format, the most characteristic format first."""
+
+VAGUE = ("source", "task", "user", "text")
+"""Other names of a prompt that are also names of metadata, or of whole texts."""
 
 RENAMED = ("input", "system", "reasoning")
 """Optional roles that are read from columns of other names."""
@@ -204,15 +213,23 @@ def together(*unread: Unread) -> Unread:
 
 NOTHING = Unread()
 
+COLUMN = "column "
+
+
+def marked(unread: Unread) -> Unread:
+    """Return the names of columns with parts of the sample marked as columns, next to keys of messages."""
+    if not unread.parts:
+        return unread
+    return _interned(tuple(f"{COLUMN}{name}" for name in unread.parts), *unread[1:])
+
 
 def said(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the texts of messages, without their roles."""
-    for message in messages:
-        yield from strings([value for key, value in message.items() if key != "role"])
+    """Yield the texts of messages."""
+    return strings(list(messages))
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield the strings within a value, at every depth; keys are left out. A string of JSON is parsed."""
+    """Yield the strings within a value, at every depth, without keys and roles. JSON text is parsed."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -225,7 +242,7 @@ def strings(value: Any) -> Iterator[str]:
                     pass
             yield item
         elif isinstance(item, dict):
-            pending += reversed(list(item.values()))
+            pending += reversed([inner for key, inner in item.items() if key not in ("role", "from")])
         elif isinstance(item, (list, tuple)):
             pending += reversed(item)
 
@@ -257,7 +274,7 @@ def stands(leaf: str, whole: str) -> bool:
 
 def _repeats(leaves: Collection[str], texts: Collection[str]) -> bool:
     """Return whether a column is another writing of the whole sample, such as Alpaca's `text`."""
-    return any(is_text(leaf) and all(text in leaf for text in texts) for leaf in leaves)
+    return any(is_text(leaf) and all(stands(text, leaf) for text in texts) for leaf in leaves)
 
 
 def _is_blank(value: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings, Source
-from .columns import Unread, together
+from .columns import Unread, marked, together
 from .control_tokens import ControlTokens, Data
 from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer, special_tokens
@@ -173,7 +173,8 @@ class Encoder:
                     [] if self._literal else self._control.held(text.text.removesuffix(self.coding.eos or ""))
                 )
                 end = encoding.ids[-1] if encoding.ids[-1] in self._added else ""
-                encoded[i] = Encoded(text, encoding, [span], row.unread, row.liked, tuple(control), end)
+                unread = marked(row.unread)
+                encoded[i] = Encoded(text, encoding, [span], unread, row.liked, tuple(control), end)
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
@@ -208,7 +209,7 @@ class Encoder:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
             row = origins[i]
-            unread = together(row.unread, Unread(item.unused, item.texts))
+            unread = together(marked(row.unread), Unread(item.unused, item.texts))
             end = self._end(source, item, encoding)
             encoded[i] = Encoded(item, encoding, ranges, unread, row.liked, written.control, end)
 

@@ -1,10 +1,10 @@
 """The samples that rows are parsed into, and the format chat.
 
-chat               messages (or ShareGPT's conversations); optional tools
+chat               messages (or ShareGPT's conversations); optional system, reasoning, tools
 instruction        instruction, output; optional input, system, history, reasoning, tools
 prompt_completion  prompt and completion, both text or both messages; optional tools
 text               text
-preference         chosen and rejected, both text or both messages; optional prompt, tools
+preference         chosen and rejected, both text or both messages; optional prompt, system, tools
 unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .columns import NOTHING, Unread, column_of, said, unread
-from .messages import Messages, demand_assistant, parse_messages, parse_tools
+from .columns import NOTHING, Unread, column_of, only, said, unread
+from .messages import Messages, demand_assistant, parse_messages, parse_tools, parted
 from .values import Malformed, text_of
 
 if TYPE_CHECKING:
@@ -71,10 +71,15 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
         name = "conversations"
     messages = parse_messages(required(row, name), name, fields)
     read = {"messages": name, **tools_column(row, fields)}
-    system = column_of("system", row, {}) if sharegpt else None
+    system = column_of("system", row, fields) if sharegpt or "system" in fields else None
     if system is not None and isinstance(row[system], str) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
         read["system"] = system
+    answers = [message for message in messages if message["role"] == "assistant"]
+    thoughts = column_of("reasoning", row, fields)
+    if thoughts is not None and len(answers) == 1 and not parted(answers[0])[0]:
+        answers[0]["reasoning_content"] = text_of(only(row[thoughts]), repr(thoughts))
+        read["reasoning"] = thoughts
     demand_assistant(messages)
     rest = unread("chat", row, fields, read, said(messages))
     return ParsedSample(origin, messages=messages, tools=tools_of(row, fields), unread=rest)

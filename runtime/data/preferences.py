@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .columns import NAMES, NOTHING, Unread, said, unread
+from .columns import NAMES, NOTHING, PARTS, VAGUE, Unread, column_of, said, unread
 from .formats import ParsedSample, filled_text, required, tools_of
 from .messages import Messages
 from .prompted import conversation, demand_alike
-from .values import Malformed
+from .values import Malformed, text_of
 
 ANSWER = re.compile(
     r"(?:^|\n)[ \t]*(?:assistant|chatbot|model|gpt|bot|ai)[ \t]*:"
@@ -64,7 +64,8 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
 
     If the prompt is missing, both answers must be whole conversations: messages, or text in which turns are
     marked. Then the prompt is what both have in common, up to the beginning of the assistant's turn in which
-    they differ. The same applies if the prompt is text while the conversations contain it.
+    they differ. The same applies if the prompt is text while the conversations contain it. Texts with a
+    column for a system message are turns of a conversation.
 
     Raises:
         Malformed: the row does not match the format, or both answers are the same.
@@ -79,6 +80,8 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
         good, bad = filled_text(row, fields, "chosen"), filled_text(row, fields, "rejected")
         if given is not None:
             prompt = filled_text(row, fields, "prompt")
+            if "system" in fields or any(PARTS.get(str(name).lower()) == "system" for name in row):
+                return _of_turns(origin, row, fields, (prompt, good, bad))
             rest = _unread(row, fields, ("prompt",), (prompt, good, bad))
             return PreferenceRow(origin, prompt, good, bad, unread=rest)
         start = _last_turn(good, bad)
@@ -107,18 +110,36 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     return PreferenceRow(origin, prompt, liked, disliked, tools_of(row, fields), rest)
 
 
+def _of_turns(
+    origin: str, row: Mapping[str, Any], fields: Mapping[str, str], texts: tuple[str, str, str]
+) -> PreferenceRow:
+    """Return a pair of texts with a system message, which may be blank, as conversations."""
+    prompt, good, bad = texts
+    messages: Messages = [{"role": "user", "content": prompt}]
+    system = column_of("system", row, fields)
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
+    answers = ([{"role": "assistant", "content": answer}] for answer in (good, bad))
+    rest = _unread(row, fields, ("prompt", "tools"), (*texts, *said(messages)), system)
+    return PreferenceRow(origin, messages, *answers, tools_of(row, fields), rest)
+
+
 def _unread(
-    row: Mapping[str, Any], fields: Mapping[str, str], more: tuple[str, ...], texts: Iterable[str]
+    row: Mapping[str, Any],
+    fields: Mapping[str, str],
+    more: tuple[str, ...],
+    texts: Iterable[str],
+    system: str | None = None,
 ) -> Unread:
     read = {role: fields.get(role, role) for role in ("chosen", "rejected", *more)}
-    return unread("preference", row, fields, read, texts)
+    return unread("preference", row, fields, read | ({"system": system} if system else {}), texts)
 
 
 def _without_prompt(row: Mapping[str, Any], name: str) -> str:
     """Return the reason for a pair of texts without a prompt."""
     if name in row:
         return f"{name!r} is blank, and chosen and rejected are not whole conversations"
-    others = [column for column in row if str(column).lower() in NAMES["prompt"]]
+    others = [name for name in row if str(name).lower() in NAMES["prompt"] and name not in VAGUE]
     hint = f": it may be {others[0]!r}" if others else ""
     return f"no {name!r}{hint}; chosen and rejected are not whole conversations"
 

@@ -49,7 +49,7 @@ def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
             f"{report.incomplete.count} of {report.read} rows of {name} contain text that the model would "
             "not see, "
             f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
-            leftover(data.format, data.fields),
+            leftover(data.format, data.fields, report.unused),
         )
 
 

@@ -21,6 +21,7 @@ from recipec.compiler.new import files
 from recipec.compiler.new.recipe import Made, NewRecipeOptions, make
 from recipec.compiler.new.source import NewData, look, recognize
 from recipec.spec.load import load
+from tests.runtime.chats import chat
 
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
 GOLDEN = Path(__file__).parent / "golden"
@@ -217,14 +218,14 @@ def test_data_outside_of_recipe_folder_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "format"),
     [
-        ({"messages": []}, "chat"),
+        ({"messages": chat("a", "b")}, "chat"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference"),
         ({"instruction": "a", "input": "", "output": "b"}, "instruction"),
         ({"prompt": "a", "completion": "b"}, "prompt_completion"),
     ],
 )
 def test_column_names_determine_data_format(row: dict[str, object], format: str) -> None:
-    assert recognize(row) == (format, {})
+    assert recognize([row]) == ((format, {}), "")
 
 
 @pytest.mark.parametrize(

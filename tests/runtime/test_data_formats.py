@@ -390,7 +390,8 @@ PLAIN = {"instruction": "a", "output": "b"}
         # A column that repeats a message is not lost, and one that repeats all of them holds nothing else.
         ("chat", {"messages": chat(QUESTION, "b"), "prompt": QUESTION, "text": f"Ask: {QUESTION}\nb"}, {}),
         ("chat", {"messages": chat("a", "b"), "prompt": QUESTION}, {"texts": ("prompt",)}),
-        ("chat", {"messages": chat("a", "b"), "reasoning": THOUGHT}, {"parts": ("reasoning",)}),
+        ("chat", {"messages": chat("a", "b"), "cot": THOUGHT}, {"taken": ("cot as reasoning",)}),
+        ("chat", {"messages": chat("a", "b", "c", "d"), "reasoning": THOUGHT}, {"parts": ("reasoning",)}),
         ("instruction", {**PLAIN, "system": "s", "tools": "[]"}, {}),
         ("instruction", {**PLAIN, "tools": [TOOL], "reasoning": "on"}, {"values": ("reasoning",)}),
         ("instruction", {**PLAIN, "context": "c"}, {"taken": ("context as input",)}),
@@ -418,10 +419,11 @@ PLAIN = {"instruction": "a", "output": "b"}
             {"prompt": "a", "completion": "b", "context": QUESTION},
             {"parts": ("context",)},
         ),
+        ("preference", {"chosen": LIKED, "rejected": DISLIKED, "system": "s"}, {"parts": ("system",)}),
         (
             "preference",
-            {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"},
-            {"parts": ("system",)},
+            {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]},
+            {"parts": ("tools",)},
         ),
         (
             "preference",
@@ -454,6 +456,20 @@ def test_context_and_reasoning_join_their_messages() -> None:
     assert parse("instruction", row, instruction="question", output="answer").messages == chat(
         "a\n\nc", row["answer"]
     )
+
+
+def test_preference_of_texts_with_a_system_column_is_a_conversation() -> None:
+    row = {"system": "s", "question": "a", "chosen": "b", "rejected": "c"}
+    made = parse_preference("a:1", row, {"prompt": "question"})
+    assert (made.prompt, made.chosen, made.rejected) == (
+        chat("a", system="s"),
+        chat("", "b")[1:],
+        chat("", "c")[1:],
+    )
+    blank = {"system_prompt": "", "prompt": "a", "chosen": "b", "rejected": "c"}
+    assert parse_preference("a:1", blank, {}).prompt == chat("a")
+    named = parse("chat", {"messages": chat("a", "b"), "sys": "s"}, system="sys")
+    assert named.messages == chat("a", "b", system="s") and not any(named.unread)
 
 
 def test_preference_without_prompt_is_taken_apart_only_if_it_is_a_conversation() -> None:
