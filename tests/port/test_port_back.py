@@ -282,7 +282,9 @@ def test_prompt_completion_data_and_row_limit_survive_round_trip(tool: str) -> N
     if tool == "axolotl":
         data["data"]["fields"] = {"prompt": "question", "completion": "reply"}
     write(data)
-    Path("data/rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    names = data["data"].get("fields") or {"prompt": "prompt", "completion": "completion"}
+    row = {names["prompt"]: "a", names["completion"]: "b"}
+    Path("data/rows.jsonl").write_text(json.dumps(row) + "\n")
     held("recipe.yaml", tool)
     again = yaml.safe_load(Path("again.yaml").read_text())["data"]
     assert again["train"] == data["data"]["train"] and again["format"] == "prompt_completion"
