@@ -17,7 +17,7 @@ from string import Formatter
 from typing import Any
 
 from recipec.compiler.port.keys import words
-from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text, is_content
+from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text, before_hand, is_content
 from recipec.compiler.port.read import Code, conceal
 from recipec.compiler.port.script_values import (
     LONGEST,
@@ -770,7 +770,9 @@ class Follower:
             found = {"text": out.rows["text"]}
         if found is None or not all(map(is_content, found.values())):
             why = out.why if isinstance(out, Unknown) else "it returns neither a text nor a conversation"
-            return made.but(by_hand=(*made.by_hand, self.by_hand(function, why)))
+            before, after = before_hand(made.rows)
+            step = replace(self.by_hand(function, why), selects=name == "filter")
+            return made.but(steps=(*made.steps, *before, step), rows=after)
         made.rows |= found
         return made
 

@@ -26,7 +26,16 @@ from recipec.compiler.port.follow import (
     Follower,
 )
 from recipec.compiler.port.keys import defaults_of, words
-from recipec.compiler.port.meaning.scripts import UNSLOTH, UNSLOTH_LORA, Chat, Column, Rows, Text, is_content
+from recipec.compiler.port.meaning.scripts import (
+    UNSLOTH,
+    UNSLOTH_LORA,
+    Chat,
+    Column,
+    Rows,
+    Text,
+    before_hand,
+    is_content,
+)
 from recipec.compiler.port.read import Code, Tree, conceal, parse_json
 from recipec.compiler.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.compiler.port.source import Script, Source, join
@@ -532,7 +541,7 @@ class _Assembly:
         return self.rows(data, function, trainer)
 
     def rows(self, data: Made, function: Arg | None, trainer: Made) -> Rows | None:
-        by_hand, made = data.by_hand, dict(data.rows)
+        steps, made = data.steps, dict(data.rows)
         column = self.data.get("dataset_text_field") or "text"
         key = function or data.told.get("function")
         if key is None:
@@ -546,30 +555,30 @@ class _Assembly:
                 out = out[0] if isinstance(out, list) and len(out) == 1 else out
                 if not isinstance(out, Text | Column | Chat) or not is_content(out):
                     why = out.why if isinstance(out, Unknown) else "it does not return a text"
-                    by_hand = (*by_hand, follower.by_hand(function.value, why))
+                    before, _ = before_hand(made)
+                    steps = (*steps, *before, follower.by_hand(function.value, why))
                     out = Column("text")
             content = out if not isinstance(out, Unknown) else None
         elif TRAINERS[trainer.kind] != "sft":
             names = ("prompt", "chosen", "rejected")
-            content = {
-                name: made.get(name, Column(name)) for name in names if name in made or by_hand or made
-            }
+            content = {name: made.get(name, Column(name)) for name in names if name in made or steps or made}
         else:
             talk = next((made[name] for name in ("messages", "conversations") if name in made), None)
             talk = Chat(talk) if isinstance(talk, Column) else talk
             pair = {name: made[name] for name in ("prompt", "completion") if name in made}
             content = made.get(column) or made.get("text") or talk or (pair if len(pair) == 2 else None)
-            if content is None and not by_hand:
+            if content is None and not steps:
                 return None
             if content is None:
                 content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
-        for each in by_hand:
+        out = Rows(content, steps, ("formatting_func",))
+        for each in out.by_hand:
             if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
                 message = f"`{each.name}` is about {seen[1]}, and recipec's models read text"
                 raise Refused(
                     Diagnostic("E1150", message, "formatting_func", "train only on text", each.span)
                 )
-        return Rows(content, by_hand, ("formatting_func",))
+        return out
 
 
 def key_is_off(made: Made, key: str) -> bool:

@@ -8,7 +8,7 @@ from collections import ChainMap
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text
+from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, Columns, End, Text
 
 LONGEST = 100_000
 """The most characters of a text."""
@@ -48,7 +48,7 @@ class Made:
     args: dict[str, Arg]
     node: ast.AST
     rows: dict[str, Any] = field(default_factory=dict)
-    by_hand: tuple[ByHand, ...] = ()
+    steps: tuple[ByHand | Columns, ...] = ()
     told: dict[str, Arg] = field(default_factory=dict)
 
     def but(self, **changes: Any) -> Made:
@@ -148,5 +148,5 @@ def joined(given: list[Any]) -> Made | None:
     if not all(isinstance(each, Made) and each.kind in ("data", "all") for each in given):
         return None
     first = given[0]
-    alike = all(each.rows == first.rows and each.by_hand == first.by_hand for each in given)
+    alike = all(each.rows == first.rows and each.steps == first.steps for each in given)
     return first.but(told={**first.told, "others": Arg(given[1:], first.node, first.node)}) if alike else None

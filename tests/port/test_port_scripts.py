@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,48 @@ def test_unsupported_row_function_becomes_a_commented_stub(function: str) -> Non
     with pytest.raises(NotImplementedError):
         converted(made, {})
     assert made.ledger is not None and f"#     {function.splitlines()[0]}" in made.ledger.files["convert.py"]
+
+
+def test_steps_of_a_chain_stand_in_the_file_in_their_order() -> None:
+    text = """\
+def keep(row):
+    return len(row["ask"]) > 3
+
+def clean(row):
+    return {"say": row["say"].strip()}
+
+def talk(row):
+    return {"text": "Q: " + row["ask"] + " A: " + row["say"]}
+
+rows = rows.map(lambda row: {"ask": row["title"] + "?"}).filter(keep).map(clean).map(talk)
+"""
+    made = ported(HEAD + UNSLOTH + text + RUN)
+    assert codes(made) == ["W1178", "W1178"] and value(made, "data.format") == "text"
+    assert made.ledger is not None
+    file = made.ledger.files["convert.py"]
+    assert all(f"#     {line}" in file for line in ("return len(row", 'return {"say": row["say"].strip()}'))
+    for name, body in (
+        ("keep", 'return len(row["ask"]) > 3'),
+        ("clean", 'return {**row, "say": row["say"].strip()}'),
+    ):
+        file = file.replace(f'raise NotImplementedError("write {name} here")', body)
+    made.ledger.files["convert.py"] = file
+    assert converted(made, {"title": "why", "say": " so "}) == {"text": "Q: why? A: so"}
+    assert converted(made, {"title": "a", "say": " so "}) is None
+
+
+def test_a_filter_keeps_what_the_steps_around_it_make() -> None:
+    chosen = "rows = rows.filter(lambda row: row['score'] > 3)\n"
+    made = ported(HEAD + UNSLOTH + chosen + CHAT + RUN)
+    assert (value(made, "data.format"), value(made, "data.fields")) == ("chat", {"messages": "talks"})
+    after = ported(HEAD + UNSLOTH + PAIRS + "rows = rows.filter(lambda row: row['score'] > 3)\n" + RUN)
+    assert value(after, "data.format") == "chat"
+    assert after.ledger is not None
+    file = after.ledger.files["convert.py"]
+    after.ledger.files["convert.py"] = re.sub("raise NotImplementedError.*", "return row['score'] > 3", file)
+    turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]
+    made_row = converted(after, {"ask": "why?", "say": "so", "score": 4})
+    assert made_row["messages"] == turns and converted(after, {"ask": "", "say": "", "score": 1}) is None
 
 
 def test_a_revision_of_a_data_set_is_told_of() -> None:

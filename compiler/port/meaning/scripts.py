@@ -6,6 +6,7 @@ chat, or messages of text. Each of these has a format here, or a file for `data.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +68,34 @@ def is_content(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A function that is not followed."""
+    """A function that is not followed, and whether it selects rows instead of changing them."""
 
     name: str
     lines: tuple[str, ...]
     span: Span
     why: str
+    selects: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that functions make before one that is not followed."""
+
+    made: Mapping[str, Any]
+
+
+def before_hand(made: Mapping[str, Any]) -> tuple[tuple[Columns, ...], dict[str, Any]]:
+    """Split columns at a function that is not followed: those to make before it, and what they are after it.
+
+    A text that the chat template makes cannot be made in a file, so it stays as it is.
+    """
+    plain = {name: value for name, value in made.items() if not _templated(value)}
+    after = {name: value if name not in plain else Column(name) for name, value in made.items()}
+    return ((Columns(plain),) if plain else ()), after
+
+
+def _templated(value: Any) -> bool:
+    return isinstance(value, Chat) or (isinstance(value, Text) and any(map(_templated, value.pieces)))
 
 
 @dataclass(frozen=True)
@@ -83,13 +106,18 @@ class Rows:
         content: for SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
             "completion": ...}. For preferences, {"prompt": ..., "chosen": ..., "rejected": ...}. For single
             answers, {"prompt": ..., "completion": ..., "label": ...}.
-        by_hand: functions that have to be copied by hand; they are applied first.
+        steps: what is applied before it, in the script's order.
         keys: the script's keys that determine it, for the report.
     """
 
     content: Any = None
-    by_hand: tuple[ByHand, ...] = ()
+    steps: tuple[ByHand | Columns, ...] = ()
     keys: tuple[str, ...] = ()
+
+    @property
+    def by_hand(self) -> list[ByHand]:
+        """The functions that have to be copied by hand."""
+        return [step for step in self.steps if isinstance(step, ByHand)]
 
 
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -165,8 +193,12 @@ def say_rows(keys: Keys, script: Script) -> str:
         sets["data.fields"] = fields
     note = ""
     if rows.by_hand:
-        name = next((each.name for each in rows.by_hand if each.name), FUNCTION)
-        ledger.files[FILE] = _stub(name, rows.by_hand, form, sorted(_columns(rows.content)))
+        first, name = rows.by_hand[0], FUNCTION
+        if len(rows.steps) == 1 and not (body or first.selects):
+            name = first.name or FUNCTION
+            ledger.files[FILE] = _stub(name, first, form, sorted(_columns(rows.content)))
+        else:
+            ledger.files[FILE] = _chain(rows, body)
         sets["data.transform"] = f"{FILE}:{name}"
         note = f"copy by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
         for each in rows.by_hand:
@@ -174,7 +206,8 @@ def say_rows(keys: Keys, script: Script) -> str:
             help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
             ledger.diagnostics.append(Diagnostic("W1178", message, rows.keys[0], help, each.span))
     elif body:
-        ledger.files[FILE] = body
+        what = MADE.get(form, "a prompt and its answer")
+        ledger.files[FILE] = _file(what, sorted(_columns(rows.content)), body)
         sets["data.transform"] = TRANSFORM
     for path, value in sets.items():
         ledger.set(path, value)
@@ -193,7 +226,7 @@ def say_rows(keys: Keys, script: Script) -> str:
 
 
 def _sft(content: Any) -> tuple[str, dict[str, str], str]:
-    """Return format, fields and the text of a file for `data.transform`, "" if none is needed."""
+    """Return format, fields and the body of a function for `data.transform`, "" if none is needed."""
     if isinstance(content, Chat):
         content = content.messages
         if isinstance(content, Column):
@@ -202,7 +235,7 @@ def _sft(content: Any) -> tuple[str, dict[str, str], str]:
         turns = [f"{{{_pairs(turn)}}}" for turn in content]
         lines = "".join(f"            {turn},\n" for turn in turns)
         body = f'    return {{\n        "messages": [\n{lines}        ]\n    }}\n'
-        return "chat", {}, _file("conversations", sorted(_columns(content)), body)
+        return "chat", {}, body
     text = Text.of([content]) or Text(())
     pieces = [piece for piece in text.pieces if not isinstance(piece, End)]
     if len(pieces) == 1 and isinstance(pieces[0], Column):
@@ -210,7 +243,7 @@ def _sft(content: Any) -> tuple[str, dict[str, str], str]:
     if not pieces:
         return "text", {}, ""
     body = f'    return {{"text": {_joined(pieces)}}}\n'
-    return "text", {}, _file("plain text", sorted(_columns(content)), body)
+    return "text", {}, body
 
 
 def _answers(content: Any) -> tuple[str, dict[str, str], str]:
@@ -221,11 +254,15 @@ def _answers(content: Any) -> tuple[str, dict[str, str], str]:
         return form, _renamed({key: value.name for key, value in (content or {}).items()}), ""
     pairs = "".join(f"        {literal(key)}: {_written(value)},\n" for key, value in content.items())
     body = f"    return {{\n{pairs}    }}\n"
-    return form, {}, _file("a prompt and its answer", sorted(_columns(content)), body)
+    return form, {}, body
 
 
 def _renamed(fields: dict[str, str], usual: tuple[str, ...] = ()) -> dict[str, str]:
     return {name: column for name, column in fields.items() if column != name and column not in usual}
+
+
+MADE = {"chat": "conversations", "text": "plain text"}
+"""What a file makes of rows, by format."""
 
 
 def _file(what: str, columns: list[str], body: str) -> str:
@@ -244,6 +281,13 @@ def _written(value: Any) -> str:
         return f"[{', '.join(f'{{{_pairs(turn)}}}' for turn in value)}]"
     text = Text.of([value]) or Text(())
     return _joined([piece for piece in text.pieces if not isinstance(piece, End)])
+
+
+def _inline(value: Any) -> str:
+    """Return the same on one line."""
+    return re.sub(
+        r"\[\n +|,\n +(?=\])|\n +", lambda mark: {"[": "[", ",": ""}.get(mark[0][0], " "), _written(value)
+    )
 
 
 def _pairs(turn: Mapping[str, Any]) -> str:
@@ -284,21 +328,53 @@ def _shown(function: ByHand) -> str:
     return f"`{function.name or 'lambda'}` ({lines})"
 
 
-def _stub(name: str, functions: tuple[ByHand, ...], form: str, columns: list[str]) -> str:
+def _stub(name: str, function: ByHand, form: str, columns: list[str]) -> str:
     """Write a file whose function stops the run, with the lines that have to be rewritten by hand."""
     wanted = listing(columns) or WANTED[form]
-    texts = []
-    for each in functions:
-        texts.append(f"# {each.span.file}:{each.span.line}\n")
-        texts += [f"# {line}".rstrip() + "\n" for line in each.lines]
     return f'''"""Rows as the script makes them: to be written by hand after the lines below."""
 
-{"".join(texts)}
+{_commented(function)}
 
 def {name}(row):
     """One row, not a batch: gives a row of {wanted}, or None to leave it out."""
     raise NotImplementedError("copy {name} of the script here")
 '''
+
+
+def _commented(function: ByHand) -> str:
+    place = f"# {function.span.file}:{function.span.line}\n"
+    return place + "".join(f"# {line}".rstrip() + "\n" for line in function.lines)
+
+
+def _chain(rows: Rows, body: str) -> str:
+    """Write a file with the steps in the script's order. Functions that are not followed stop the run."""
+    functions, calls, taken = [], [], {FUNCTION}
+    for step in rows.steps:
+        if isinstance(step, Columns):
+            pairs = "".join(f"        {literal(key)}: {_inline(v)},\n" for key, v in step.made.items())
+            calls.append(f"    row = {{\n        **row,\n{pairs}    }}\n")
+            continue
+        plain = step.name or ("keep" if step.selects else "change")
+        names = (plain, *(f"{plain}_{number}" for number in range(2, len(rows.steps) + 3)))
+        name = next(each for each in names if each not in taken)
+        taken.add(name)
+        gives = "whether the row is kept" if step.selects else "the row with its new columns"
+        functions.append(
+            f'{_commented(step)}def {name}(row):\n    """One row, not a batch: return {gives}."""\n'
+            f'    raise NotImplementedError("write {name} here")\n'
+        )
+        calls.append(
+            f"    if not {name}(row):\n        return None\n" if step.selects else f"    row = {name}(row)\n"
+        )
+    defined = "\n\n".join(functions)
+    return f'''"""Rows as the script makes them. Write the functions above `{FUNCTION}` by hand."""
+
+
+{defined}
+
+def {FUNCTION}(row):
+    """Apply the script's steps to a row, in their order. None leaves the row out."""
+{"".join(calls)}{body or "    return row" + chr(10)}'''
 
 
 def say_template(keys: Keys, form: str, named: Named | None) -> None:
