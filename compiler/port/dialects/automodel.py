@@ -73,6 +73,7 @@ exact start_step start_epoch: training starts at the first step
 OF_LORA = table("""
 integer dim -> lora.rank
 number alpha -> lora.alpha
+switch use_dora -> lora.kind=dora
 kernels use_triton use_memory_efficient_lora
 learned moe_rank_scaling=false
 lost expert_weight_format=unquantized: recipec keeps experts in model.dtype
@@ -140,7 +141,7 @@ def port(ledger: Ledger) -> None:
     lora = keys.given("peft")
     _lora(keys, named)
     _data(keys, named)
-    _steps(keys.below("step_scheduler", defaults_of(NAME, "step_scheduler")))
+    _steps(keys.below("step_scheduler", {**defaults_of(NAME, "step_scheduler"), "global_batch_size": 32}))
     _optimizer(keys)
     _qat(keys, lora)
     _rest(keys, model, lora)
@@ -303,6 +304,13 @@ def _pattern(entries: list[str]) -> str:
     return "|".join(f"({part})" for part in parts)
 
 
+def _linear(model: Model | None) -> str:
+    """Return what matches every linear layer, with the output head: NeMo AutoModel leaves no layer out."""
+    if model is None or experts.has_experts(model):
+        return "all-linear"
+    return rf"(?!(.*\.)?{re.escape(model.family.names.embedding)}$).*"
+
+
 def _lora(keys: Keys, named: Named | None) -> None:
     peft, quantized = keys.below("peft", defaults_of(NAME, "peft")), keys.below("quantization")
     bits = 4 if quantized.flag("load_in_4bit") else 8 if quantized.flag("load_in_8bit") else None
@@ -324,9 +332,9 @@ def _lora(keys: Keys, named: Named | None) -> None:
         )
         if not every and not targets:
             peft.defaults = {**peft.defaults, "target_modules": "*_proj"}
-        spec = "all-linear" if every else _pattern(targets or ["*_proj"])
-        without = _pattern(exclude) if exclude else None
         model = named.model if named else None
+        spec = _linear(model) if every else _pattern(targets or ["*_proj"])
+        without = _pattern(exclude) if exclude else None
         chosen = adapters.say_targets(peft, name, model, spec, exclude=without)
         peft.passive(("target_modules", "exclude_modules", "match_all_linear"), "part of lora.targets")
         dropout = peft.number("dropout") or 0.0
@@ -354,6 +362,10 @@ def _lora(keys: Keys, named: Named | None) -> None:
     )
 
 
+CUTS = (True, "longest_first", "only_first")
+"""The values of `truncation` at which samples are truncated to seq_length."""
+
+
 def _data(keys: Keys, named: Named | None) -> None:
     section = keys.below("dataset")
     what = _rows(section, named)
@@ -374,9 +386,17 @@ def _data(keys: Keys, named: Named | None) -> None:
     size = packed.integer("packed_sequence_size") or 0
     packed.say("packed_sequence_size", {"data.packing": size > 0})
     if size:
-        packed.say("packed_sequence_size", {"data.max_length": size, "data.overlong": "truncate"})
+        neat = packed.value("packing_strategy") == "neat"
+        stops = neat and packed.given("drop_long_samples") and not packed.flag("drop_long_samples")
+        sets = {"data.max_length": size, "data.overlong": "error" if stops else "drop"}
+        packed.say("packed_sequence_size", sets)
+        cut = section.integer("seq_length") if section.value("truncation") in CUTS else None
+        if cut == size:
+            section.same("seq_length", {"data.overlong": "truncate"}, "samples are truncated to a row")
+        elif cut and cut < size:
+            section.unless("seq_length", (), f"recipec truncates no sample of a row of {size} tokens")
         section.same("seq_length", note="the length of a row is packed_sequence_size")
-    elif section.value("truncation") in (True, "longest_first", "only_first"):
+    elif section.value("truncation") in CUTS:
         datasets.length(section, "seq_length")
     else:
         sets = {
@@ -468,8 +488,6 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
 
 def _steps(keys: Keys) -> None:
     rows_, each = keys.integer("global_batch_size"), keys.integer("local_batch_size") or 1
-    if rows_ is None:
-        keys.refuse("global_batch_size", "E1144", "global_batch_size is missing", "global_batch_size: 32")
     keys.say("global_batch_size", {"train.global_batch_size": rows_ or each})
     keys.say("local_batch_size", {"train.micro_batch_size": each})
     keys.ledger.set(
