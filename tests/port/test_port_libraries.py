@@ -12,6 +12,7 @@ import sys
 import types
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 import torch
 import yaml
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler, trainer_optimizer
+from transformers.training_args import OptimizerNames
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.emitters.python_text import source
@@ -34,7 +36,7 @@ from recipec.compiler.port.source import Sources
 from recipec.spec.language.train import Train
 from scripts.dialects import TUNIX
 from tests.port import wheels
-from tests.port.dialects import ported
+from tests.port.dialects import base, beside, ported
 from tests.port.dialects import source as file
 
 RATE = 3e-4
@@ -367,3 +369,69 @@ def test_chat_templates_match_torchtune_tokenizers(name: str) -> None:
     template = templates.written(templates.TORCHTUNE[name])
     made, _ = render_jinja_template([messages], chat_template=template, bos_token="<s>", eos_token="</s>")
     assert made[0] == tokenized(name, turns)
+
+
+BNB = ("AdamW", "Lion", "RMSprop", "AdEMAMix")
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "trl", "llamafactory"])
+def test_optimizer_arguments_are_those_that_transformers_gives_each_name(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = types.ModuleType("bitsandbytes.optim")
+    for name in BNB:
+        setattr(stand_in, name, type(name, (), {}))
+    package = types.ModuleType("bitsandbytes")
+    monkeypatch.setattr(package, "optim", stand_in, raising=False)
+    for name, module in (("bitsandbytes", package), ("bitsandbytes.optim", stand_in)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(trainer_optimizer, "is_bitsandbytes_available", lambda: True)
+    key = "optimizer" if tool == "axolotl" else "optim"
+    tried = 0
+    for optimizer in OptimizerNames:
+        kind = training.optimizer_of(optimizer.value)
+        if not kind.same or kind.name not in ("adamw", "lion"):
+            continue
+        for given in ({}, {"adam_beta2": 0.95, "adam_epsilon": 1e-6}):
+            content = {**base(tool), key: optimizer.value, **given}
+            ledger = ported(tool, tmp_path, content, script="sft" if tool == "trl" else None, **beside(tool))
+            arguments = TrainingArguments(tmp_path, optim=optimizer.value, use_cpu=True, **given)
+            with suppress(ValueError, ImportError, RuntimeError):  # a package or a device is missing
+                _, wanted = Trainer.get_optimizer_cls_and_kwargs(arguments)
+                tried += 1
+                made = [ledger.value(f"train.optimizer.{name}") for name in ("b1", "b2")]
+                assert made == [*wanted["betas"]], optimizer
+                if kind.name == "adamw":
+                    assert ledger.value("train.optimizer.eps") == wanted["eps"], optimizer
+    assert tried > 10
+
+
+def arguments_of(name: str, path: str, wanted: str) -> dict[str, Any]:
+    """Return the default arguments of a class in a file of a wheel."""
+    (wheel,) = wheels.fetch(wheels.OPTIMIZERS).glob(f"{name}-*.whl")
+    tree = ast.parse(zipfile.ZipFile(wheel).read(path).decode())
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == wanted)
+    made = next(node for node in found.body if getattr(node, "name", "") == "__init__")
+    assert isinstance(made, ast.FunctionDef)
+    names = [*made.args.args, *made.args.kwonlyargs]
+    values = [*made.args.defaults, *made.args.kw_defaults]
+    pairs = zip([each.arg for each in names[len(names) - len(values) :]], values, strict=True)
+    return {key: ast.literal_eval(value) for key, value in pairs if value is not None}
+
+
+@pytest.mark.e2e
+def test_defaults_of_axolotls_own_optimizers_are_those_of_their_classes() -> None:
+    places = {
+        "optimi_adamw": ("torch_optimi", "optimi/adamw.py", "AdamW"),
+        "ao_adamw_fp8": ("torchao", "torchao/optim/adam.py", "AdamWFp8"),
+        "flash_adamw": ("flashoptim", "flashoptim/optimizers.py", "FlashAdamW"),
+        "flash_adam": ("flashoptim", "flashoptim/optimizers.py", "FlashAdam"),
+        "flash_lion": ("flashoptim", "flashoptim/optimizers.py", "FlashLion"),
+        "flash_sgdw": ("flashoptim", "flashoptim/optimizers.py", "FlashSGDW"),
+    }
+    assert places.keys() == training.BY_AXOLOTL.keys()
+    for name, place in places.items():
+        recorded = training.TORCH_DEFAULTS[training.BY_AXOLOTL[name]]
+        found = arguments_of(*place)
+        for key in {"betas", "eps", "momentum"}.intersection(recorded):
+            assert [found[key]] == [recorded[key]] or [*found[key]] == recorded[key], (name, key)

@@ -6,18 +6,27 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from scripts import dialects
 
+OPTIMIZERS = {"torch_optimi": "0.3.3", "flashoptim": "0.1.4", "torchao": "0.18.0"}
+"""Packages of optimizers that Axolotl constructs."""
+
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "dialects"
 
 
-def fetch() -> Path:
-    """Return the folder with every file in it; download the missing files."""
+def fetch(packages: Mapping[str, str] | None = None) -> Path:
+    """Return the folder with every file in it, those of the tools or of the given packages by version.
+
+    Missing files are downloaded.
+    """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = {f"{name}-{version}-*.whl": "--only-binary" for name, version in dialects.WHEELS.items()}
-    wanted |= {f"{name}-{dialects.WHEELS[name]}.tar.gz": "--no-binary" for name in dialects.ARCHIVES}
+    named = dialects.WHEELS if packages is None else packages
+    wanted = {f"{name}-{version}-*.whl": "--only-binary" for name, version in named.items()}
+    if packages is None:
+        wanted |= {f"{name}-{dialects.WHEELS[name]}.tar.gz": "--no-binary" for name in dialects.ARCHIVES}
     for pattern, kind in wanted.items():
         if any(FOLDER.glob(pattern)):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.common import say_common, say_start, say_tokens
 from recipec.compiler.port.dialects.axolotl_data import PRETRAINING, say_data
+from recipec.compiler.port.dialects.axolotl_optimizer import say_optimizer
 from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -21,7 +22,6 @@ from recipec.compiler.port.meaning import (
     models,
     rounding,
     sharding,
-    trainer,
     training,
 )
 from recipec.compiler.port.meaning.adapters import Chosen
@@ -428,7 +428,7 @@ def _training(keys: Keys, model: Model | None) -> None:
     launch = _launch(keys)
     _batches(keys, launch)
     _length(keys)
-    _optimizer(keys)
+    say_optimizer(keys)
     _schedule(keys)
     _warmup(keys)
     _attention(keys, model)
@@ -521,53 +521,6 @@ def _length(keys: Keys) -> None:
         whole = max(round(epochs), 1)
         note = "" if whole == epochs else f"recipec runs {whole} whole epochs"
         keys.say("num_epochs", {"train.epochs": whole}, note)
-
-
-def _optimizer(keys: Keys) -> None:
-    rate = keys.number("learning_rate")
-    if rate is None and not keys.stands("learning_rate"):
-        message = "`learning_rate` is missing, and Axolotl has no default for it"
-        keys.refuse("learning_rate", "E1144", message, "learning_rate: 2e-4")
-    keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
-    name = keys.text("optimizer") or "adamw_torch_fused"
-    found = training.optimizer_of(name)
-    training.say_optimizer(keys, "optimizer", name, found, "adamw_torch")
-    decay = keys.number("weight_decay")
-    note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
-    keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
-    rows = [
-        ("max_grad_norm", "max_grad_norm", 1.0),
-        ("adam_beta1", "b1", 0.9),
-        ("adam_beta2", "b2", 0.99 if found.name == "lion" else 0.999),
-        ("adam_epsilon", "eps", 1e-8),
-    ]
-    for key, path, default in rows[: 1 if found.name == "rmsprop" else 4]:
-        value: float | None = keys.number(key) if keys.given(key) else default
-        value = (value or None) if key == "max_grad_norm" else default if value is None else value
-        keys.default(key, default, {f"train.optimizer.{path}": value}, "the Trainer's default")
-    known = {"beta1": "b1", "beta2": "b2", "eps": "eps", "epsilon": "eps", "momentum": "momentum"}
-    try:
-        given = training.arguments(keys.value("optim_args"))
-    except (ValueError, AttributeError):
-        message = "`optim_args` is not of the form NAME=VALUE"
-        keys.refuse("optim_args", "E1160", message, "optim_args: beta1=0.9")
-        return
-    if found.name == "rmsprop":
-        keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), "rmsprop does not read it")
-        trainer.say_rmsprop(keys, given)
-        return
-    sets: dict[str, Any] = {}
-    lost = []
-    for name, text in given.items():
-        try:
-            sets[f"train.optimizer.{known[name]}"] = float(text)
-        except (KeyError, ValueError):
-            lost.append(name)
-    keys.say(
-        "optim_args",
-        sets,
-        f"{', '.join(lost)}: recipec's optimizer does not have these settings" if lost else "",
-    )
 
 
 def _schedule(keys: Keys) -> None:

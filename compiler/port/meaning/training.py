@@ -106,8 +106,8 @@ same adafactor -> adafactor
 same sgd -> sgd
 same rmsprop -> rmsprop
 same fusedadam -> adamw
-same flashadamw -> adamw: recipec keeps the optimizer state in float32, not compressed to 8 bits: the same
-    rule, more precise, with more memory
+same flashadamw flash_adamw -> adamw: recipec keeps the optimizer state in float32, not compressed to 8 bits:
+    the same rule, more precise, with more memory
 same lion lion_pytorch lion_32bit paged_lion paged_lion_32bit pagedlion -> lion
 same adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw_torch_8bit adamw8bit pagedadamw8bit ao_adamw_8bit
     ao_adamw_fp8 adamwfp8 -> adamw: recipec keeps the optimizer state in float32, not in 8 bits: the same
@@ -116,7 +116,10 @@ same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: recipec keeps the optimi
     bits: the same rule, more precise, with more memory
 same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: recipec keeps the optimizer state in float32,
     not in 8 bits: the same rule, more precise, with more memory
-same adam -> adamw: Adam adds weight decay to the gradient; AdamW subtracts it from the weights
+same flash_lion -> lion: recipec keeps the optimizer state in float32, not compressed to 8 bits: the same
+    rule, more precise, with more memory
+same flash_sgdw -> sgd: recipec keeps the optimizer state in float32, not compressed to 8 bits
+same adam flash_adam -> adamw: Adam adds weight decay to the gradient; AdamW subtracts it from the weights
 same cpuoffloadoptimizer -> adamw: recipec keeps the optimizer state on the devices, not on the host
 same adamw_anyprecision -> adamw: recipec keeps the optimizer state in float32, without Kahan summation
 same optimi_adamw -> adamw: recipec computes the update in float32, without Kahan summation
@@ -202,9 +205,21 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "rmsprop": {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0},
     "fusedadam": {**_ADAM, "weight_decay": 0.0, "master_weights": False},
     "flashadamw": {**_ADAM, "weight_decay": 0.01, "master_weight_bits": 24},
+    "optimi": {"lr": None, "betas": [0.9, 0.99], "eps": 1e-6, "weight_decay": 0.01},
 }
-"""Default arguments of the classes of torch.optim, bitsandbytes, torchao, Transformer Engine and flashoptim,
-by the beginning of their names after Paged."""
+"""Default arguments of the classes of torch.optim, bitsandbytes, torchao, Transformer Engine, flashoptim and
+optimi, by the beginning of their names after Paged. optimi has no default rate."""
+
+BY_AXOLOTL = {
+    "optimi_adamw": "optimi",
+    "ao_adamw_fp8": "adamw",
+    "flash_adamw": "flashadamw",
+    "flash_adam": "adam",
+    "flash_lion": "lion",
+    "flash_sgdw": "sgd",
+}
+"""Optimizers that Axolotl constructs itself, with the class whose defaults apply. Transformers constructs the
+others, and gives them TrainingArguments' betas and epsilon."""
 
 OF_OPTIMIZERS = table("""
 lost amsgrad=false maximize=false
