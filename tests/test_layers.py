@@ -66,9 +66,6 @@ DOORS = {
 PRIVATE = re.compile(r"\bimport\b(?:[^\n(]*|\s*\([^)]*)\b_[^_]")
 """A statement that may import a private name."""
 
-LONGEST = 800
-"""The most lines of a module that reads from top to bottom."""
-
 MOST_PARAMETERS = 7
 """For functions and methods, except commands, whose parameters are options of the command line."""
 
@@ -321,16 +318,6 @@ def test_modules_access_no_private_attributes_of_other_modules() -> None:
             if node.value.id in aliases and re.match(r"_[^_]", node.attr)
         ]
     assert not wrong
-
-
-def test_no_module_is_long() -> None:
-    long = {}
-    for module in those(*PACKAGES, "scripts"):
-        path = MODULES[module]
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        if lines > LONGEST:
-            long[path.relative_to(ROOT).as_posix()] = lines
-    assert not long
 
 
 def test_functions_have_at_most_seven_parameters() -> None:
