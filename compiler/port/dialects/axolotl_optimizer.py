@@ -29,7 +29,7 @@ def say_optimizer(keys: Keys) -> None:
     except (ValueError, AttributeError):
         message = "`optim_args` is not of the form NAME=VALUE"
         keys.refuse("optim_args", "E1160", message, "optim_args: momentum=0.9")
-        return
+        given = {}
     if found.name == "rmsprop":
         keys.passive(ADAM, "rmsprop does not read it")
         trainer.say_rmsprop(keys, given)

@@ -412,7 +412,7 @@ def _data(keys: Keys, objective: str, named: Named | None) -> None:
         form = losses.form(keys, objective, path, (keys, name))
     if objective == "sft":
         losses.masks(keys, form)
-        losses.packing(keys)
+        losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
     _template(keys, form, named)
     datasets.length(keys, "max_length")
     kwargs = keys.mapping("dataset_kwargs")
@@ -428,6 +428,9 @@ def _read(keys: Keys, evaluates: bool) -> str | None:
         return _mixer(keys)
     keys.same("dataset_mixture", note="null: the same as without the key")
     return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
+
+
+HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer packs in any case"
 
 
 def _handbook(keys: Keys) -> str | None:

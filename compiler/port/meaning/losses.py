@@ -119,15 +119,29 @@ def masks(keys: Keys, form: str) -> None:
     keys.unless("eos_token", (None,), "recipec ends a sample with the tokenizer's own end of text")
 
 
-def packing(keys: Keys) -> None:
+CUT = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
+
+
+def packing(keys: Keys, always: str = "") -> None:
+    """Record whether samples are packed.
+
+    Args:
+        always: why the tool packs whatever the file says, "" if the file decides.
+    """
+    if always:
+        note = f"{always}; {CUT}"
+        if keys.given("packing"):
+            keys.say("packing", {"data.packing": True}, note)
+        keys.default("packing", True, {"data.packing": True}, note)
+        keys.same("packing_strategy", note="another key decides it")
+        return
     on = keys.flag("packing")
     strategy = str(keys.value("packing_strategy"))
-    cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
     notes = {
         "bfd": "",
         "bfd_split": "recipec truncates a long sample; the tool continues it in other rows",
     }
-    keys.say("packing", {"data.packing": on}, notes.get(strategy, cut) if on else "")
+    keys.say("packing", {"data.packing": on}, notes.get(strategy, CUT) if on else "")
     note = "which samples share a row; each attends only to itself" if on else "no packing"
     keys.same("packing_strategy", note=note)
 

@@ -324,7 +324,10 @@ def bookkeeping(keys: Keys) -> None:
         keys.same("logging_steps", {"train.log.every": int(every)})
     keys.same("logging_steps", note="how often a line is logged")
     training.report_to(keys)
-    if keys.given("save_steps"):
+    strategy = str(keys.value("save_strategy") or "steps")
+    if strategy != "steps":
+        keys.same("save_steps", note=f"save_strategy is {strategy}, which does not read it")
+    elif keys.given("save_steps"):
         every = keys.number("save_steps") or 0
         if every >= 1:
             keys.same("save_steps", {"checkpoint.every_steps": int(every)})
