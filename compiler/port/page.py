@@ -11,7 +11,7 @@ from recipec.compiler.pages.html import environment
 from recipec.compiler.port.ledger import prefixes
 from recipec.compiler.port.port import Ported
 from recipec.compiler.port.read import Tree, conceal, parse_yaml
-from recipec.compiler.port.report import Row, headline, summary
+from recipec.compiler.port.report import WIDEST_VALUE, Row, headline, shown, summary
 from recipec.compiler.port.source import Source
 from recipec.spec.load import load
 
@@ -70,25 +70,20 @@ def page(made: Ported, name: str) -> str:
                 there = result[number - 1]
                 here.links[there.anchor] = number
                 there.links[here.anchor] = here.number
-    return (
-        environment()
-        .get_template("pages/port.html.j2")
-        .render(
-            title=f"Port {'to' if made.to else 'from'} {made.title}",
-            summary=summary(made.rows),
-            errors=[found.message for found in made.diagnostics if found.severity == "error"],
-            headline=headline(made.rows),
-            sides=sides,
-            result=result,
-            name=name,
-            anchors={
-                (row.file, line.number): line.anchor
-                for _, lines in sides
-                for line in lines
-                for row in line.rows
-            },
-            style=environment().get_template("pages/port.css.j2").render(),
-        )
+    pages = environment()
+    pages.filters["shown"] = lambda value: shown(value, WIDEST_VALUE)
+    return pages.get_template("pages/port.html.j2").render(
+        title=f"Port {'to' if made.to else 'from'} {made.title}",
+        summary=summary(made.rows),
+        errors=[found.message for found in made.diagnostics if found.severity == "error"],
+        headline=headline(made.rows),
+        sides=sides,
+        result=result,
+        name=name,
+        anchors={
+            (row.file, line.number): line.anchor for _, lines in sides for line in lines for row in line.rows
+        },
+        style=pages.get_template("pages/port.css.j2").render(),
     )
 
 

@@ -45,6 +45,17 @@ def test_report_summary_fits_on_one_screen(ported: Port) -> None:
     assert lines.index("config.yaml") <= 40 and lines[MOST_LINES + 2] == "... and more, in the table"
 
 
+def test_html_page_shows_values_as_yaml(root: Path, tmp_path: Path) -> None:
+    config = tmp_path / "support.yml"
+    example = root / "tests" / "port" / "examples" / "axolotl-gemma4-qlora" / "support-qlora.yml"
+    config.write_text(re.sub(r"^seed:.*\n", "", example.read_text(encoding="utf-8"), flags=re.M))
+    page = tmp_path / "port.html"
+    arguments = ["port", str(config), "-o", str(tmp_path / "recipe.yaml"), "--html", str(page)]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    words = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8").partition("<body>")[2])
+    assert "seed: null" in words and not re.search(r"\b(None|True|False)\b", words)
+
+
 def test_html_page_links_config_and_recipe_lines(
     faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
