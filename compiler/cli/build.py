@@ -107,7 +107,7 @@ def build(
             "complete it: the same command without --check",
         )
     pairs = _read_all(recipes, sets)
-    found = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    found = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs), *_same_places(pairs)]
     programs: dict[str, tuple[Program, tuple[Backend, ...]]] = {}
     for loaded, item in pairs:
         if item.program is None:
@@ -180,7 +180,11 @@ def build(
 def check(recipes: Recipes, sets: Sets = None, format: Shown = "text") -> None:
     """Check recipes against the language, the model and the hardware."""
     pairs = _read_all(recipes, sets)
-    diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    diagnostics = [
+        *(d for _, item in pairs for d in item.diagnostics),
+        *_same_names(pairs),
+        *_same_places(pairs),
+    ]
     diagnostics += [] if has_errors(diagnostics) else _planned_before(pairs)
     if has_errors(diagnostics):
         fail(diagnostics, format)
@@ -266,6 +270,41 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
             out += locate([found], loaded.sources)
         first.setdefault(name, loaded.path)
     return out
+
+
+def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
+    """Places outside of the artifacts that two recipes would write, or that a recipe has from its base."""
+    from recipec.compiler.lowering.sources import outside
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import display, locate
+
+    out: list[Diagnostic] = []
+    first: dict[str, tuple[Path, str, str]] = {}
+    for loaded, lowered in pairs:
+        if (program := lowered.program) is None:
+            continue
+        for path, place in outside(program.recipe).items():
+            file, name, key = first.setdefault(place, (loaded.path, program.name, path))
+            inherited = loaded.sources.origin(path).kind == "extends"
+            if name != program.name:
+                code = "E0043"
+                message = (
+                    f"{display(file)} writes {place} too ({key}): one run would replace the other's files"
+                )
+            elif inherited:
+                code, message = "N0044", f"other recipes that extend this base write {place} too"
+            else:
+                continue
+            section, _, key = path.partition(".")
+            given = f"{key}: {_place_of(place, program.name)}"
+            help = f"in {display(loaded.path)}: {section}: {{{given}}}" if inherited else given
+            out += locate([Diagnostic(code, message, path, help)], loaded.sources)
+    return out
+
+
+def _place_of(place: str, name: str) -> str:
+    """A place for a recipe next to one that it may not share, or below it, if that is a whole bucket."""
+    return f"{place}-{name}" if "/" in place.partition("://")[2] else f"{place}/{name}"
 
 
 def _as_options(

@@ -60,6 +60,15 @@ def outputs(recipe: Recipe) -> dict[str, str]:
     }
 
 
+def outside(recipe: Recipe) -> dict[str, str]:
+    """Return the addresses that a run and its merge write, by their places in the recipe.
+
+    Other recipes may use the same cache, and folders are below the artifact.
+    """
+    places = outputs(recipe).items()
+    return {path: place.rstrip("/") for path, place in places if "://" in place and path != "cache.directory"}
+
+
 def addresses(recipe: Recipe) -> list[str]:
     """Return the addresses that a run and its merge read or write."""
     model = (recipe.model.id, recipe.model.tokenizer or "")

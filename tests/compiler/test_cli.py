@@ -66,6 +66,27 @@ def test_two_recipes_with_the_same_name_are_refused(recipe_file: Path, tmp_path:
     assert recipe("check", recipe_file, recipe_file)[0] == 1
 
 
+def test_two_recipes_that_write_the_same_place_are_refused(recipe_file: Path, tmp_path: Path) -> None:
+    base = recipe_file.read_text() + "checkpoint: {directory: gs://b/run}\nmerge: {output: gs://b/merged}\n"
+    recipe_file.write_text(base)
+    files = [tmp_path / f"{name}.yaml" for name in ("one", "two")]
+    for file in files:
+        file.write_text(f"extends: {recipe_file.name}\nname: {file.stem}\n")
+    for command in (["check"], ["build", "-o", tmp_path / "out"]):
+        status, _, errors = recipe(*command, *files)
+        assert status == 1 and errors.count("error[E0043]") == 2 and errors.count("note[N0044]") == 2
+        assert "two.yaml: checkpoint: {directory: gs://b/run-two}" in errors
+        assert "two.yaml: merge: {output: gs://b/merged-two}" in errors
+    assert not (tmp_path / "out").exists()
+    status, _, errors = recipe("check", recipe_file, files[0])
+    assert status == 1 and "error[E0043]" in errors
+    for file in files:
+        places = f"gs://b/run-{file.stem}}}\nmerge: {{output: gs://b/merged-{file.stem}}}\n"
+        file.write_text(f"{file.read_text()}checkpoint: {{directory: {places}")
+    status, _, errors = recipe("check", recipe_file, *files)
+    assert status == 0 and "E0043" not in errors and "N0044" not in errors
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["bogus"], ["build"], ["check", "--format", "xml", "a.yaml"], ["diff", "a"]]
 )

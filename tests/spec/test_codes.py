@@ -17,6 +17,7 @@ WITHOUT_GOLDEN = {
     "E0040": "of `recipe explain` with a path",
     "E0041": "of two recipes in one command",
     "E0042": "of a check that takes a minute",
+    "E0043": "of two recipes in one command",
     "E0425": "of a pipe, which no repository holds",
     "E1001": "of a compiled step",
     "E1002": "of a compiled step",
