@@ -49,6 +49,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     yield from _attention(facts)
     yield from _length(facts)
+    yield from _positions(facts)
     yield from _tokens(facts)
     left_out = getattr(facts.model.architecture, "dropout", ()) if facts.model else ()
     if left_out:
@@ -134,6 +135,19 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             f"samples of at most {longest:,} tokens, and max_length is {length:,}",
             "data.max_length",
             f"max_length: {longest}",
+        )
+
+
+def _positions(facts: Facts) -> Iterator[Diagnostic]:
+    """Check that the model has a position for each token of a sample."""
+    model, most, length = facts.model, facts.positions, facts.recipe.data.max_length
+    if model is not None and most is not None and length > most:
+        yield Diagnostic(
+            "W0822",
+            f"max_length is {length:,}, and {model.title} has {most:,} positions: it does not know the "
+            "positions of longer samples, and vLLM serves none of them",
+            "data.max_length",
+            f"max_length: {most}",
         )
 
 

@@ -8,7 +8,13 @@ import re
 from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.run_length import ENOUGH_STEPS, steps_left, warmup_steps
+from recipec.compiler.lowering.run_length import (
+    ENOUGH_STEPS,
+    FEW_SAMPLES_EPOCHS,
+    MOST_EPOCHS,
+    steps_left,
+    warmup_steps,
+)
 from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.wording import line, listing, plural
 from recipec.runtime.model.adapters import matches
@@ -25,9 +31,6 @@ HIGHEST_RATE = 1e-2
 
 BY_SIGN = ("adamw", "lion")
 """Optimizers whose step size is the learning rate, whatever the gradient's size."""
-
-MOST_EPOCHS = 10
-"""Above this number of passes, the model tends to memorize the samples."""
 
 SIZES = range(64, 0, -1)
 """Suggested micro-batch sizes, the largest first."""
@@ -187,6 +190,33 @@ def _muon(facts: Facts) -> Iterator[Diagnostic]:
     yield Diagnostic("E0523", f"muon does not train {what}", "train.optimizer.name", help)
 
 
+def _few_steps(facts: Facts, most: str) -> Iterator[Diagnostic]:
+    """Report too few optimizer steps: a note where the recipe can give no more of them.
+
+    Args:
+        most: the number of steps in words.
+    """
+    train, data = facts.recipe.train, facts.recipe.data
+    given = train.epochs or 1
+    epochs = math.ceil(ENOUGH_STEPS * given / (facts.length.least or 1))
+    place = facts.first_given("train.epochs", "train.global_batch_size", "data.train")
+    few = f"the run has {most}, and with fewer than {ENOUGH_STEPS} steps a model hardly learns"
+    least = 2 if train.objective == "kto" else 1
+    smallest = train.micro_batch_size == least and train.global_batch_size == least * facts.data_parallel
+    if smallest and given >= FEW_SAMPLES_EPOCHS and epochs > MOST_EPOCHS:
+        yield Diagnostic("N0527", f"{few}: the samples are too few", "data.train", "give more samples")
+        return
+    packed = ", or a smaller data.max_length, since samples are packed into rows of that length"
+    overfits = ", because with so many epochs the model overfits"
+    yield Diagnostic(
+        "W0513",
+        few,
+        place,
+        f"{line('train.epochs', epochs, place)}; or a smaller train.global_batch_size"
+        f"{packed if data.packing else ''}; or more samples{overfits if epochs > MOST_EPOCHS else ''}",
+    )
+
+
 def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
     recipe, train = facts.recipe, facts.recipe.train
     optimizer = train.optimizer
@@ -329,20 +359,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             shorter,
         )
     if train.steps is None and steps < ENOUGH_STEPS:
-        epochs = math.ceil(ENOUGH_STEPS * (train.epochs or 1) / (length.least or 1))
-        place = facts.first_given("train.epochs", "train.global_batch_size", "data.train")
-        packed = (
-            ", or a smaller data.max_length, since samples are packed into rows of that length"
-            if recipe.data.packing
-            else ""
-        )
-        yield Diagnostic(
-            "W0513",
-            f"the run has {most}{source}, and with fewer than {ENOUGH_STEPS} steps a model hardly learns",
-            place,
-            f"{line('train.epochs', epochs, place)}; or a smaller train.global_batch_size{packed}; or more "
-            f"samples{'' if epochs <= MOST_EPOCHS else ', because with so many epochs the model overfits'}",
-        )
+        yield from _few_steps(facts, f"{most}{source}")
     place = facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train")
     if recipe.checkpoint.every_steps > steps:
         yield Diagnostic(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -37,15 +36,19 @@ def new(
     ] = None,
     accelerator: Annotated[
         str | None,
-        typer.Option("--accelerator", metavar="NAME", help="The machine that trains, such as v6e-8."),
+        typer.Option(
+            "--accelerator",
+            metavar="NAME",
+            help="The machine that trains, such as v6e-8; v6e alone is the cheapest that fits.",
+        ),
     ] = None,
     data: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--data",
             metavar="PATH",
-            help="A file of samples, or hf://OWNER/NAME. Without it the recipe names data/train.jsonl, "
-            "which you add later.",
+            help="A file of samples, or hf://OWNER/NAME; may be repeated. Without it the recipe names "
+            "data/train.jsonl, which you add later.",
         ),
     ] = None,
     format: Annotated[
@@ -69,7 +72,8 @@ def new(
             "-o",
             "--output",
             metavar="DIR",
-            help="The recipe's folder; by default recipes, or this folder if it contains the data.",
+            help="The recipe's folder; by default recipes, or this folder if it contains the data. Data "
+            "outside of it gets a link in its data folder.",
         ),
     ] = None,
     github: Annotated[
@@ -85,15 +89,20 @@ def new(
     """
     from recipec.compiler.lowering.catalog import is_directory
     from recipec.compiler.new import ask, hooks, recipe
-    from recipec.compiler.new.machines import named
-    from recipec.compiler.new.models import NewModels
-    from recipec.compiler.new.source import as_turns, placed
+    from recipec.compiler.new.files import linked
+    from recipec.compiler.new.machines import generation_of, named, of_generation
+    from recipec.compiler.new.models import NewModels, completed
+    from recipec.compiler.new.source import as_turns, combined, placed
 
     asking = ask.possible()
     _demand(asking, model, accelerator)
     if refused := recipe.refusal_of_name(name):
         raise typer.BadParameter(refused, param_hint="NAME")
-    source = _source(data, format) if data is not None or not asking else None
+    source = None
+    if data:
+        source = combined([_source(path, format) for path in data])
+    elif not asking:
+        source = _source(None, format)
     if source is not None:
         _target(name, output, source)  # before anything is asked
     from tempfile import TemporaryDirectory
@@ -108,24 +117,37 @@ def new(
 
         if model is None:
             model = ask.model(look)
-        machine = ask.accelerator(look(model), method) if accelerator is None else named(accelerator)
-        source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
+        elif (whole := completed(model)) != model:
+            note(f"note: {model} is {whole}")
+            model = whole
+        if accelerator is None:
+            machine = ask.accelerator(look(model), method)
+        elif (generation := generation_of(accelerator)) is not None:
+            machine = of_generation(look(model), generation, method)
+        else:
+            machine = named(accelerator)
+        source = source or ask.data(lambda text: _source(text, format))
         target = _target(name, output, source)
         spelled = recipe.spelled(model, target.parent)
         if brought := models.settle(spelled, target.parent):
             tell(brought)
     usual = recipe.usual_format(spelled, method, target)
-    source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
+    turned = source.parts if usual == "text" else tuple(as_turns(part) for part in source.parts)
+    first, *others = (_with_format(part, usual, asking) for part in turned)
+    source = replace(source, format=first.format, fields=first.fields, others=tuple(others))
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
     if asking and not (github or pre_commit) and (hooks.root(target.parent) / ".git").exists():
         github = ask.confirm("Should GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Should pre-commit check them before each commit?")
-    if columns := source.columns_read():
-        tell(f"{source.path}: {columns}")
-    asked = recipe.NewRecipeOptions(
-        name, spelled, machine, method, placed(source, target.parent), server, target
-    )
-    _write(recipe.make(asked), target, github, pre_commit)
+    for part in source.parts:
+        if columns := part.columns_read():
+            tell(f"{part.path}: {columns}")
+    source, links = placed(source, target.parent)
+    asked = recipe.NewRecipeOptions(name, spelled, machine, method, source, server, target)
+    with linked(links):
+        _write(recipe.make(asked), target, github, pre_commit)
+    for path, place in links.items():
+        tell(f"{path}: a link to {place}; on another machine, put the data there")
 
 
 def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:
@@ -173,39 +195,18 @@ def _target(name: str, output: Path | None, source: NewData) -> Path:
     return target
 
 
-def _within_reach(source: NewData, output: Path | None) -> NewData:
-    """The source, where there is a folder for its recipe; what is raised is that folder's."""
-    _folder(output, source)
-    return source
-
-
 def _folder(output: Path | None, source: NewData) -> Path:
-    """The recipe's folder: its data has to lie below it.
+    """The recipe's folder: the first that has the most of the data below it."""
+    from recipec.compiler.new.source import is_within
 
-    Raises:
-        ArtifactError: it does not.
-    """
-    from recipec.compiler.errors import ArtifactError
-
-    folders = _folders(output)
-    local = "://" not in source.path and Path(source.path).exists()
-    fitting = [one for one in folders if not local or _within(Path(source.path), one)]
-    if not fitting:
-        way = "run the command in a folder above it" if output is None else "name a folder above it with -o"
-        raise ArtifactError(
-            f"{source.path} is outside of {output or 'this folder'}, below which the recipe's data must be",
-            f"copy it there, or {way}",
-        )
-    return fitting[0]
+    local = [Path(part.path) for part in source.parts if "://" not in part.path]
+    local = [path for path in local if path.exists()]
+    return max(_folders(output), key=lambda folder: sum(is_within(path, folder) for path in local))
 
 
 def _folders(output: Path | None) -> list[Path]:
     """Where a recipe may lie."""
     return [FOLDER, Path()] if output is None else [output]
-
-
-def _within(path: Path, folder: Path) -> bool:
-    return not os.path.relpath(os.path.abspath(path), os.path.abspath(folder)).startswith("..")
 
 
 def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
@@ -268,6 +269,11 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         tell(f"{path}: extended")
     for path in left:
         note(f"note: {path} exists with other content, and was not changed")
+    for few in (item for item in made.diagnostics if item.code == "N0527"):
+        note(f"note: {few.message}; {few.help}")
+    if not d.sure:
+        may = f"by calculation it may not fit {d.accelerator.name}"
+        note(f"note: {may}: run `recipe plan` before you train")
     file = quote(str(target))
     note(f"next: `recipe plan {file}` shows memory, time and price; `recipe build {file}` writes the scripts")
 

@@ -109,15 +109,19 @@ def entries() -> Mapping[str, Mapping[str, Any]]:
     An entry with `like` takes its missing values from the entry named there.
     """
     data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
-    return {name: _whole(entry, data) for name, entry in data.items()}
+    return {name: whole(entry, data) for name, entry in data.items()}
 
 
-def _whole(entry: dict[str, Any], data: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def whole(entry: dict[str, Any], data: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return an entry of data/models.json with the values of the entry that it is like."""
     if "like" not in entry:
         return entry
     other = data[entry["like"]]
     own = {key: value for key, value in entry.items() if key != "like"}
-    return {**other, **own, "config": {**other["config"], **entry.get("config", {})}}
+    config = {**other["config"], **entry.get("config", {})}
+    if "text_config" in other["config"]:
+        config["text_config"] = {**other["config"]["text_config"], **config["text_config"]}
+    return {**other, **own, "config": config}
 
 
 def is_directory(model_id: str) -> bool:
@@ -339,12 +343,24 @@ def title(model_id: str) -> str:
     return " ".join([first, *words[1:]])
 
 
-@functools.cache
 def causal_models() -> Mapping[str, bool]:
     """Return the model types for which transformers itself has a causal model in the layout that is read
     here, and whether that model keeps samples that share a row apart."""
-    data: dict[str, dict[str, bool]] = json.loads(CAUSAL.read_text(encoding="utf-8"))
-    return data["packed"]
+    packed: dict[str, bool] = _causal()["packed"]
+    return packed
+
+
+def default_positions() -> Mapping[str, int]:
+    """Return the positions of transformers' config classes, by model type, for a config.json that says
+    none."""
+    positions: dict[str, int] = _causal()["positions"]
+    return positions
+
+
+@functools.cache
+def _causal() -> Mapping[str, Any]:
+    data: dict[str, Any] = json.loads(CAUSAL.read_text(encoding="utf-8"))
+    return data
 
 
 def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shapes | None]) -> Shapes:

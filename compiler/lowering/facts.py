@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from recipec.compiler.lowering import catalog, families, hardware
 from recipec.compiler.lowering.added import command
 from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
 from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
@@ -87,6 +88,11 @@ class Facts:
     def length(self) -> Length:
         """The length of the run, and what the local data shows about it."""
         return run_length(self.recipe, self.folder)
+
+    @cached_property
+    def positions(self) -> int | None:
+        """The most tokens of a sequence that the model has positions for; None where it is not known."""
+        return None if self.model is None else positions(self.model)
 
     @property
     def replicates(self) -> bool:
@@ -177,7 +183,7 @@ def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
     accelerator = _accelerator(recipe, found)
     serve_accelerator = _serve_accelerator(recipe, found)
     layers = _layers(recipe, model, found)
-    recipe = _targets(recipe, model)
+    recipe = _within_positions(_targets(recipe, model), model)
     return Facts(recipe, source, model, accelerator, serve_accelerator, layers), found
 
 
@@ -190,6 +196,24 @@ def _targets(recipe: Recipe, model: catalog.Model | None) -> Recipe:
     usual = [name for name in recipe.lora.targets if name in names]
     targets = [*usual, *(name for name in names if name not in usual)]
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})
+
+
+LENGTHS = (("data", "max_length"), ("serve", "max_model_len"))
+"""Lengths of the language whose defaults are longer than some models' positions."""
+
+
+def _within_positions(recipe: Recipe, model: catalog.Model | None) -> Recipe:
+    """Shorten the lengths that the recipe leaves to their defaults to the model's positions."""
+    most = None if model is None else positions(model)
+    for name, key in LENGTHS:
+        section = getattr(recipe, name)
+        if most is None or section is None or key in section.model_fields_set:
+            continue
+        if getattr(section, key) > most:
+            shorter = section.model_copy(update={key: most})
+            shorter.model_fields_set.discard(key)
+            recipe = recipe.model_copy(update={name: shorter})
+    return recipe
 
 
 def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Model | None:

@@ -35,36 +35,50 @@ def first_rows(file: Path) -> list[dict[str, Any]] | None:
         return None
     if not file.is_file():
         raise ValueError("it is not a regular file")
+    rows = all_rows(file)
+    return None if rows is None else list(islice(rows, LOOKED_AT))
+
+
+def all_rows(file: Path, most: int = MOST) -> Iterator[dict[str, Any]] | None:
+    """Read the rows of a file one after the other; None for a format that this environment cannot read.
+
+    Args:
+        most: the number of characters that are read of a line, or of a file that is one JSON list.
+
+    Raises:
+        OSError, EOFError, ValueError, RecursionError, csv.Error: while it is read, as for `first_rows`.
+    """
     name = file.name.lower()
     kind = name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet" and find_spec("pyarrow"):
         return _parquet(file)
-    if kind not in ("jsonl", "json", "csv"):
-        return None
-    csv.field_size_limit(MOST)  # 131,072 characters of a cell by default
-    with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
+    return _text_rows(file, kind, most) if kind in ("jsonl", "json", "csv") else None
+
+
+def _text_rows(file: Path, kind: str, most: int) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(most)  # 131,072 characters of a cell by default
+    with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        rows = csv.DictReader(text) if kind == "csv" else _json_rows(text, kind)
-        return list(islice(rows, LOOKED_AT))
+        yield from csv.DictReader(text) if kind == "csv" else _json_rows(text, kind, most)
 
 
-def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
+def _json_rows(text: io.TextIOWrapper, kind: str, most: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file with one object per line, or with one list of objects.
 
     Raises:
         ValueError: a line is not an object, or the list is not valid JSON; the message has the position.
     """
     listed = kind == "json"
-    for number, line in enumerate(iter(lambda: text.readline(MOST), ""), 1):
+    for number, line in enumerate(iter(lambda: text.readline(most), ""), 1):
         if not line.strip():
             continue
         if listed and line.lstrip().startswith("["):
-            whole = line + text.read(MOST)
-            if len(whole) >= MOST:
+            whole = line + text.read(most)
+            if len(whole) >= most:
                 raise ValueError("it is one JSON list of more than 8 MB: write it as .jsonl")
             yield from (row for row in _value(whole, number) if isinstance(row, dict))
             return
-        if len(line) == MOST:
+        if len(line) == most:
             raise ValueError(f"line {number} has more than 8 MB")
         row, listed = _value(line, number), False
         if not isinstance(row, dict):
@@ -81,12 +95,12 @@ def _value(text: str, number: int) -> Any:
         raise ValueError(f"it is not JSON at {place}: {error.msg}") from None
 
 
-def _parquet(file: Path) -> list[dict[str, Any]]:
+def _parquet(file: Path) -> Iterator[dict[str, Any]]:
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import ParquetFile
 
     try:
-        batch = next(ParquetFile(file).iter_batches(LOOKED_AT), None)
+        for batch in ParquetFile(file).iter_batches(LOOKED_AT):
+            yield from batch.to_pylist()
     except ArrowInvalid as error:
         raise ValueError(str(error)) from None
-    return [] if batch is None else batch.to_pylist()

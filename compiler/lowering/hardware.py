@@ -230,7 +230,7 @@ def from_name(name: str) -> Accelerator:
     Raises:
         UnknownAccelerator: the catalog does not have it.
     """
-    match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
+    match = re.fullmatch(r"([a-z][a-z0-9-]*)-([1-9][0-9]{0,5})", name.strip().lower())
     generation = known_generation(match[1]) if match else ""
     if match and generation == "cpu" and len(match[2]) > 3:
         raise UnknownAccelerator(f"`{name}` is too many virtual devices", "cpu-1 to cpu-999; cpu-8 is usual")

@@ -3,17 +3,19 @@
 With `train.steps` the length is exact. With `train.epochs` it follows from the number of rows that the
 samples fill. Where the data and its tokenizer are on this machine, the code of train.py counts the rows
 (nothing is downloaded, no weights are needed, jax is not imported). Otherwise the length is a range,
-estimated from the characters of local JSON-lines files. Hours come from the user, from a run's metrics, or
+estimated from the characters of local files. Hours come from the user, from a run's metrics, or
 from steps times the step time of a plan.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,13 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.preview import PACKAGES
 from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.first_rows import all_rows
 from recipec.compiler.lowering.sources import escapes
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.plan import store
 from recipec.compiler.plan.at_hand import AtHand, PlainTokenizer, Subject, Unavailable, contents, look
 from recipec.compiler.wording import plural
+from recipec.runtime.data.places import kind_of
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 if TYPE_CHECKING:
@@ -57,6 +61,10 @@ SPILL = 1.25
 ENOUGH_STEPS = 50
 """Below this number of optimizer steps, a run hardly learns."""
 
+FEW_SAMPLES_EPOCHS, MOST_EPOCHS = 5, 10
+"""Passes over the data: for samples so few that no number of passes gives enough steps, and the number from
+which on a model overfits."""
+
 QUICK_PACKAGES = ("numpy", "tokenizers", "huggingface_hub")
 """Packages that counting needs without transformers, whose import takes seconds."""
 
@@ -70,7 +78,7 @@ NOT_COUNTED = "Evaluation, checkpoints, start-up and compilation are not counted
 
 @dataclass(frozen=True)
 class LocalData:
-    """What local JSON-lines files show.
+    """What local data files show.
 
     Attributes:
         rows: of all files together, up to each source's limit.
@@ -227,24 +235,30 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
 
 
 def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
-    """Count the rows of local JSON-lines files; None if one is elsewhere, missing or too large."""
+    """Count the rows of local files.
+
+    Returns:
+        None if one is elsewhere, missing, broken or too large, or if this environment cannot read its
+        format.
+    """
     rows, drawn, size = 0, 0, 0
     lengths: list[tuple[int, int]] = []
     for source in sources:
         file = folder / source.path
-        if "://" in source.path or not source.path.endswith(".jsonl"):
+        if "://" in source.path or kind_of(source.path) is None:
             return None
         try:
             size += file.stat().st_size
             if size > LARGEST or not file.is_file():
                 return None
-            content = file.read_bytes()
-        except (OSError, ValueError):
+            counted = _counted_rows(file, source.limit)
+        except (OSError, EOFError, ValueError, RecursionError, csv.Error):
             return None
-        lines = [line for line in content.splitlines() if line.strip()][: source.limit]
-        rows += len(lines)
-        drawn += math.ceil(source.weight * len(lines))
-        lengths += [_size(line) for line in lines[:SAMPLED]]
+        if counted is None:
+            return None
+        rows += counted[0]
+        drawn += math.ceil(source.weight * counted[0])
+        lengths += counted[1]
     count = max(1, len(lengths))
     characters, turns = (
         sum(numbers) / count for numbers in (zip(*lengths, strict=True) if lengths else ([], []))
@@ -252,6 +266,22 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
     low = characters / MOST_CHARACTERS + turns * FEWEST_MARKERS
     high = characters / FEWEST_CHARACTERS + turns * MOST_MARKERS
     return LocalData(rows, (low, high), drawn)
+
+
+def _counted_rows(file: Path, limit: int | None) -> tuple[int, list[tuple[int, int]]] | None:
+    """Return the rows of a file, and the sizes of its first ones; None for a format that is not read here."""
+    if file.name.endswith(".jsonl"):  # counted without parsing
+        lines = [line for line in file.read_bytes().splitlines() if line.strip()][:limit]
+        return len(lines), [_size(line) for line in lines[:SAMPLED]]
+    found = all_rows(file, LARGEST)
+    if found is None:
+        return None
+    count, sizes = 0, []
+    for row in islice(found, limit):
+        count += 1
+        if count <= SAMPLED:
+            sizes.append((_text_length(row), _turns(row)))
+    return count, sizes
 
 
 def _size(line: bytes) -> tuple[int, int]:

@@ -15,7 +15,17 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.new.draft import Probe
-from recipec.compiler.new.machines import TITLES, Fit, fit, machines, named
+from recipec.compiler.new.machines import (
+    Fit,
+    cheapest,
+    fit,
+    generation_of,
+    largest,
+    machines,
+    named,
+    of_generation,
+)
+from recipec.compiler.new.models import completed
 from recipec.compiler.new.source import PLACEHOLDER
 from recipec.compiler.terminal import console
 
@@ -37,7 +47,7 @@ def model(check: Callable[[str], Probe]) -> str:
     print("Which model? A Hugging Face id, or a directory with a checkpoint. Tab completes.")
 
     def checked(text: str) -> str:
-        whole = _whole(text.strip(), known)
+        whole = completed(text.strip())
         _or_again(check, whole)
         return whole
 
@@ -55,14 +65,18 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
         )
     _table(list(fitting.values()), [one.accelerator.name for one in found if not one.method])
 
+    def machine_of(text: str) -> Accelerator:
+        generation = generation_of(text)
+        return named(text) if generation is None else of_generation(probe, generation, method)
+
     def checked(text: str) -> Accelerator:
-        machine: Accelerator = _or_again(named, text)
+        machine: Accelerator = _or_again(machine_of, text)
         if fit(probe, machine, method).method is None:
             raise typer.BadParameter(f"{machine.name} is too small: choose one of the table")
         return machine
 
     with _completing(lambda start: [name for name in fitting if name.startswith(start)]):
-        return _prompt("Accelerator", checked, default=_cheapest(list(fitting.values())))
+        return _prompt("Accelerator", checked, default=cheapest(list(fitting.values())).name)
 
 
 def data(look: Callable[[str], Any]) -> Any:
@@ -106,7 +120,8 @@ def server(text: str) -> Accelerator | None:
     """
     if text.strip() == NO_SERVER:
         return None
-    machine = named(text)
+    generation = generation_of(text)
+    machine = named(text) if generation is None else largest(generation)
     if machine.platform != "tpu":
         raise ArtifactError(f"vllm-tpu does not serve on {machine.name}", f"name a TPU, or {NO_SERVER}")
     return machine
@@ -135,23 +150,6 @@ def _or_again(check: Callable[[str], Any], text: str) -> Any:
         raise typer.BadParameter(f"{error}; {error.help}" if error.help else str(error)) from None
 
 
-def _whole(text: str, known: Sequence[str]) -> str:
-    """Complete an id given by its last part or in another case, if exactly one model matches."""
-    if text in known or catalog.is_directory(text):
-        return text
-    lower = text.lower()
-    same = [name for name in known if lower in (name.lower(), name.lower().rpartition("/")[2])]
-    return same[0] if len(same) == 1 else text
-
-
-def _cheapest(found: Sequence[Fit]) -> str:
-    """Return the least expensive machine, preferring those that do not need a quantized base model."""
-    priced = [one for one in found if one.accelerator.usd_per_hour is not None]
-    plain = [one for one in priced if one.method != "qlora"]
-    best = min(plain or priced or found, key=lambda one: one.accelerator.usd_per_hour or 0)
-    return best.accelerator.name
-
-
 def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
     """Print the machines: their chips, each device's memory, their list price and the method that fits."""
     from rich import box
@@ -175,7 +173,7 @@ def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
             str(machine.chips) if tpu else "-",
             f"{machine.hbm_bytes_per_device / 2**30:g}" if tpu else "-",
             f"{price:.2f}" if price is not None else "-",
-            TITLES[one.method or "lora"],
+            one.way(),
         )
     shown = console(sys.stdout)
     shown.print(table)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.run_length import ENOUGH_STEPS, Length
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, FEW_SAMPLES_EPOCHS, MOST_EPOCHS, Length
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.plan.bound import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
 from recipec.compiler.port.mesh import arrangements
@@ -82,6 +82,11 @@ class Draft:
         flash = self.probe.program.family.flash_attention
         return "splash" if self.accelerator.platform == "tpu" and flash else "dot"
 
+    @property
+    def sure(self) -> bool:
+        """Whether the draft fits even if the step takes the most memory that the estimate allows for."""
+        return fits(self.accelerator, self.need.most)
+
     @cached_property
     def need(self) -> Need:
         """The memory that a step takes on one device, as an estimate."""
@@ -113,16 +118,25 @@ def drafts(
     """Yield the configurations that fit, the best first.
 
     Configurations with more tp come last. They are for models that fsdp alone cannot split or cannot make
-    fit.
+    fit. If none fits by the upper bound of its memory, yield those that save the most memory and fit by the
+    estimate itself. Only a plan can tell whether they fit.
 
     Args:
         probe: with adapters, or without them for `full`.
         method: None for LoRA, or QLoRA if LoRA does not fit.
         longest: estimated length of the data's longest row, in tokens.
     """
-    methods, lengths = _methods(method), _lengths(accelerator, longest)
-    most = getattr(probe.program.architecture, "longest", None) or lengths[0]
-    lengths = [length for length in lengths if length <= most]
+    found = False
+    for draft in _sure(probe, accelerator, method, longest):
+        found = True
+        yield draft
+    if not found:
+        yield from _unsure(probe, accelerator, method, longest)
+
+
+def _sure(probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None) -> Iterator[Draft]:
+    """Yield the configurations that fit by the upper bound of their memory, the best first."""
+    methods, lengths = _methods(method), _within(probe, _lengths(accelerator, longest))
     ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
     roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
     tried = [(way, one, roomy) for way in ways for one in methods]
@@ -136,8 +150,33 @@ def drafts(
             yield found
 
 
+def _unsure(
+    probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None
+) -> Iterator[Draft]:
+    """Yield the configurations that save the most memory, and fit by the estimate."""
+    name, quantize = _methods(method)[-1]
+    batch, micro = _rows(name, accelerator.devices), FEWEST.get(name, 1)
+    # Shorter rows than the data needs would leave samples out.
+    wanted = [SHORTEST] if longest is None else _lengths(accelerator, longest)
+    for length in _within(probe, wanted):
+        for way in arrangements(accelerator.devices, batch, 1):
+            least = Draft(
+                probe, accelerator, name, quantize, way.fsdp, way.tp, POLICIES[-1], micro, batch, length
+            )
+            whole = batch % (way.fsdp * micro) == 0
+            if whole and fits(accelerator, least.need.total / (1 - HEADROOM)):
+                yield least
+
+
+def _within(probe: Probe, lengths: Sequence[int]) -> list[int]:
+    """Return the lengths of rows for which the model has positions, at least one."""
+    limits = (probe.positions, getattr(probe.program.architecture, "longest", None))
+    most = min((limit for limit in limits if limit is not None), default=lengths[0])
+    return sorted({min(length, most) for length in lengths}, reverse=True)
+
+
 def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) -> float:
-    """Return the bytes per device of the configuration that needs the least memory."""
+    """Return the bytes per device of the configuration that needs the least memory, by the estimate."""
     name, quantize = _methods(method)[-1]
     devices = accelerator.devices
     rows = _rows(name, devices)
@@ -184,7 +223,7 @@ def _first(start: Draft, lengths: Sequence[int]) -> Draft | None:
                     continue
                 found = replace(start, policy=policy, micro=micro, length=length)
                 enough = best is not None and micro * length > MOST_TOKENS
-                if enough or not fits(start.accelerator, found.need):
+                if enough or not found.sure:
                     break
                 best = found
             if best is not None:
@@ -219,7 +258,11 @@ LOSS_BYTES = 2**30
 """Bytes of one chunk's float32 logits with their gradient, and of smaller buffers."""
 
 HEADROOM = 0.15
-"""Share of the memory that an estimate has to leave free."""
+"""Share of the memory that an estimate has to leave free where its upper bound does not fit."""
+
+LEAST_SHARE: dict[str, float] = {"none": 0.92, "save_attention": 0.3, "decoder": 0.59}
+"""The least that the estimate was of a plan's memory, by policy, over the plans of recipes/estimates.json
+(2026-11-28). The upper bound of a step's memory is the estimate divided by it."""
 
 
 @dataclass(frozen=True)
@@ -229,17 +272,24 @@ class Need:
     Attributes:
         state: weights, adapters and the optimizer's state.
         total: of the whole step.
+        most: the upper bound of the whole step, which no recorded plan exceeds.
     """
 
     state: float
     total: float
+    most: float
 
 
 @dataclass
 class Probe:
-    """A model as a program on one device, with what is the same in every configuration."""
+    """A model as a program on one device, with what is the same in every configuration.
+
+    Attributes:
+        positions: the most tokens of a sequence that the model has positions for; None if not known.
+    """
 
     program: Program
+    positions: int | None = None
     _shapes: dict[int, Shapes] = field(default_factory=dict)
 
     def shapes(self, length: int) -> Shapes:
@@ -268,15 +318,16 @@ def estimated(probe: Probe, program: Program) -> Need:
     policy, length = program.recipe.remat.policy, program.recipe.data.max_length
     state = state_bytes(program)
     if program.accelerator.platform == "cpu":
-        return Need(state, state)
+        return Need(state, state, state)
     kept = kept_bytes(program, probe.shapes(length), length) * KEPT.get(policy, 1.0)
-    return Need(state, state + kept + _working(probe, program, policy == "none"))
+    total = state + kept + _working(probe, program, policy == "none")
+    return Need(state, total, total / LEAST_SHARE.get(policy, min(LEAST_SHARE.values())))
 
 
-def fits(accelerator: Accelerator, needed: Need) -> bool:
-    """Return whether a step fits a device with room to spare. CPU devices share the host's memory."""
+def fits(accelerator: Accelerator, needed: float) -> bool:
+    """Return whether a step of `needed` bytes fits a device. CPU devices share the host's memory."""
     available = accelerator.hbm_bytes_per_device
-    return not available or needed.total <= available * (1 - HEADROOM)
+    return not available or needed <= available
 
 
 def _working(probe: Probe, program: Program, kept_whole: bool) -> float:
@@ -304,8 +355,8 @@ def _numbers(program: Program, layer: Layer) -> float:
     return 2.0 * program.architecture.hidden_size + layer.attended + sum(layer.products.values())
 
 
-USUAL_EPOCHS, MOST_EPOCHS = 3, 5
-"""Passes over the data: the most with the usual batch, and the most for little data."""
+USUAL_EPOCHS = 3
+"""Passes over the data: the most with the usual batch. Little data takes up to MOST_EPOCHS."""
 
 EVERY = 100
 """Steps between evaluations, and between checkpoints, of a run that is long enough."""
@@ -351,6 +402,9 @@ def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length
         found = length(chosen)
         if (found.least or 0) >= ENOUGH_STEPS:
             break
+    else:
+        chosen = chosen._replace(epochs=FEW_SAMPLES_EPOCHS)
+        found = length(chosen)
     said = found.words()
     if (found.steps or 0) < ENOUGH_STEPS:
         said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from recipec.compiler.artifacts.writing import umask
@@ -41,10 +42,7 @@ def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
     staged: dict[Path, str] = {}
     try:
         for target, text in {**files, **replaced}.items():
-            for folder in reversed([target.parent, *target.parent.parents]):
-                if not folder.is_dir():
-                    folder.mkdir()
-                    made.append(folder)
+            _make_folders(target, made)
             staged[target] = _stage(target, text)
         with uninterrupted():
             for target in [*files, *replaced]:
@@ -54,9 +52,41 @@ def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
     except BaseException:
         for name in staged.values():
             Path(name).unlink(missing_ok=True)
-        for path in reversed(made):
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        _remove(made)
         raise
+
+
+@contextmanager
+def linked(links: Mapping[Path, Path]) -> Iterator[None]:
+    """Make symbolic links; remove them if the block raises.
+
+    Args:
+        links: targets by path; none of the paths exists yet.
+    """
+    made: list[Path] = []
+    try:
+        for link, target in links.items():
+            _make_folders(link, made)
+            link.symlink_to(target)
+            made.append(link)
+        yield
+    except BaseException:
+        _remove(made)
+        raise
+
+
+def _make_folders(path: Path, made: list[Path]) -> None:
+    """Make the folders that a path needs, and add them to `made`."""
+    for folder in reversed(path.parents):
+        if not folder.is_dir():
+            folder.mkdir()
+            made.append(folder)
+
+
+def _remove(made: Sequence[Path]) -> None:
+    """Remove files, links and folders in the reverse of the order in which they were made."""
+    for path in reversed(made):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def _stage(target: Path, text: str) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name, known_names
+from recipec.compiler.lowering.hardware import (
+    Accelerator,
+    UnknownAccelerator,
+    from_name,
+    generations,
+    known_generation,
+    known_names,
+)
 from recipec.compiler.new.draft import HEADROOM, Probe, drafts, smallest_need
 from recipec.compiler.new.new_recipe_text import gib
 from recipec.compiler.wording import listing
@@ -20,10 +27,19 @@ TITLES = {"lora": "LoRA", "qlora": "QLoRA", "dpo": "DPO", "kto": "KTO", "full": 
 
 @dataclass(frozen=True)
 class Fit:
-    """A machine, and the method that fits it; None if no method does."""
+    """A machine, and the method that fits it; None if no method does.
+
+    Attributes:
+        sure: whether it fits by the upper bound of its memory; if not, only a plan can tell.
+    """
 
     accelerator: Accelerator
     method: str | None
+    sure: bool = True
+
+    def way(self) -> str:
+        """ "LoRA", or "QLoRA, if `recipe plan` confirms it"."""
+        return TITLES[self.method or "lora"] + ("" if self.sure else ", if `recipe plan` confirms it")
 
 
 def named(name: str) -> Accelerator:
@@ -38,6 +54,39 @@ def named(name: str) -> Accelerator:
         raise ArtifactError(str(error), error.help) from None
 
 
+def generation_of(name: str) -> str | None:
+    """Return the generation that a name without a size stands for: "v6e" for v6e or trillium; None for any
+    other name."""
+    known = known_generation(name.strip().lower())
+    return known if known in generations() else None
+
+
+def of_generation(probe: Probe, generation: str, method: str | None) -> Accelerator:
+    """Return the cheapest machine of a generation on which a model fits, as `cheapest` does.
+
+    Raises:
+        ArtifactError: when it fits none with a single host.
+    """
+    sizes = [machine for machine in machines() if machine.generation == generation]
+    fitting = [found for machine in sizes if (found := fit(probe, machine, method)).method]
+    if not fitting:
+        raise refusal(probe, sizes[-1], method)
+    return cheapest(fitting)
+
+
+def cheapest(found: Sequence[Fit]) -> Accelerator:
+    """Return the least expensive machine, preferring those that surely fit and need no quantized base."""
+    sure = [one for one in found if one.sure] or found
+    plain = [one for one in sure if one.method != "qlora"] or sure
+    priced = [one for one in plain if one.accelerator.usd_per_hour is not None] or plain
+    return min((one.accelerator for one in priced), key=lambda machine: machine.usd_per_hour or 0)
+
+
+def largest(generation: str) -> Accelerator:
+    """Return the largest machine of a generation with a single host."""
+    return [machine for machine in machines() if machine.generation == generation][-1]
+
+
 def machines() -> Iterator[Accelerator]:
     """Yield the machines with a single host, which suit a first run, and one of CPU devices."""
     for name in known_names():
@@ -50,7 +99,7 @@ def machines() -> Iterator[Accelerator]:
 def fit(probe: Probe, machine: Accelerator, method: str | None) -> Fit:
     """Return the machine with the method that fits a model on it."""
     draft = next(drafts(probe, machine, method), None)
-    return Fit(machine, draft.method if draft else None)
+    return Fit(machine, draft.method, draft.sure) if draft else Fit(machine, None)
 
 
 def refusal(
@@ -71,8 +120,11 @@ def refusal(
         else why.message
     )
     found = [fit(probe, other, method) for other in machines() if other.platform == "tpu"]
-    fitting = [f"{one.accelerator.name} ({TITLES[one.method]})" for one in found if one.method]
+    some = [one for one in found if one.method]
+    some = [one for one in some if one.sure] or some
+    fitting = [f"{one.accelerator.name} ({one.way()})" for one in some]
     ways = [f"it fits {listing(fitting, 'or')}"] if fitting else []
-    if method in ("lora", "full") and fit(probe, machine, "qlora").method:
+    smaller = fit(probe, machine, "qlora") if method in ("lora", "full") else Fit(machine, None)
+    if smaller.method and smaller.sure:
         ways.append(f"--method qlora fits {machine.name}")
     return ArtifactError(message, "; ".join(ways) or "choose a smaller model")

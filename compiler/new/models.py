@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,16 @@ from recipec.compiler.hub.refusals import HubNotReached
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import MODELS
 from recipec.runtime.model.families import UnsupportedCheckpoint
+
+
+def completed(text: str) -> str:
+    """Complete an id given by its last part, or in another case, if one model of the catalog matches."""
+    known = catalog.entries()
+    if text in known or catalog.is_directory(text) or os.path.isdir(text):
+        return text
+    lower = text.lower()
+    same = [name for name in known if lower in (name.lower(), name.lower().rpartition("/")[2])]
+    return same[0] if len(same) == 1 else text
 
 
 class NewModels:

@@ -91,15 +91,24 @@ def _header(c: Contents) -> Iterator[str]:
     yield f"{_title(c.model)}, {METHODS[c.draft.method]} on one {c.draft.accelerator.name}{served}."
     if c.draft.accelerator.platform == "tpu":
         yield ""
-        yield (
-            f"By calculation, a step takes about {gib(c.draft.need.total)} GiB of each device's "
-            f"{_available(c)}. "
-            f"`recipe plan {c.file}` has the compiler's figures, with the time and the price."
-        )
+        yield f"{_memory(c)} `recipe plan {c.file}` has the compiler's figures, with the time and the price."
     if c.source.path == PLACEHOLDER and c.source.rows is None:
         yield ""
         yield f"The data does not exist yet: write samples to {PLACEHOLDER} next to this file, one a line:"
         yield f"  {EXAMPLES[c.source.format or 'chat']}"
+
+
+def _memory(c: Contents) -> str:
+    """Say how much memory a step takes by calculation, and that no plan has confirmed it."""
+    need = c.draft.need
+    takes = f"{gib(need.total)} to {gib(need.most)} GiB of each device's {_available(c)}"
+    takes = f"By calculation, a step takes {takes}"
+    if c.draft.sure:
+        return f"{takes}, which no plan has confirmed yet."
+    return (
+        f"{takes}. This is the arrangement that needs the least memory, and it may not fit: plan it before "
+        "you train."
+    )
 
 
 def _model(c: Contents) -> Lines:
@@ -175,7 +184,7 @@ def _data(c: Contents) -> Lines:
     format = source.format or "chat"
     seen = "by its columns: " if source.seen else ""
     lines = {
-        "data.train": Line([{"path": source.path}]),
+        "data.train": Line([_source(source, part) for part in source.parts]),
         "data.format": Line(format, f"{seen}{HOLDS[format]}"),
     }
     if source.fields:
@@ -186,12 +195,26 @@ def _data(c: Contents) -> Lines:
         )
     longer = "longer samples are left out, and counted"
     if source.longest is not None:
-        of = "the rows" if (source.rows or 0) < LOOKED_AT else f"the first {LOOKED_AT} rows"
+        whole = all((part.rows or 0) < LOOKED_AT for part in source.parts)
+        each = " of each" if source.others else ""
+        of = "the rows" if whole else f"the first {LOOKED_AT} rows{each}"
         longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
+        if source.longest > d.length == d.probe.positions:
+            longer = f"the model's positions; {longer}"
     lines["data.max_length"] = Line(d.length, longer)
     if format not in ALONE:
         lines["data.packing"] = Line(True, "several samples share a row; each sees only itself")
     return lines
+
+
+def _source(first: NewData, part: NewData) -> dict[str, Any]:
+    """Return an entry of data.train: its path, and what differs from the first source."""
+    entry: dict[str, Any] = {"path": part.path}
+    if part.format is not None and part.format != first.format:
+        entry["format"] = part.format
+    if dict(part.fields) != dict(first.fields):
+        entry["fields"] = dict(part.fields)
+    return entry
 
 
 def _train(c: Contents) -> Lines:
@@ -223,7 +246,7 @@ def _why_recomputed(c: Contents) -> str:
     if c.draft.policy == "none":
         return "all activations fit next to the weights: nothing is computed twice"
     kept = "but its attention " if c.draft.policy == "save_attention" else ""
-    return f"each layer {kept}is computed again: its activations do not fit in {_available(c)}"
+    return f"each layer {kept}is computed again: its activations may not fit in {_available(c)}"
 
 
 def _rest(c: Contents) -> Lines:

@@ -13,6 +13,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Probe, RunShape, drafts, paced
@@ -153,12 +154,13 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     if program is None:
         assert problem is not None
         raise ArtifactError(problem.message, problem.help)
-    return Probe(program)
+    return Probe(program, positions(catalog.find(model, file.parent)))
 
 
 def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
     """Return a configuration's recipe with the server that has the fewest findings, or the first error."""
-    servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve))
+    most = draft.probe.positions
+    servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve, most))
     best: Made | None = None
     problem: Diagnostic | None = None
     idle = 0
@@ -215,11 +217,16 @@ LENGTHS = (16384, 8192, 4096)
 """Values for `max_model_len`, the longest first."""
 
 
-def _servers(accelerator: Accelerator) -> Iterator[dict[str, Any]]:
-    """Yield `serve` sections for a machine: fewest copies of the model first, then longest requests first."""
+def _servers(accelerator: Accelerator, most: int | None) -> Iterator[dict[str, Any]]:
+    """Yield `serve` sections for a machine: fewest copies of the model first, then longest requests first.
+
+    Args:
+        most: the model's positions; None if not known.
+    """
     cache = "fp8" if accelerator.fp8_kv_cache else "auto"
+    lengths = sorted({min(length, most or length) for length in LENGTHS}, reverse=True)
     for split in reversed(divisors(accelerator.devices)):
-        for length in LENGTHS:
+        for length in lengths:
             section: dict[str, Any] = {"accelerator": accelerator.name, "tensor_parallel_size": split}
             if split < accelerator.devices:
                 section["data_parallel_size"] = accelerator.devices // split

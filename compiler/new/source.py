@@ -30,6 +30,9 @@ LEARNED = ("completion", "response", "output")
 TRIED = 20
 """The number of first rows that are tried as each format."""
 
+LINKED = "data"
+"""The folder, next to a recipe, with links to data that lies elsewhere."""
+
 
 @dataclass(frozen=True)
 class NewData:
@@ -46,6 +49,7 @@ class NewData:
         columns: columns of the first row, if they match no format.
         reason: why the rows are not of the format that their columns suggest, if they are of none.
         sample: the rows that were read.
+        others: further sources; `longest` and `rows` are of all.
     """
 
     path: str
@@ -58,6 +62,12 @@ class NewData:
     columns: tuple[str, ...] = ()
     reason: str = ""
     sample: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    others: tuple[NewData, ...] = ()
+
+    @property
+    def parts(self) -> tuple[NewData, ...]:
+        """All sources."""
+        return (self, *self.others)
 
     def refused(self) -> ArtifactError:
         """Return the error for columns that match no format."""
@@ -136,6 +146,20 @@ def look(file: Path, format: str | None) -> NewData:
         return replace(new, columns=columns, reason=reason)
     turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
     return replace(new, format=found[0], seen=format is None, turns=turns, fields=found[1])
+
+
+def combined(sources: Sequence[NewData]) -> NewData:
+    """Return several sources as one: the first, with the others, and with the rows and the longest row of
+    all."""
+    first, *others = sources
+    lengths = [one.longest for one in sources if one.longest is not None]
+    rows = [one.rows for one in sources if one.rows is not None]
+    return replace(
+        first,
+        longest=max(lengths) if len(lengths) == len(sources) else None,
+        rows=sum(rows) if len(rows) == len(sources) else None,
+        others=tuple(others),
+    )
 
 
 Found = tuple[str, dict[str, str]]
@@ -242,12 +266,49 @@ def as_turns(source: NewData) -> NewData:
     return replace(source, format="instruction", fields=fields)
 
 
-def placed(source: NewData, folder: Path) -> NewData:
-    """Return the source with its path as a recipe in `folder` names it."""
-    if "://" in source.path or not Path(source.path).exists():  # still to be created next to the recipe
-        return source
-    relative = os.path.relpath(os.path.abspath(source.path), os.path.abspath(folder))
-    return replace(source, path=Path(relative).as_posix())
+def placed(source: NewData, folder: Path) -> tuple[NewData, dict[Path, Path]]:
+    """Return the source as a recipe in `folder` names it, and the links that this needs.
+
+    A recipe's data is below its folder. Data elsewhere gets a link in the folder's data/.
+
+    Raises:
+        ArtifactError: when something else is where a link would be.
+    """
+    parts: list[NewData] = []
+    links: dict[Path, Path] = {}
+    for one in source.parts:
+        if "://" in one.path or not Path(one.path).exists():  # still to be created next to the recipe
+            parts.append(one)
+            continue
+        file = Path(os.path.abspath(one.path))
+        if not is_within(file, folder):
+            link = folder / LINKED / file.name
+            if not link.exists() or not link.samefile(file):
+                links[link] = _free(link, file, links)
+            file = Path(os.path.abspath(link))
+        relative = os.path.relpath(file, os.path.abspath(folder))
+        parts.append(replace(one, path=Path(relative).as_posix()))
+    return replace(source, path=parts[0].path, others=tuple(parts[1:])), links
+
+
+def _free(link: Path, file: Path, links: Mapping[Path, Path]) -> Path:
+    """Return the target of a link: relative for a file of the project, which moves with it.
+
+    Raises:
+        ArtifactError: the link's place is taken.
+    """
+    if link in links or link.is_symlink() or link.exists():
+        raise ArtifactError(
+            f"{file} is outside of {link.parent.parent}, and a link to it needs {link}, which exists",
+            "rename one of the files, or choose another folder with -o",
+        )
+    inside = is_within(file, Path())
+    return Path(os.path.relpath(file, os.path.abspath(link.parent))) if inside else file
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Return whether a path is below a folder, by their names."""
+    return not os.path.relpath(os.path.abspath(path), os.path.abspath(folder)).startswith("..")
 
 
 def _tokens(row: Mapping[str, Any]) -> int:

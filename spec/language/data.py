@@ -269,7 +269,12 @@ class Data(Section):
         },
     )
     max_length: int = field(
-        "Length of a row; overlong sets what to do with longer samples.", 3072, unit="tokens", ge=8, le=2**20
+        "Length of a row, by default at most the model's positions; overlong sets what to do with longer "
+        "samples.",
+        3072,
+        unit="tokens",
+        ge=8,
+        le=2**20,
     )
     overlong: Overlong = field(
         "What to do with a sample longer than max_length: leave it out, cut its end off, stop, or, for text, "

@@ -78,7 +78,10 @@ class Serve(Section):
     tensor_parallel_size: int = field("Devices that share one replica.", 8, unit="devices", ge=1)
     data_parallel_size: int = field("Replicas of the model.", 1, unit="replicas", ge=1)
     max_model_len: int = field(
-        "Largest length of a prompt and its answer together.", 16384, unit="tokens", ge=1
+        "Largest length of a prompt and its answer together; by default at most the model's positions.",
+        16384,
+        unit="tokens",
+        ge=1,
     )
     max_num_seqs: int = field("Requests processed at once.", 64, unit="requests", ge=1)
     max_num_batched_tokens: int = field(

@@ -49,7 +49,7 @@ def test_description_says_if_the_number_counts_tensorcores() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["v5p", "v5p-0", "v5p-4", "v7-8", "cpu", "cpu-0", "cpu-1000000000", "h100-8", "", "v5p-8 x", "v6e-3"],
+    ["v5p", "v5p-0", "v5p-4", "v9-8", "cpu", "cpu-0", "cpu-1000000000", "h100-8", "", "v5p-8 x", "v6e-3"],
 )
 def test_unknown_accelerator_names_are_refused_with_help(name: str) -> None:
     with pytest.raises(hardware.UnknownAccelerator) as caught:

@@ -148,12 +148,13 @@ def test_kv_cache_size_limits_max_model_len_and_max_num_seqs(found: Found) -> No
     promised = found()["N1006"]
     assert "holds 19 of" in promised.message and promised.path == "serve.max_num_seqs"
     assert "N1006" not in found("serve.max_num_seqs=19")
-    none = found("serve.max_model_len=400000")["E0634"]
+    small = ("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
+    none = found("serve.max_model_len=262144", *small)["E0634"]
     most = int(re.search(r"max_model_len: (\d+)", none.help or "")[1])  # type: ignore[index]
-    assert "E0634" in found(f"serve.max_model_len={most + 1}")
-    assert "E0634" not in found(f"serve.max_model_len={most}")
+    assert "E0634" in found(f"serve.max_model_len={most + 1}", *small)
+    assert "E0634" not in found(f"serve.max_model_len={most}", *small)
     by_hand = "serve.extra_args={num_gpu_blocks_override: 100000}"
-    assert not {"E0634", "N1006"} & set(found("serve.max_model_len=400000", by_hand))
+    assert not {"E0634", "N1006"} & set(found("serve.max_model_len=262144", *small, by_hand))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,8 @@ def test_sizes_for_too_large_weights_leave_memory_for_the_cache(
 def test_planning_continues_when_the_kv_cache_is_too_small(loaded: Any) -> None:
     from recipec.compiler.lowering.lower import lower
 
-    recipe = loaded(SERVED, "serve.max_model_len=400000")
+    small = ("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
+    recipe = loaded(SERVED, "serve.max_model_len=262144", *small)
     assert lower(recipe).program is None and lower(recipe, planning=True).program is not None
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from recipec.compiler.lowering.run_length import read_local, run_length, warmup_steps
 from recipec.compiler.lowering.sources import escapes
@@ -23,10 +28,33 @@ def test_rows_are_counted_by_lines_up_to_their_limits(tmp_path: Path) -> None:
     assert found is not None and found.rows == 3 + 4
 
 
-@pytest.mark.parametrize("path", ["absent.jsonl", "gs://bucket/a.jsonl", "a.csv", ".", "\0.jsonl"])
-def test_rows_of_missing_remote_or_csv_data_are_not_counted(path: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(ROW)
+@pytest.mark.parametrize(
+    "path", ["absent.jsonl", "gs://bucket/a.jsonl", "a.arrow", "broken.json", ".", "\0.jsonl"]
+)
+def test_rows_of_missing_remote_or_unreadable_data_are_not_counted(path: str, tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(ROW)
+    (tmp_path / "broken.json").write_text('[{"text": "a"} {"text": "b"}]')
     assert read_local(tmp_path, [DataSource(path=path)]) is None
+
+
+def test_rows_and_lengths_are_the_same_in_every_format(tmp_path: Path) -> None:
+    """The same samples as JSON Lines, as a JSON list, as CSV, as Parquet, and compressed."""
+    rows = [{"prompt": f"Why {n}?", "completion": "because\nof that " * n} for n in range(40)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "completion"])
+        writer.writeheader()
+        writer.writerows(rows)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    names = ("a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz")
+    found = [
+        read_local(tmp_path, [DataSource(path=name, limit=limit)]) for name in names for limit in (None, 7)
+    ]
+    assert found[0] is not None and found[0].rows == 40 and found[1] is not None and found[1].rows == 7
+    assert found == found[:2] * len(names)
 
 
 def test_steps_are_rounded_up_in_each_epoch(loaded: Callable[..., Loaded], tmp_path: Path) -> None:

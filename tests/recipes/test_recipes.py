@@ -12,6 +12,7 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.new.draft import LEAST_SHARE, Probe, estimated
 from recipec.compiler.plan.results import Plan
 from recipec.compiler.rehearse.miniature import shrink
 from recipec.spec.load import load
@@ -213,3 +214,18 @@ def test_plan_command_compiles_only_changed_or_named_recipes(
     assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err
     assert recipes.main(["plan", "no-such"]) == 1
     assert "there is no recipe no-such" in capsys.readouterr().err
+
+
+def test_upper_bound_of_the_estimated_memory_is_below_no_recorded_plan(
+    programs: Mapping[str, Program], record: Record
+) -> None:
+    """`recipe new` chooses by this bound. Its constants are the worst shares, rounded down a little."""
+    shares: dict[str, float] = {}
+    for name, made in record.recipes.items():
+        program = programs[name]
+        need, used = estimated(Probe(program), program), made.memory.used
+        assert need.most >= used, name
+        policy = program.recipe.remat.policy
+        shares[policy] = min(shares.get(policy, math.inf), need.total / used)
+    for policy, share in LEAST_SHARE.items():
+        assert share <= shares[policy] < 1.05 * share, policy

@@ -12,6 +12,7 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import blocks
 from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.lengths import longest_request
 from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.paths import join
@@ -63,8 +64,16 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             place,
             line("benchmark.input_lengths", fits or [most - output], place)
             if most > output
-            else line("serve.max_model_len", max(recipe.benchmark.input_lengths) + output, place),
+            else _room(facts, serve, max(recipe.benchmark.input_lengths) + output, place),
         )
+
+
+def _room(facts: Facts, serve: Serve, needed: int, place: str) -> str:
+    """Suggest a server for a prompt and its answer, or shorter answers if the model has too few positions."""
+    most = longest_request(facts.model, serve)
+    if most is None or needed <= most:
+        return line("serve.max_model_len", needed, place)
+    return line("benchmark.output_length", max(1, serve.max_model_len // 2), place)
 
 
 def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:

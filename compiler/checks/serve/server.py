@@ -12,8 +12,9 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names, supported_by_vllm
 from recipec.compiler.serving.flags import by_flag, version
+from recipec.compiler.serving.lengths import ALLOWED, allows_longer, longest_request
 from recipec.compiler.serving.memory import DEFAULT_SHARE, memory_share, weight_size
-from recipec.compiler.wording import divisors, listing, plural
+from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -239,14 +240,35 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {serve.max_model_len * serve.max_num_seqs}",
         )
-    if serve.max_model_len < facts.recipe.data.max_length:
+    yield from _positions(facts, serve)
+    trained, most = facts.recipe.data.max_length, longest_request(facts.model, serve)
+    if serve.max_model_len < trained:
+        served = trained if most is None else min(trained, most)
+        shorter = line("data.max_length", served, "serve.max_model_len")
+        helps = [f"max_model_len: {served}"] if served > serve.max_model_len else []
         yield Diagnostic(
             "W0617",
-            f"the model is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
-            f"{serve.max_model_len:,}: longer requests are refused",
+            f"the model is trained on up to {trained:,} tokens and serves {serve.max_model_len:,}: longer "
+            "requests are refused",
             "serve.max_model_len",
-            f"max_model_len: {facts.recipe.data.max_length}",
+            ", and ".join([*helps, *([shorter] if served < trained else [])]),
         )
+
+
+def _positions(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    """Report requests for which the model has no positions."""
+    most = longest_request(facts.model, serve)
+    if facts.model is None or most is None or serve.max_model_len <= most:
+        return
+    code, then = "E0666", "vLLM refuses to start"
+    if allows_longer(serve):
+        code, then = "W0666", f"{ALLOWED} permits it, and answers beyond them are arbitrary"
+    yield Diagnostic(
+        code,
+        f"max_model_len is {serve.max_model_len:,}, and {facts.model.title} has {most:,} positions: {then}",
+        "serve.max_model_len",
+        f"max_model_len: {most}",
+    )
 
 
 def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -400,7 +400,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         datasets.length(section, "seq_length")
     else:
         sets = {
-            "data.max_length": section.integer("seq_length") or datasets.NO_LIMIT,
+            "data.max_length": section.integer("seq_length") or datasets.unlimited(section),
             "data.overlong": "error",
         }
         section.default(

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from recipec.compiler.lowering.positions import positions
 from recipec.compiler.port.keys import Keys
 from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.meaning import models
 from recipec.compiler.port.source import Source, Sources
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
@@ -164,11 +166,19 @@ NO_LIMIT = 4096
 """The row length in tokens if the tool has no limit. A recipe needs one, and reports longer samples."""
 
 
+def unlimited(keys: Keys) -> int:
+    """Return the row length if the tool has no limit: at most the model's positions."""
+    named = keys.ledger.value("model.id")
+    model = None if named is None else models.resolve(str(named), keys.source.path.parent).model
+    most = None if model is None else positions(model)
+    return NO_LIMIT if most is None else min(NO_LIMIT, most)
+
+
 def length(keys: Keys, key: str, note: str = "") -> None:
     """Record the length at which samples are cut off. The note says how the tool cuts them differently."""
     most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
     if most is None:
-        sets = {"data.max_length": NO_LIMIT, "data.overlong": "error"}
+        sets = {"data.max_length": unlimited(keys), "data.overlong": "error"}
         note = "the tool has no limit; recipec stops at a longer sample, and does not truncate it"
         if keys.stands(key):
             keys.ledger.approximated(keys.source, keys.prefix + key, sets, note)
