@@ -238,7 +238,8 @@ def test_repeated_data_is_all_in_the_recipe(folder: Path) -> None:
     sample = "because " * 30
     rows(folder / "a.jsonl", *[{"instruction": "why?", "output": sample}] * 60)
     rows(folder / "b.jsonl", *[{"question": "why?", "answer": sample * 20}] * 60)
-    rows(folder / "c.jsonl", *[{"messages": [{"role": "user", "content": "why?"}]}] * 60)
+    turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": sample}]
+    rows(folder / "c.jsonl", *[{"messages": turns}] * 60)
     named = [word for name in "abc" for word in ("--data", f"{name}.jsonl")]
     new("all", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", *named)
     recipe = load(folder / "all.yaml").recipe
