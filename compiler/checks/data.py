@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
 from recipec.compiler.lowering import catalog
@@ -12,9 +12,12 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.run_length import held_out
+from recipec.compiler.lowering.settings import choosing
 from recipec.compiler.lowering.sources import escapes, is_dataset
-from recipec.compiler.wording import plural
+from recipec.compiler.lowering.splits import Shared, complement, shared
+from recipec.compiler.wording import listing, plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
+from recipec.runtime.settings import OF_A_SOURCE
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
 
@@ -30,6 +33,8 @@ LANES = 128
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
+    yield from _shared(facts)
+    yield from _never_drawn(facts)
     yield from _held_out(facts)
     yield from _order(facts)
     yield from _stream(facts)
@@ -53,25 +58,97 @@ def _everything(rows: Rows) -> Iterator[Diagnostic]:
 
 def _files(facts: Facts) -> Iterator[Diagnostic]:
     data = facts.recipe.data
-    seen: dict[str, str] = {}
+    missing: set[str] = set()
     for part, sources in (("train", data.train), ("eval", data.eval)):
         for index, source in enumerate(sources):
-            path, where = source.path, f"data.{part}[{index}].path"
-            plain = str(Path(path)) if "://" not in path else path
-            earlier = seen.setdefault(f"{plain} {source.config} {source.split}", part)
-            if (part, earlier) == ("eval", "train"):
-                yield Diagnostic(
-                    "W0409",
-                    f"`{path}` is used for training and evaluation, so the evaluation loss says nothing "
-                    "about new samples",
-                    where,
-                    "eval_fraction: 0.05 instead of eval, which holds samples out; or a file with other "
-                    "samples",
-                )
-            else:
-                yield from _missing(facts, path, where)
+            if source.path not in missing:
+                missing.add(source.path)
+                yield from _missing(facts, source.path, f"data.{part}[{index}].path")
     if (samples := facts.recipe.train.samples) is not None:
         yield from _missing(facts, samples.prompts, "train.samples.prompts")
+
+
+def _shared(facts: Facts) -> Iterator[Diagnostic]:
+    """Report rows that are trained and evaluated on, or that several sources train on."""
+    data = facts.recipe.data
+    for index, source in enumerate(data.eval):
+        for number, other in enumerate(data.train):
+            found = shared(other, source)
+            if found is None or data.of(source).transform != data.of(other).transform:
+                continue  # two functions may keep different rows
+            yield _evaluated(facts, index, number, found)
+            break
+    for index, source in enumerate(data.train):
+        for number, other in enumerate(data.train[:index]):
+            found = shared(other, source)
+            ways = [[getattr(data.of(one), name) for name in OF_A_SOURCE] for one in (other, source)]
+            if found is None or ways[0] != ways[1] or found.rows == "unknown":
+                continue
+            share = "all its rows" if found.rows == "all" else "some of its rows"
+            probably = "probably " if found.revision else ""
+            yield Diagnostic(
+                "W0466",
+                f"{share} are {probably}also those of data.train[{number}], so an epoch draws them for each "
+                "of the two sources",
+                f"data.train[{index}].path",
+                "remove one of the two, or give them different splits; weight: 2.0 at one of them draws its "
+                "samples twice",
+            )
+            break
+
+
+def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnostic:
+    """Report a source of data.eval that has rows of a source of data.train."""
+    recipe = facts.recipe
+    source, other = recipe.data.eval[index], recipe.data.train[number]
+    where = f"data.eval[{index}].{'split' if source.split else 'path'}"
+    chooses = choosing(recipe)
+    trusted = f", and {listing(chooses)} would choose the step that knows them best" if chooses else ""
+    rest = None if found.revision else complement(source.split)
+    apart = f'split: "{rest}" at data.train[{number}]; or ' if rest and other.split in (None, "train") else ""
+    help = (
+        f"{apart}eval_fraction: 0.05 instead of eval, which holds samples out; or a file with other samples"
+    )
+    if found.rows == "unknown":
+        return Diagnostic(
+            "N0465",
+            f"whether `{source.path}` has rows of data.train[{number}] depends on the number of its rows: "
+            "train.py and `recipe preview` count them",
+            where,
+            help,
+        )
+    split = f", split {source.split}," if source.split != other.split and source.split else ""
+    used = f"`{source.path}`{split} is used for training and evaluation"
+    if found.revision:
+        used = f"`{source.path}`{split} is another revision of a data set that is also trained on"
+    elif found.rows == "some":
+        used = f"some rows of `{source.path}`{split} are used for training and evaluation"
+    return Diagnostic(
+        "W0409",
+        f"{used}, so the evaluation loss says {'little' if found.revision else 'nothing'} about new "
+        f"samples{trusted}",
+        where,
+        help,
+    )
+
+
+def _never_drawn(facts: Facts) -> Iterator[Diagnostic]:
+    """Report a weight by which no sample of a source is drawn."""
+    data, local = facts.recipe.data, facts.length.data
+    if local is None or data.temperature is not None or data.stream_window is not None:
+        return
+    for index, (source, rows) in enumerate(zip(data.train, local.sizes, strict=True)):
+        splits = data.of(source).overlong == "split"
+        if rows and not splits and not round(source.weight * rows):
+            places = 10 ** (len(str(rows)) + 1)
+            yield Diagnostic(
+                "W0467",
+                f"{source.weight:g} of the {plural(rows, 'sample')} of `{source.path}` is "
+                f"{source.weight * rows:g}, which rounds to none: the source is never drawn",
+                f"data.train[{index}].weight",
+                f"weight: {math.ceil(places / rows) / places:g}, which draws one sample an epoch; or remove "
+                "the source",
+            )
 
 
 def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:

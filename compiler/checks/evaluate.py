@@ -27,6 +27,14 @@ TASK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+*:@-]*")
 def check(facts: Facts) -> Iterator[Diagnostic]:
     evaluate, serve = facts.recipe.evaluate, facts.recipe.serve
     if serve is None:
+        if "benchmark" in facts.recipe.model_fields_set:
+            yield Diagnostic(
+                "N0665",
+                "without a serve section there is no server to measure, and bench.sh is not written",
+                "benchmark",
+                "serve: {accelerator: v6e-8}, or remove the section",
+                at_key=True,
+            )
         if evaluate.prompts or evaluate.tasks:
             yield Diagnostic(
                 "N0656",

@@ -236,6 +236,14 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
+    if "eval_every" in train.model_fields_set and not recipe.data.evaluates:
+        yield Diagnostic(
+            "W0526",
+            "eval_every has no effect: the recipe has no data to evaluate on",
+            "train.eval_every",
+            "data: {eval_fraction: 0.05} or data.eval, or remove the line",
+            at_key=True,
+        )
     if recipe.lora is None and recipe.merge.adapter and "adapter" in recipe.merge.model_fields_set:
         yield Diagnostic(
             "E0512",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.catalog import folder_of, is_directory
-from recipec.compiler.lowering.settings import data_settings, model_settings
+from recipec.compiler.lowering.settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from recipec.runtime.data.encoding import Encoder
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.samples import Samples
     from recipec.runtime.data.showing import Shown
     from recipec.runtime.data.sources import Reader, Split
+    from recipec.runtime.data.weighted import WeightedEpochs
     from recipec.runtime.settings import DataSettings, ModelSettings
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
@@ -64,6 +66,7 @@ class Preview:
         draws: samples of an epoch. This differs from the number of kept samples if sources have weights.
         steps_per_epoch: optimizer steps of one pass; 0 for eval.
         problem: why train.py would refuse the split, and what to do; None when it would not.
+        notes: on samples that are also in other sources or in the other split, and on sources without draws.
         window: for a stream, the number of samples that were read from the start of each source; None when
             all were read.
     """
@@ -78,6 +81,7 @@ class Preview:
     steps_per_epoch: int
     problem: tuple[str, str | None] | None
     window: int | None = None
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
@@ -96,6 +100,7 @@ class Preview:
             "draws": self.draws,
             "steps_per_epoch": self.steps_per_epoch,
             "report": self.report.to_dict(),
+            "notes": list(self.notes),
             "problem": self.problem[0] if self.problem else None,
         }
 
@@ -163,7 +168,54 @@ def preview(
     except UserError as error:
         problem = error.message, error.help
     lengths = histogram(samples.lengths.tolist())
-    return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window)
+    notes = _twice(samples, data, part, epochs) if split == "train" and len(samples) else []
+    notes += _trained_on(samples, program, data, folder, tokenizer, split) if len(samples) else []
+    return Preview(
+        *(program.name, split, shown, report, lengths, data.packing, draws, steps, problem, window),
+        tuple(notes),
+    )
+
+
+def _twice(samples: Samples, data: DataSettings, part: Split, epochs: WeightedEpochs) -> list[str]:
+    """Return notes on samples of several sources, and on sources that no epoch draws."""
+    from recipec.runtime.data.prepare import source_weights
+    from recipec.runtime.data.shared import fingerprints, repeated_notes
+    from recipec.runtime.data.weighted import undrawn
+
+    if len(part.sources) == 1:
+        return []
+    notes = repeated_notes(data, samples, fingerprints(samples))
+    if data.stream_window is None:
+        notes += undrawn(part.sources, source_weights(samples, data), samples, epochs.of(0).samples)
+    return notes
+
+
+def _trained_on(
+    samples: Samples, program: Program, data: DataSettings, folder: Path, tokenizer: Any, split: str
+) -> list[str]:
+    """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
+    from recipec.runtime.data.encoding import coding
+    from recipec.runtime.data.shared import common, evaluation_warning, fingerprints
+    from recipec.runtime.data.sources import splits
+    from recipec.runtime.data.tokenizer import chat_templates
+    from recipec.runtime.data.tokenizing import tokenize
+    from recipec.runtime.errors import UserError
+
+    other = splits(data, folder)[split == "train"]
+    if other is None:
+        return []
+    try:
+        templates = chat_templates(tokenizer, data, folder, other.sources)
+        how = coding(tokenizer, templates, data, program.architecture.vocab_size, other.sources)
+        found, _ = tokenize(_readers(other, data, folder), how, data, None, f"tokenizing {other.name}")
+    except UserError as error:
+        return [f"{other.name} is not compared with {split}: {error.message}"]
+    held, trained = (found, samples) if split == "train" else (samples, found)
+    window = "the beginning of the stream" if data.stream_window is not None else ""
+    held_out = fingerprints(held)
+    chooses = choosing(program.recipe)
+    warning = evaluation_warning(common(held_out, fingerprints(trained)), len(held_out), chooses, window)
+    return [f"warning: {warning}"] if warning else []
 
 
 def _shown(encoder: Encoder, source: int, reader: Reader) -> Iterator[Shown]:
@@ -216,6 +268,7 @@ def text(preview: Preview, color: bool) -> str:
     lines += [f"  {_visible(note)}" for note in report.notes()]
     if report.rows:
         lines.append(_fullness(preview))
+    lines += [_visible(note) for note in preview.notes]
     if preview.window is not None:
         lines.append(f"of a stream: the first {preview.window:,} samples of each source were read")
     if preview.steps_per_epoch:

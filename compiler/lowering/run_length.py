@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,11 +84,13 @@ class LocalData:
         rows: of all files together, up to each source's limit.
         tokens: the likely minimum and maximum of a sample's average tokens; equal if the tokens were counted.
         drawn: rows of an epoch, by the sources' weights.
+        sizes: rows of each source.
     """
 
     rows: int
     tokens: tuple[float, float]
     drawn: int
+    sizes: tuple[int, ...]
 
     @property
     def mean_tokens(self) -> int:
@@ -173,7 +175,7 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
     counted = None if found is None or not found.rows else _counted(recipe, folder)
     if found is not None and counted is not None:
         mean = counted.tokens / max(1, counted.samples * counted.answers) if _plain(recipe) else None
-        found = LocalData(found.rows, (mean, mean) if mean else found.tokens, found.drawn)
+        found = replace(found, tokens=(mean, mean) if mean else found.tokens)
     if train.steps is not None:
         return Length(train.steps, train.steps, train.steps, True, found)
     if found is None or found.rows == 0:
@@ -241,7 +243,7 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
         None if one is elsewhere, missing, broken or too large, or if this environment cannot read its
         format.
     """
-    rows, drawn, size = 0, 0, 0
+    sizes, drawn, size = [], 0, 0
     lengths: list[tuple[int, int]] = []
     for source in sources:
         file = folder / source.path
@@ -256,7 +258,7 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
             return None
         if counted is None:
             return None
-        rows += counted[0]
+        sizes.append(counted[0])
         drawn += math.ceil(source.weight * counted[0])
         lengths += counted[1]
     count = max(1, len(lengths))
@@ -265,7 +267,7 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
     )
     low = characters / MOST_CHARACTERS + turns * FEWEST_MARKERS
     high = characters / FEWEST_CHARACTERS + turns * MOST_MARKERS
-    return LocalData(rows, (low, high), drawn)
+    return LocalData(sum(sizes), (low, high), drawn, tuple(sizes))
 
 
 def _counted_rows(file: Path, limit: int | None) -> tuple[int, list[tuple[int, int]]] | None:

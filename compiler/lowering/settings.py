@@ -139,6 +139,15 @@ def _found(transform: str | None, folder: Path) -> str | None:
     return f"{(folder / path).resolve()}:{function}"
 
 
+def choosing(recipe: Recipe) -> list[str]:
+    """Return the keys that choose a step by the evaluation loss."""
+    keys = {
+        "train.early_stopping": recipe.train.early_stopping is not None,
+        "checkpoint.keep_best": recipe.checkpoint.keep_best,
+    }
+    return [key for key, on in keys.items() if on]
+
+
 def train_settings(recipe: Recipe) -> TrainSettings:
     """Return the settings from the `train` section, except its optimizer and its schedule."""
     train = recipe.train

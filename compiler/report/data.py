@@ -84,6 +84,7 @@ LINES = {
     "left out": _left_out,
     "cut to fit": lambda split: number(_count(split, "truncated")) if _count(split, "truncated") else "",
     "split into samples": _divided,
+    "also trained on": lambda split: number(_count(split, "shared")) if _count(split, "shared") else "",
     "tokens": lambda split: number(_count(split, "tokens")),
     "of them targets": _share,
     "mean length": lambda split: number(split.get("mean_length")),

@@ -243,6 +243,15 @@ class BatchSchedule(Schedule):
         self.steps_per_epoch = math.ceil(len(epochs.of(0)) / self._window)
         self._order = lru_cache(maxsize=2)(self._windows)
 
+    def drawn(self, steps: int) -> np.ndarray:
+        """Return the groups of samples of the first steps, of at most one epoch."""
+        rows = self._epochs.of(0)
+        if steps >= self.steps_per_epoch:
+            return rows.samples
+        windows = self._order(0)
+        chosen = [i for step in range(steps) for i in windows[step]]
+        return np.asarray([group for i in chosen for group in rows[i]], np.int64)
+
     def _step_of(self, step: int) -> Step:
         epoch, window = divmod(step, self.steps_per_epoch)
         rows = self._epochs.of(epoch)

@@ -27,6 +27,7 @@ from .usable import check_split, count_rows
 
 if TYPE_CHECKING:
     from .evaluation import EvalPart
+    from .stream import Windows
 
 
 @dataclass(frozen=True)
@@ -170,17 +171,18 @@ def prepare(
     trained_on, evaluated_on = splits(data, data_dir)
     how = coded(trained_on)
     by_tokens = train.loss_normalization == "tokens"
-    note = ""
+    notes: list[str] = []
     schedule: Schedule
+    windows: Windows | None = None
     if data.stream_window is not None:
-        from .stream import StreamSchedule, Windows
+        from . import stream
 
         if train.steps is None:
             raise UserError(
                 "epochs of a stream cannot be counted", "give train.steps, or remove data.stream_window"
             )
-        windows = Windows(data, how, data_dir, tokenizing.workers)
-        schedule = StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
+        windows = stream.Windows(data, how, data_dir, tokenizing.workers)
+        schedule = stream.StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
         samples, train_report = schedule.window.samples, schedule.window.report
         per_epoch, made_of, weights = None, windows.made_of, windows.weights
     else:
@@ -190,7 +192,8 @@ def prepare(
             from .unpaired import balance
 
             liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
-            note = "; ".join(balance(liked, len(samples) - liked, both) or ())
+            if unbalanced := balance(liked, len(samples) - liked, both):
+                notes.append("; ".join(unbalanced))
         weights = source_weights(samples, data)
         drawn = (samples, data.max_length, data.packing, data.shuffle_seed)
         if all(weight == 1 for weight in weights):
@@ -207,6 +210,23 @@ def prepare(
         )
         per_epoch, made_of = schedule.steps_per_epoch, samples.digest
 
+    total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
+    trained: np.ndarray | None = None
+    if evaluated_on is not None or len(data.train) > 1:
+        from .shared import common, fingerprints, repeated_notes
+
+        trained = fingerprints(samples)
+    if trained is not None and len(data.train) > 1:
+        notes += repeated_notes(data, samples, trained)
+    if len(data.train) > 1:
+        from .weighted import hardly_drawn, undrawn
+
+        if isinstance(schedule, BatchSchedule):
+            of_run = schedule.drawn(total)
+            notes += undrawn(data.train, weights, samples, of_run, (total, schedule.steps_per_epoch))
+        elif train_report.rows:
+            per_row = train_report.samples / train_report.rows
+            notes += hardly_drawn(data.train, weights, total * train.global_batch_size * per_row)
     eval_batches: list[Batch] = []
     eval_parts: list[EvalPart] = []
     eval_report = None
@@ -217,9 +237,13 @@ def prepare(
 
         rows_of = rows_by_source(held_out, evaluated_on.sources, data)
         count_rows(eval_report, list(rows_of.values()), held_out)
+        assert trained is not None
+        found = fingerprints(held_out)
+        eval_report.shared = common(found, trained)
+        if windows is not None:
+            windows.held_out = found
         eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
-    total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
     order = [made_of, data.max_length, data.packing, data.shuffle_seed, weights]
     order += [data.curriculum] if data.curriculum else []
     return PreparedData(
@@ -227,7 +251,7 @@ def prepare(
         total_steps=total,
         accumulation=accumulation,
         eval_batches=eval_batches,
-        report=DataReport(train_report, eval_report, per_epoch, total, data.packing, note),
+        report=DataReport(train_report, eval_report, per_epoch, total, data.packing, notes),
         samples=samples,
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,

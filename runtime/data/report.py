@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -87,6 +87,7 @@ class SplitReport:
         truncated: kept rows that were cut.
         split: kept texts that were split into samples of max_length tokens.
         pieces: the samples of these texts.
+        shared: samples of an evaluation that are also trained on.
         lone_ends: split texts whose last token is left out: alone in a sample, nothing would predict it.
         substituted: kept rows in which a turn does not begin in the way the generation prompt does.
         unended: kept rows in which a turn ends in no token of its own.
@@ -119,6 +120,7 @@ class SplitReport:
     split: int = 0
     pieces: int = 0
     lone_ends: int = 0
+    shared: int = 0
     substituted: int = 0
     unended: int = 0
     ends: dict[str, int] = field(default_factory=dict)
@@ -310,7 +312,8 @@ class DataReport:
         steps_per_epoch: optimizer steps of one pass; None for a stream, and then `train` covers one window.
         total_steps: optimizer steps of the run.
         packing: whether samples share rows.
-        note: a note on all training data, "" for none.
+        notes: notes on all training data.
+        chooses: keys of the recipe that choose a step by the evaluation's loss.
     """
 
     train: SplitReport
@@ -318,7 +321,8 @@ class DataReport:
     steps_per_epoch: int | None
     total_steps: int
     packing: bool
-    note: str = ""
+    notes: Sequence[str] = ()
+    chooses: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -328,6 +332,7 @@ class DataReport:
             "steps_per_epoch": self.steps_per_epoch,
             "total_steps": self.total_steps,
             "packing": self.packing,
+            "notes": list(self.notes),
         }
 
     def text(self) -> str:
@@ -337,7 +342,13 @@ class DataReport:
         for name, split in ((train, self.train), ("eval", self.eval)):
             if split is not None:
                 lines += [split.sentence(name), *(f"  {note}" for note in split.notes())]
-        lines += [f"note: {self.note}"] if self.note else []
+        lines += [f"note: {note}" for note in self.notes]
+        if self.eval is not None:
+            from .shared import evaluation_warning
+
+            window = "" if self.steps_per_epoch is not None else "the first window that was read"
+            warning = evaluation_warning(self.eval.shared, self.eval.samples, self.chooses, window)
+            lines += [f"warning: {warning}"] if warning else []
         an_epoch = "" if self.steps_per_epoch is None else f"{self.steps_per_epoch:,} an epoch, "
         lines.append(f"steps: {an_epoch}{self.total_steps:,} in all")
         return "\n".join(lines)

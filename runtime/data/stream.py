@@ -93,6 +93,7 @@ class Windows:
     Attributes:
         made_of: digest of the files' names and sizes, not of their content.
         weights: the weight of each source.
+        held_out: the fingerprints of the evaluation samples, which later windows are compared with.
 
     Raises:
         UserError: a source cannot be read or streamed.
@@ -114,6 +115,7 @@ class Windows:
         ]
         self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
         self._tokenizer = Tokenizer(how, data, workers)
+        self.held_out: np.ndarray | None = None
         self._reading = threading.Lock()
         self._closed = False
 
@@ -144,9 +146,18 @@ class Windows:
         if begin.number:
             for note in report.notes():
                 say(note)
+            if self.held_out is not None:
+                self._compare(begin, samples, self.held_out)
         rows = self._rows(begin, samples)
         count_rows(report, [rows], samples)
         return Window(begin, samples, rows, report), Begin(begin.number + 1, begin.first + len(rows), where)
+
+    def _compare(self, begin: Begin, samples: Samples, held_out: np.ndarray) -> None:
+        from .shared import common, evaluation_warning, fingerprints
+
+        count, window = common(held_out, fingerprints(samples)), f"window {begin.number + 1} of the stream"
+        if warning := evaluation_warning(count, len(held_out), (), window):
+            say(warning)
 
     def close(self) -> None:
         """End a read that is in progress."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UserError
+from ..settings import Source
 from .epochs import Epochs, PackedRows
 from .samples import Samples
 
@@ -23,6 +24,56 @@ def check_draws(draws: int, samples: int) -> None:
             f"an epoch draws none of the {samples} samples of data.train",
             "weights are shares of a source's samples: raise data.train[].weight",
         )
+
+
+def undrawn(
+    sources: Sequence[str | Source],
+    weights: Sequence[float],
+    samples: Samples,
+    drawn: np.ndarray,
+    steps: tuple[int, int] = (0, 0),
+) -> list[str]:
+    """Return a sentence for each source of which the run draws no sample.
+
+    Args:
+        drawn: the groups of samples that are drawn in the run, or in its first epoch.
+        steps: the steps of the run, and those of an epoch.
+    """
+    owners = samples.sources[:: samples.group]
+    sizes = np.bincount(owners, minlength=len(sources)).tolist()
+    seen = np.bincount(owners[drawn], minlength=len(sources))
+    out = []
+    for number, (source, size, weight) in enumerate(zip(sources, sizes, weights, strict=True)):
+        if seen[number]:
+            continue
+        name = f"data.train[{number}], {source if isinstance(source, str) else source.path},"
+        if not size:
+            out.append(f"{name} has no usable sample, so the run does not train on it")
+        elif not round(weight * size):
+            share = f"{weight:g} of its {size:,} samples is {weight * size:g}, which rounds to none"
+            out.append(f"{name} is never drawn: {share}; raise its weight")
+        else:
+            out.append(
+                f"{name} is never drawn: none of its {size:,} samples is in the run's {steps[0]:,} steps, of "
+                f"{steps[1]:,} an epoch"
+            )
+    return out
+
+
+def hardly_drawn(sources: Sequence[str | Source], weights: Sequence[float], samples: float) -> list[str]:
+    """Return a sentence for each source of a stream of which the run draws less than a sample on average.
+
+    Args:
+        samples: those of the run, estimated.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    return [
+        f"data.train[{number}], {source if isinstance(source, str) else source.path}, is hardly drawn: its "
+        f"weight gives it {share * samples:.2g} of the about {samples:,.0f} samples of the run; raise its "
+        "weight"
+        for number, (source, share) in enumerate(zip(sources, shares, strict=True))
+        if share * samples < 1
+    ]
 
 
 class WeightedEpochs(Epochs):

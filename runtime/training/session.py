@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,7 +303,7 @@ def begin(
         base.architecture.vocab_size,
         Tokenizing(None if caches is None or "://" in caches else Path(caches), after=found.data),
     )
-    print(prepared.report.text(), file=sys.stderr)
+    print(replace(prepared.report, chooses=choosing(settings)).text(), file=sys.stderr)
     if prompts is not None:
         prompts = prompts.ending_at(prepared.ends)
     if found.imported is not None:
@@ -336,6 +336,15 @@ def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
     if "://" in checkpoint.directory:
         return checkpoint.directory
     return str((output / checkpoint.directory).expanduser().resolve())
+
+
+def choosing(settings: RunSettings) -> list[str]:
+    """Return the keys of the recipe that choose a step by the evaluation loss."""
+    keys = {
+        "train.early_stopping": settings.train.early_stopping is not None,
+        "checkpoint.keep_best": settings.checkpoint.keep_best,
+    }
+    return [key for key, on in keys.items() if on]
 
 
 FINISHED = (

@@ -147,6 +147,30 @@ def test_dropped_rows_are_listed_and_too_many_are_an_error(
     assert recipe("preview", quickstart, *given, "--set", "data.max_invalid_ratio=0.5")[0] == 0
 
 
+def test_shared_rows_and_undrawn_sources_are_said(tmp_path: Path, quickstart: Path, model: Path) -> None:
+    chats = [turn(f"Question {number}?", "Yes.") for number in range(8)]
+    rows(tmp_path / "a.jsonl", *chats)
+    rows(tmp_path / "b.jsonl", *chats[5:], turn("Other?", "No."))
+    rows(tmp_path / "c.jsonl", *(turn(f"More {number}?", "No.") for number in range(3)))
+    sets = [
+        "data.train=[a.jsonl, {path: c.jsonl, weight: 0.1}]",
+        "data.eval=[b.jsonl]",
+        "checkpoint.keep_best=true",
+    ]
+    options = [part for one in sets for part in ("--set", one)]
+    options += ["--model", model, "--data-dir", tmp_path, "-n", "0"]
+    status, printed, errors = recipe("preview", quickstart, *options)
+    assert status == 0, errors
+    assert (
+        "data.train[1], c.jsonl, is never drawn: 0.1 of its 3 samples is 0.3, which rounds to none" in printed
+    )
+    shared = "warning: 3 of the 4 evaluation samples are also trained on: their loss says nothing about new "
+    shared += "samples, and checkpoint.keep_best would choose the step that knows them best\n"
+    assert shared in printed
+    status, printed, _ = recipe("preview", quickstart, *options, "--split", "eval", "--format", "json")
+    assert (status, json.loads(printed)["notes"]) == (0, [shared.rstrip()])
+
+
 def test_preview_of_preferences_shows_chosen_and_rejected(
     quickstart: Path, model: Path, tmp_path: Path
 ) -> None:

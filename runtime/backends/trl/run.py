@@ -170,7 +170,8 @@ def _run(job: _Job) -> int:
     if folder is not None:
         check_data(folder, data_state(folder), prepared.state(start))
     if place.is_main_process:
-        print(prepared.report.text(), file=sys.stderr)
+        chooses = ["train.early_stopping"] if train.early_stopping is not None else []
+        print(replace(prepared.report, chooses=chooses).text(), file=sys.stderr)
         if start >= until:
             print(f"step {start} of {total} is already done", file=sys.stderr)
         elif start:
