@@ -22,7 +22,7 @@ from recipec.runtime.data.messages import taught
 from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.prompted import LIKED, is_labeled, label_of
 from recipec.runtime.data.unpaired import balance
-from recipec.runtime.data.values import Malformed
+from recipec.runtime.data.values import Malformed, without_fillers
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data
@@ -30,6 +30,9 @@ from recipec.spec.language import Data
 LARGEST_TEMPLATE = 2**20
 
 LARGEST_TOKENIZER = 2**26
+
+LARGEST_PARQUET = 2**26
+"""The most bytes of a Parquet file whose first rows are read: they need its first row group."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -344,13 +347,17 @@ def _counted(names: Counter[str]) -> str:
 
 
 def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
-    """Return the first rows of a local text file; [] for any other source."""
+    """Return the first rows of a local text file, or of a Parquet file that is not large; [] for another."""
     if "://" in path or escapes(path) or not is_known(path, facts.folder) or leads_out(facts.folder, path):
         return []
-    if not path.lower().removesuffix(".gz").endswith(COMPRESSIBLE):
+    file, parquet = facts.folder / path, path.lower().endswith(".parquet")
+    if not parquet and not path.lower().removesuffix(".gz").endswith(COMPRESSIBLE):
         return []
     try:
-        return first_rows(facts.folder / path) or []
+        if parquet and file.stat().st_size > LARGEST_PARQUET:
+            return []
+        rows = first_rows(file) or []
+        return [without_fillers(row) for row in rows] if parquet else rows
     except (OSError, EOFError, ValueError, RecursionError, csv.Error):  # train.py reports this
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..errors import UserError
 from ..model.partition_rules import TOKENS
 from ..options import SampleSettings
 from ..settings import DataSettings, RunSettings, Source
+from .cache import say
+from .columns import strings, unread
 from .control_tokens import ControlTokens, Data
 from .masking import Inconsistent, special_tokens
 from .messages import parse_messages, parse_tools
@@ -118,6 +121,7 @@ def prompts(
     read = _reader(tokenizer, data)
     texts: list[Any] = []
     encoded: list[list[int]] = []
+    unused: Counter[str] = Counter()
     for origin, row in records(Source(samples.prompts), data_dir):
         try:
             if isinstance(row, Malformed):
@@ -134,8 +138,12 @@ def prompts(
             )
         texts.append(given)
         encoded.append(tokens)
+        unused.update(_left(row))
     if not texts:
         raise UserError(f"{samples.prompts} is empty", SHAPE)
+    if unused:
+        counts = ", ".join(f"{name} in {count:,}" for name, count in unused.items())
+        say(f"columns of {samples.prompts} that the prompts do not contain: {counts}")
     lengths = np.array([len(tokens) for tokens in encoded], np.int32)
     length = data.max_length
     while length % (2 * MULTIPLE * parts) == 0 and length // 2 >= lengths.max() + samples.max_tokens:
@@ -182,6 +190,13 @@ def _reader(tokenizer: Any, data: DataSettings) -> _Reader:
     return _Reader(
         Tokenizer.from_str(renamed(whole, names)), "", Literal(ControlTokens(special), names).written
     )
+
+
+def _left(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns that hold a part of a prompt and are not read, such as a system message."""
+    name = "messages" if row.get("messages") is not None else "prompt"
+    read = {"prompt": name} if isinstance(row.get(name), str) else {"prompt": name, "tools": "tools"}
+    return unread("prompt_completion", row, {}, read, strings(row.get(name))).parts
 
 
 def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, read: _Reader) -> tuple[Any, list[int]]:

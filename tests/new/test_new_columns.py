@@ -82,6 +82,20 @@ def test_the_commands_name_columns_that_are_not_used(tmp_path: Path, monkeypatch
     assert checked.exit_code == 0 and "`id` is not used" in checked.output and "hint in 40" in checked.output
 
 
+def test_check_reads_the_columns_of_a_parquet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": Q, "answer": A, "meta": {"rating": 3, "note": C}}, {"question": Q, "answer": A}]
+    parquet.write_table(pa.Table.from_pylist(rows), "qa.parquet")
+    words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "qa.parquet")
+    made = CliRunner().invoke(app, ["new", "qa", *words])
+    assert "reads question as instruction and answer as output; meta is not used" in made.output
+    checked = CliRunner().invoke(app, ["check", "qa.yaml"])
+    assert "text that is not used in the 2 samples of data.train: meta in 1" in checked.output
+
+
 def test_preferences_without_a_question_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pairs.jsonl").write_text(json.dumps({"chosen": A, "rejected": C}) + "\n", "utf-8")

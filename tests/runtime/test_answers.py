@@ -79,6 +79,16 @@ def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
     assert found.texts == [chat, chat, "one two"]
 
 
+def test_columns_that_prompts_do_not_contain_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"prompt": "one two", "system": "Be brief.", "id": 3, "answer": "three"}
+    found = read(tmp_path, asked, {"prompt": "<bos>one two"})
+    note = "note: columns of prompts.jsonl that the prompts do not contain: system in 1"
+    assert note in capsys.readouterr().err
+    assert found.tokens[0].tolist() == found.tokens[1].tolist(), "one <bos>, whether the text has it or not"
+
+
 def test_text_prompt_needs_no_chat_template(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "one two"}')
     made = copy.copy(tokenizer())

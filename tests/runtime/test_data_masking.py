@@ -293,6 +293,23 @@ def test_a_content_of_which_whole_lines_are_left_out_is_unused() -> None:
     assert renderer_of(tokenizer(), shout, "all").render(chat("One\ntwo", "three")).unused == ()
 
 
+def test_text_ends_once_if_the_tokenizer_ends_every_text() -> None:
+    from tokenizers import processors
+
+    ending = copy.deepcopy(tokenizer())
+    ids = [("<bos>", ending.bos_token_id), ("<eos>", ending.eos_token_id)]
+    ending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=ids
+    )
+    rows = [ParsedSample("x:1", completion=text) for text in ("Hello", "Hello<eos>", "<bos>Hello")]
+    made, _ = encoded(rows, GEMMA4, ending)
+    expected = tokenizer()("Hello<eos>").input_ids
+    assert [sample.tokens.tolist() for sample in made] == [expected] * 3
+    assert expected[0] == ending.bos_token_id and made[0].targets.tolist() == [False] + [True] * (
+        len(expected) - 1
+    )
+
+
 def test_messages_that_a_template_skips_are_listed_as_unused() -> None:
     skipping = GEMMA4.replace("in messages", "in messages if message['role'] != 'system'")
     rendered = renderer_of(tokenizer(), skipping, "all").render(TWO)
