@@ -50,6 +50,7 @@ def test_the_archive_has_the_prompts_and_the_tokenizer_of_a_run(project: Path) -
     data = data.replace("model: {", "model: {tokenizer: ./tok, ")
     (project / "recipes/tok").mkdir()
     (project / "recipes/tok/tokenizer.json").write_text("{}", encoding="utf-8")
+    (project / "recipes/tok/chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     samples = "train: {samples: {prompts: data/prompts.jsonl}}\n"
     recipe.write_text(data + samples, encoding="utf-8")
     (project / "recipes/data/prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
