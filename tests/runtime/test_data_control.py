@@ -111,6 +111,8 @@ def test_template_that_drops_control_tokens_keeps_its_own(mode: str | None) -> N
     assert report.kept and shown.pieces[-2][0].startswith("Hi") and shown.pieces[-2][0].endswith("<turn|>")
     end = using.convert_tokens_to_ids("<turn|>")
     assert ids.count(end) == 2
+    unclosed = sample(chat("Hello", "Hi there<|channel>a thought"))
+    assert encoded(using, published("gemma4_v5"), unclosed, "text")[0].count(end) == 2
     joined = sample(chat("Hello", "Hi<turn<|channel>a thought<channel|>|> all"))
     ids, shown, _ = encoded(using, published("gemma4_v5"), joined, "text", reasoning=None)
     assert "Hi<turn|> all<turn|>" in shown.pieces[-2][0] and ids.count(end) == 2
