@@ -299,8 +299,9 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
 def _length(facts: Facts) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     tpu = facts.accelerator is not None and facts.accelerator.platform == "tpu"
-    if tpu and data.max_length % LANES and facts.recipe.model.attention == "dot":
-        up = -(-data.max_length // LANES) * LANES
+    up = -(-data.max_length // LANES) * LANES
+    within = facts.positions is None or up <= facts.positions
+    if tpu and within and up != data.max_length and facts.recipe.model.attention == "dot":
         yield Diagnostic(
             "N0411",
             f"max_length {data.max_length} is not a multiple of {LANES}, the width of the TPU's registers: "

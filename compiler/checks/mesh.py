@@ -164,12 +164,13 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     length = recipe.data.max_length
     longer = dealt_length(length, cp)
     if recipe.model.attention == "splash" and longer != length:
+        within = facts.positions is None or longer <= facts.positions
         yield Diagnostic(
             "N0226",
             f"rows of {length:,} tokens are padded to {longer:,}: cp={cp} splits them into {2 * cp} pieces "
             "of whole blocks of 128 tokens",
             "data.max_length",
-            f"max_length: {longer} costs the same",
+            f"max_length: {longer} costs the same" if within else None,
         )
 
 

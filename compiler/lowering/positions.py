@@ -2,7 +2,7 @@
 
 vLLM reads the number from config.json, with the defaults of transformers' config class. It multiplies the
 number by the factor of a rope scaling, unless the kind of scaling has it in the number already. The rule is
-that of the pinned vLLM (`_get_and_verify_max_len` in vllm/config/model.py). tests/e2e/test_positions.py
+that of the pinned vLLM (`_get_and_verify_max_len` in vllm/config/model.py). tests/e2e/test_vllm_positions.py
 compares the two.
 """
 

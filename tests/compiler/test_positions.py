@@ -19,19 +19,25 @@ from scripts import causal_models
 from scripts import positions as record
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "max_position_embeddings": 8192}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+BEFORE = {"original_max_position_embeddings": 2048}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LISTS = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+LAYERS = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 CASES: tuple[tuple[str, dict[str, Any], int | None], ...] = (
     ("plain", LLAMA, 8192),
     ("linear", {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, 16_384),
     ("dynamic", {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, 32_768),
-    ("llama3", {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 8192),
-    ("yarn", {**LLAMA, "rope_scaling": YARN}, 8192),
-    ("longrope", {**LLAMA, "rope_scaling": {"type": "su", "factor": 32.0}}, 8192),
+    ("llama3", {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 4.0, **BANDS, **BEFORE}}, 8192),
+    ("yarn", {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, **BEFORE}}, 8192),
+    ("longrope", {**LLAMA, "rope_scaling": {"type": "su", "factor": 4.0, **LISTS, **BEFORE}}, 8192),
     ("null factor", {**LLAMA, "rope_parameters": {"rope_type": "default", "factor": None}}, 8192),
     (
         "layers of two kinds",
-        {**LLAMA, "rope_parameters": {"full": {"rope_type": "linear", "factor": 2.0}, "window": {}}},
+        {"model_type": "gemma4_text", "max_position_embeddings": 8192, "rope_parameters": LAYERS},
         16_384,
     ),
     (
@@ -47,13 +53,17 @@ CASES: tuple[tuple[str, dict[str, Any], int | None], ...] = (
         131_072,
     ),
     ("transformers' default", {"model_type": "qwen3"}, 32_768),
-    ("transformers' default of a text part", {"text_config": {"model_type": "gemma3_text"}}, 131_072),
+    (
+        "transformers' default of a text part",
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+        131_072,
+    ),
     ("the smallest of several keys", {**LLAMA, "max_seq_len": 4096}, 4096),
     ("Cohere's own key", {**LLAMA, "model_max_length": 131_072}, 131_072),
     ("no key, and an unknown type", {"model_type": "unheard-of"}, None),
     ("no number", {"model_type": "llama", "max_position_embeddings": "many"}, 2048),
 )
-"""Contents of a config.json, and the positions. tests/e2e/test_vllm.py asks vLLM itself."""
+"""Contents of a config.json, and the positions. tests/e2e/test_vllm_positions.py asks vLLM itself."""
 
 
 def of(config: Mapping[str, Any], origin: str = "config.json") -> int | None:
