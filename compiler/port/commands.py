@@ -260,6 +260,7 @@ class _Laid:
     spans: dict[str, Span] = field(default_factory=dict)
     keys: dict[str, Span] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    shell: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def over(cls, source: Source | None) -> _Laid:
@@ -297,12 +298,12 @@ class _Laid:
             self._forget(key)
 
     def _forget(self, key: str) -> None:
-        for places in (self.spans, self.keys, self.secrets):
+        for places in (self.spans, self.keys, self.secrets, self.shell):
             for known in [each for each in places if each == key or each.startswith((f"{key}.", f"{key}["))]:
                 places.pop(known)
 
     def source(self, path: Path, file: str) -> Source:
-        return Source(path, file, self.data, self.spans, self.keys, self.secrets)
+        return Source(path, file, self.data, self.spans, self.keys, self.secrets, shell=self.shell)
 
 
 def _below(value: Any, path: str) -> Iterator[str]:
@@ -499,6 +500,9 @@ class _Script:
             key = under if isinstance(old, dict) and "_component_" in old and isinstance(value, str) else key
             key = _litgpt_key(key) if dialect == "litgpt" else key
             laid.lay(key, value, span, secrets, self.place(values[0]))
+        for word in values:
+            if missing := unknown(word.text):
+                laid.shell[key] = missing
 
     def _value(self, word: Word, kind: str) -> tuple[Any, dict[str, str]]:
         """Parse a word as the tools do, and return the kinds of tokens in it."""

@@ -9,8 +9,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.keys import OFF, Keys, table, tools
 from recipec.compiler.port.meaning import adapters, models
+from recipec.compiler.port.names import known, tokenizer_of
+from recipec.runtime.data.new_tokens import MULTIPLE, padded
 from recipec.runtime.training.objectives import OBJECTIVES
 
 COMMON = table("""
@@ -136,8 +139,22 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
             keys.follow([replace(row, keys=dict.fromkeys(on, ()))])
 
 
+def _model(keys: Keys) -> Model | None:
+    return models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
+
+
+def _grown(keys: Keys, tokens: int) -> int | None:
+    """Return the rows of an embedding with room for new tokens, None if the model has rows to spare."""
+    model = _model(keys)
+    if model is None:
+        return None
+    rows = model.architecture.vocab_size
+    used = known("tokens").get(tokenizer_of(model), rows)
+    return padded(rows + tokens) if used + tokens > rows else None
+
+
 def _tied(keys: Keys) -> bool:
-    model = models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
+    model = _model(keys)
     if model is None:
         return False
     sources = (s for p in model.family.parameters(model.architecture) for s in p.sources)
@@ -169,7 +186,8 @@ def say_start(keys: Keys, key: str, *, of_base: bool = False) -> None:
     keys.say(key, {"lora.start_from": names[0].removeprefix("./")}, note)
 
 
-SPARE = "new tokens take rows of the embedding that no token has; model.vocab_size adds some"
+SPARE = "new tokens take rows of the embedding that no token has"
+GROWN = "new tokens take rows that model.vocab_size adds; a multiple of {multiple} divides over devices"
 
 
 def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
@@ -182,7 +200,9 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
     given = keys.texts(key) if keys.given(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     if names:
-        keys.say(key, {"model.add_tokens": dict.fromkeys(names)}, SPARE)
+        rows = _grown(keys, len(names))
+        sets = {"model.add_tokens": dict.fromkeys(names), **({"model.vocab_size": rows} if rows else {})}
+        keys.say(key, sets, GROWN.format(multiple=MULTIPLE) if rows else SPARE)
     else:
         keys.same(key, note="none")
     grows = resizes and (names or keys.flag(resizes)) and keys.ledger.value("lora.rank") is not None
@@ -200,6 +220,6 @@ def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
     if keys.given("reference_free") and keys.value("reference_free") not in off:
         keys.refuse("reference_free", "E1163", FREE, FREELY)
     keys.same("reference_free", note="off")
-    known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
+    names = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:
-        keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], off)
+        keys.follow([replace(row, keys={key: () for key in row.keys if key in names})], off)

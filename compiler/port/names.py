@@ -15,6 +15,7 @@ All modules of port/ take their names of model families from here:
     unsloth         the same of its templates
     marks           marks of templates, with the tokenizers that have them as tokens; other tokenizers split
                     them as text
+    tokens          the number of a tokenizer's tokens, where its models have rows that no token uses
     adds_bos        tokenizers that begin each text with their bos_token
     experts         the parameters that replace the experts' former linear layers, by family, as PEFT reads
                     target modules; families with a load-balancing loss in transformers, with the coefficient

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.ledger import Ledger, prefixes
 from recipec.compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
 from recipec.compiler.port.source import MISSING, Source, Sources, join, parts
 from recipec.spec.core_schema import flow
@@ -51,10 +51,13 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
     for path, what in tree.secrets.items():
         secrets[f"{key}{path}" if path[:1] in ("", "[") else join(key, path)] = what
-    unknown = {known: why for known, why in main.unknown.items() if not f"{known}.".startswith(below)}
+    unknown, shell = (
+        {known: why for known, why in places.items() if not f"{known}.".startswith(below)}
+        for places in (main.unknown, main.shell)
+    )
     keys = {**main.keys, key: span}
     spans = {**spans, key: span}
-    return replace(main, data=data, spans=spans, keys=keys, secrets=secrets, unknown=unknown)
+    return replace(main, data=data, spans=spans, keys=keys, secrets=secrets, unknown=unknown, shell=shell)
 
 
 def put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
@@ -167,6 +170,7 @@ def renamed(source: Source, dialect: str) -> Source:
         keys=moved(source.keys),
         secrets=moved(source.secrets),
         unknown=moved(source.unknown),
+        shell=moved(source.shell),
         older=older,
     )
 
@@ -299,7 +303,12 @@ class _Settler:
         return value
 
     def resolved(self, text: str, path: str, steps: int) -> Any:
-        """Fill in each `${key}` of a text. If the whole text is one reference, return the value itself."""
+        """Fill in each `${key}` of a text. If the whole text is one reference, return the value itself.
+
+        On a command line the shell replaces such names before the tool reads them.
+        """
+        if any(key in self.source.shell for key in prefixes(path)):
+            return text
         if steps > MOST_STEPS:
             raise _Unreadable("E1108", f"the references of `{path}` form a circle", "write the value out")
         whole = _BRACES.fullmatch(text)

@@ -58,6 +58,7 @@ class Source:
         older: the older name in the file, by the current name of a renamed key.
         secrets: by path, the kind of each value that looks like a token; `data` has stars in its place.
         unknown: by path, values that only a run of the script can determine, and what they depend on.
+        shell: by path, the values of a command line that contain a value which the shell does not have.
         script: the rest of a Python script, None for other files.
     """
 
@@ -69,6 +70,7 @@ class Source:
     secrets: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
+    shell: Mapping[str, str] = field(default_factory=dict)
     script: Script | None = None
 
     def get(self, key: str, default: Any = MISSING) -> Any:

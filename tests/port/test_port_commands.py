@@ -139,6 +139,24 @@ def test_launcher_options_determine_gpu_count(here: Path, launch: str, rows: int
     assert made.whole, made.diagnostics
 
 
+def test_unset_variable_of_an_override_is_no_reference_to_a_key(here: Path) -> None:
+    examples = Path(__file__).parent / "examples"
+    for tool, command, key in (
+        (
+            "torchtune-llama31-lora/lora.yaml",
+            "tune run lora_finetune_single_device --config run.yaml",
+            "batch_size",
+        ),
+        ("oumi-qwen3-lora/train.yaml", "oumi train -c run.yaml --training.seed", "training.seed"),
+    ):
+        (here / "run.yaml").write_text((examples / tool).read_text())
+        text = f"{command} {key}=" if "tune" in command else f"{command} "
+        made = ported(here, f"{text}${{seed}}\n")
+        errors = [each for each in made.diagnostics if each.severity == "error"]
+        assert [(each.code, each.path) for each in errors] == [("E1107", key)]
+        assert errors[0].help is not None and ported(here, f"{text}${{seed}}\n", sets=(f"{key}=2",)).whole
+
+
 def test_litgpt_torchtune_llamafactory_and_kto_commands_are_ported(here: Path) -> None:
     made = ported(
         here, "litgpt finetune_lora meta-llama/Llama-3.2-1B --data JSON --data.json_path a.json --lora_r 4"
