@@ -184,7 +184,7 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
                 ledger.diagnostics.append(_learned(source, path, note, title, way))
         if given:
             ledger.findings.append(Finding(source.file, path, source.get(path), verdict, (*keys,), note))
-        elif keys or (verdict is Verdict.UNSUPPORTED and _trains(path)):
+        elif keys or (_trains(path) and (verdict is Verdict.UNSUPPORTED or (not same and bool(note)))):
             note = "; ".join(filter(None, ("the recipe's default", note)))
             plain = verdict is Verdict.EXACT
             verdict = Verdict.DEFAULTED if plain else verdict

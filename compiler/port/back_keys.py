@@ -13,6 +13,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, find
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.port.common import SINGLE
 from recipec.compiler.port.dialects.llamafactory import LOSSES, WEIGHTED
 from recipec.compiler.port.meaning import experts, templates
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
@@ -139,6 +140,20 @@ class Config:
         given = self.recipe.lora.start_from if self.recipe.lora else None
         if given is not None and "://" not in given:
             self.keys[key] = given
+
+    @property
+    def new_tokens(self) -> list[str]:
+        """The tokens to add, [] if one of them replaces another token."""
+        tokens = self.recipe.model.add_tokens
+        return [] if any(place is not None for place in tokens.values()) else [*tokens]
+
+    @property
+    def saved_modules(self) -> list[str]:
+        """PEFT's names of the modules that are trained whole, [] if one of them is another expression."""
+        wanted = self.recipe.lora.train_also if self.recipe.lora else []
+        names = [re.sub(r"\\(.)", r"\1", one.removeprefix(".*")) for one in wanted]
+        made = [name if name in SINGLE else f".*{re.escape(name)}" for name in names]
+        return names if made == wanted else []
 
     def batches(self, micro: str) -> None:
         """Set the rows of a GPU's micro-batch, and the micro-batches of a step."""
@@ -303,10 +318,13 @@ def _llamafactory(config: Config) -> None:
             iterations = int(lora.init.partition("_niter_")[2] or -1)
             keys |= {"pissa_init": True, "pissa_iter": iterations, "pissa_convert": True}
         keys["lora_target"] = ",".join(targets(config)[0])
+        keys |= {"additional_target": ",".join(config.saved_modules)} if config.saved_modules else {}
         config.start("adapter_name_or_path")
         if lora.quantize in ("nf4", "int8"):
             keys |= {"quantization_bit": 4 if lora.quantize == "nf4" else 8}
             keys |= {"quantization_type": "nf4", "double_quantization": False}
+    if config.new_tokens and not any("," in token for token in config.new_tokens):
+        keys |= {"add_special_tokens": ",".join(config.new_tokens), "resize_vocab": True}
     narrow = recipe.model.dtype == "bfloat16"
     keys["pure_bf16" if narrow and not lora and not config.masters else "bf16"] = narrow
     keys["dataset_dir"] = "."
@@ -393,7 +411,9 @@ def _axolotl(config: Config) -> None:
     data, train, lora = recipe.data, recipe.train, recipe.lora
     keys["attn_implementation"] = "flash_attention_2" if config.flashes else "sdpa"
     keys["bf16"] = recipe.model.dtype == "bfloat16"
+    keys |= {"tokens": config.new_tokens} if config.new_tokens else {}
     if lora is not None:
+        keys |= {"lora_modules_to_save": config.saved_modules} if config.saved_modules else {}
         keys["adapter"] = "qlora" if lora.quantize == "nf4" else "lora"
         keys |= {"peft_use_dora": True} if lora.kind == "dora" else {}
         found, regular, parameters = targets(config)

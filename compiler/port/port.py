@@ -385,6 +385,9 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
     if found.code in ("E0801", "E0802"):
         key = next((each.key for each in ledger.findings if "model.id" in each.recipe), "")
         found = replace(found, help=way_out(str(ledger.value("model.id")), key) or found.help)
+    if found.code == mesh.ALONE:
+        key = next((each.key for each in ledger.findings if mesh.MICRO in each.recipe), "")
+        found = replace(found, help=f"--set {key}=2; the tool also compares the rows of a micro-batch")
     if found.code == FOLDERS:
         span = ledger.sources.main.place(ledger.folder)
         found = replace(

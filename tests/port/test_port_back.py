@@ -275,6 +275,30 @@ def test_expert_targets_survive_round_trip_or_are_refused(tool: str) -> None:
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["layers"] == "3-9"
 
 
+@pytest.mark.parametrize("tool", ["axolotl", "llama-factory"])
+def test_new_tokens_and_modules_trained_whole_survive_round_trip(tool: str) -> None:
+    data = recipe()
+    data["model"] |= {"id": "Qwen/Qwen3-8B", "add_tokens": {"<a>": None, "<b>": None}}
+    data["lora"]["train_also"] = ["embed_tokens", "lm_head", ".*norm"]
+    write(data)
+    held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())
+    assert again["model"]["add_tokens"] == {"<a>": None, "<b>": None}
+    assert again["lora"]["train_also"] == data["lora"]["train_also"]
+
+
+def test_master_weights_that_a_tool_does_not_keep_have_a_line() -> None:
+    data = recipe()
+    data["lora"] = None
+    write(data)
+    done = CliRunner().invoke(
+        app, ["port", "recipe.yaml", "--to", "axolotl", "-o", "full.yaml", "--format", "json"]
+    )
+    assert done.exit_code == 0, done.stderr
+    keys = {row["key"]: row for row in json.loads(done.stdout)["keys"]}
+    assert keys["train.optimizer.master_weights"]["verdict"] == "approximated"
+
+
 @pytest.mark.parametrize("tool", ["trl", "axolotl"])
 def test_prompt_completion_data_and_row_limit_survive_round_trip(tool: str) -> None:
     data = recipe()
