@@ -37,7 +37,8 @@ from recipec.spec.language import VERSION
 from recipec.spec.load import display, load
 
 NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
-"""File names that say nothing about the run. The recipe is then named after the folder."""
+"""File names that say nothing about the run. A recipe of such a name is named after the config, and one of
+such a config after its folder."""
 
 Free = Mapping[tuple[str, str], str]
 """Unreadable values that affect nothing: the reason why they cannot be read, by file and path."""
@@ -318,7 +319,8 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
     """Set what no key of the source says: version, name, places and mesh. Return the source's batch."""
     ledger.set("recipe", VERSION)
     if "name" not in ledger.lines:
-        ledger.set("name", name_of(main.path))
+        own = asked.writes and _slug(asked.place.stem) not in NEUTRAL
+        ledger.set("name", name_of(asked.place if own else main.path))
     _placed(ledger, asked.place.parent)
 
     def examine() -> list[Diagnostic]:

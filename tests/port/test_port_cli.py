@@ -58,6 +58,12 @@ def test_the_recipe_goes_to_a_file_and_passes_recipe_check(folder: Path) -> None
     assert (folder / "out.yaml").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
+def test_recipe_is_named_after_its_own_file_unless_that_says_nothing(folder: Path) -> None:
+    for name, expected in (("my-run.yaml", "my-run"), ("recipe.yaml", folder.name)):
+        assert run(CONFIG, "-o", name)[0] == 0
+        assert f"name: {expected.replace(chr(95), chr(45))}\n" in Path(name).read_text()
+
+
 def test_existing_output_file_is_kept_without_force(folder: Path) -> None:
     (folder / "out.yaml").write_text("mine")
     status, printed, errors = run(CONFIG, "-o", "out.yaml")

@@ -436,10 +436,7 @@ def directory(keys: Keys, key: str) -> None:
 
 EVERY = 100
 """A recipe's default for train.eval_every and checkpoint.every_steps."""
-EPOCH = (
-    "the interval depends on the number of rows, which is not known yet; recipec does it "
-    f"every {EVERY} steps, and at the end"
-)
+EPOCH = f"the tool counts the interval in epochs; recipec does it every {EVERY} steps, and at the end"
 SERVICES = (
     ("wandb", PROJECT, "huggingface", BY_ENVIRONMENT),
     ("mlflow", EXPERIMENT, "Default", BY_MLFLOW),
