@@ -207,6 +207,12 @@ MUTANTS = (
     Mutant("card-batch", "test_export_card",
            "'rows' if data.get('packing') else 'samples'", "'samples' if data.get('packing') else 'rows'"),
     # Training data: these tests and the following ones import JAX.
+    Mutant("column-of-another-name", "test_data_formats -k join_their_messages",
+           "found += [lowered[name] for name in (role, *NAMES[role]) if name in lowered]", "found += []"),
+    Mutant("second-call-not-written", "test_data_masking -k does_not_write_are_listed",
+           "sure=not n", "sure=True"),
+    Mutant("second-begin-of-sequence", "test_data_trl -k added_tokens",
+           "while begin and text.startswith(begin):", "while not begin:"),
     Mutant("mask-generation-prompt", "test_data_masking -k gemma4_answers",
            "messages[:turn], tools, add_generation_prompt=True", "messages[:turn], tools"),
     Mutant("mask-last-answer", "test_data_masking -k last_answer",

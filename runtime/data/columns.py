@@ -70,8 +70,12 @@ PARTS = {
 }
 """Columns that are a part of a sample in whatever format they are, with their role."""
 
-REASONING = re.compile(r"(.*_)?(reasoning(_content|_trace)?|think(ing)?|thoughts?|cot)(_.*)?", re.I)
-"""Columns that hold reasoning if their value is text."""
+REASONING = re.compile(
+    r"((deepseek|gemini|qwen|qwq|claude|gpt|r1|model|assistant|generated|complex|long)_)*"
+    r"(reasoning|thinking|thoughts?|cot|chain_of_thought)(_(content|trace|text|steps|trajectory|trajectories))*",
+    re.I,
+)
+"""Columns that hold reasoning if their value is text. Others, such as a judge's, are only text."""
 
 ANSWERS = frozenset(
     (

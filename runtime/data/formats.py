@@ -77,6 +77,8 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
         read["system"] = system
     answers = [message for message in messages if message["role"] == "assistant"]
     thoughts = column_of("reasoning", row, fields)
+    if thoughts is not None and thoughts.lower() == "rationale" and "reasoning" not in fields:
+        thoughts = None  # next to messages it may be a judge's
     if thoughts is not None and len(answers) == 1 and not parted(answers[0])[0]:
         answers[0]["reasoning_content"] = text_of(only(row[thoughts]), repr(thoughts))
         read["reasoning"] = thoughts

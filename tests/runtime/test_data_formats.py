@@ -392,6 +392,11 @@ PLAIN = {"instruction": "a", "output": "b"}
         ("chat", {"messages": chat("a", "b"), "prompt": QUESTION}, {"texts": ("prompt",)}),
         ("chat", {"messages": chat("a", "b"), "cot": THOUGHT}, {"taken": ("cot as reasoning",)}),
         ("chat", {"messages": chat("a", "b", "c", "d"), "reasoning": THOUGHT}, {"parts": ("reasoning",)}),
+        (
+            "chat",
+            {"messages": chat("a", "b"), "rationale": THOUGHT, "judge_reasoning": THOUGHT},
+            {"texts": ("rationale", "judge_reasoning")},
+        ),
         ("instruction", {**PLAIN, "system": "s", "tools": "[]"}, {}),
         ("instruction", {**PLAIN, "tools": [TOOL], "reasoning": "on"}, {"values": ("reasoning",)}),
         ("instruction", {**PLAIN, "context": "c"}, {"taken": ("context as input",)}),
