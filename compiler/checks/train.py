@@ -43,6 +43,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _muon(facts)
     yield from _preferences(facts)
     yield from _only(facts)
+    yield from _all_weights(facts)
     train = facts.recipe.train
     rate = train.optimizer.learning_rate
     if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
@@ -299,6 +300,20 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
+
+
+def _all_weights(facts: Facts) -> Iterator[Diagnostic]:
+    """Say that a recipe without `lora` trains all weights, unless it writes so."""
+    recipe = facts.recipe
+    if "lora" in recipe.model_fields_set or recipe.train.only or facts.model is None:
+        return
+    rate = recipe.train.optimizer.learning_rate
+    yield Diagnostic(
+        "N0525",
+        f"without a lora section, all weights are trained (full fine-tuning), at a learning rate of {rate:g}",
+        "model.id",
+        "lora: null, which says so; or lora: {rank: 16}, which trains adapters",
+    )
 
 
 def _batches(facts: Facts) -> Iterator[Diagnostic]:

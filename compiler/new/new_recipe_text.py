@@ -19,11 +19,9 @@ from recipec.compiler.port.write import recipe_text
 from recipec.compiler.wording import listing, plural, quantity, which_layers
 from recipec.runtime.model.families import Architecture
 from recipec.spec.language import VERSION
+from recipec.spec.language.train import default_rate
 
 Lines = dict[str, Line]
-
-RATES = {"lora": 1e-4, "qlora": 1e-4, "dpo": 5e-6, "kto": 5e-6, "full": 1e-5}
-"""Peak learning rates by method."""
 
 HELD_OUT = 0.02
 ENOUGH_TO_HOLD_OUT = 50
@@ -155,7 +153,7 @@ def _mesh(c: Contents) -> Lines:
 def _lora(c: Contents) -> Lines:
     program, d, lora = c.draft.probe.program, c.draft, c.draft.probe.program.recipe.lora
     if d.method == "full" or lora is None:
-        return {}
+        return {"lora": Line(None, "all weights are trained")}
     numbers = sum(math.prod(parameter.shape) for parameter in program.parameters)
     share = program.trainable_parameters / numbers
     types = program.architecture.layer_types
@@ -232,7 +230,7 @@ def _train(c: Contents) -> Lines:
     lines["train.micro_batch_size"] = Line(d.micro)
     if "data.eval_fraction" in _data(c) and c.pace.every != EVERY:
         lines["train.eval_every"] = Line(c.pace.every)
-    rate = RATES[d.method]
+    rate = default_rate(d.method == "full", d.method if d.method in JUDGED.values() else "sft")
     lines["train.optimizer"] = Line({"learning_rate": rate, "weight_decay": 0.0, "max_grad_norm": 1.0})
     schedule: dict[str, Any] = {"name": "cosine"}
     if c.source.rows is None or c.source.rows >= LOOKED_AT:  # fewer rows give too few steps for a warm-up

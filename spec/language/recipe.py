@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, model_validator
 
 from recipec.spec import versions
 from recipec.spec.language.base import Section, fault, field, section
@@ -14,7 +14,7 @@ from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
-from recipec.spec.language.train import Cache, Checkpoint, Merge, Train
+from recipec.spec.language.train import Cache, Checkpoint, Merge, Train, default_rate
 
 
 def _version(value: Any) -> Any:
@@ -110,6 +110,14 @@ class Recipe(Section):
     budget: Budget = section(
         "Limits of the run, which `recipe plan` checks.", Budget, {"max_hbm_share": 0.9, "max_usd": 200}
     )
+
+    @model_validator(mode="after")
+    def _rate_of_method(self) -> Recipe:
+        """Fill in the method's learning rate, if no key gives one. It stays a default."""
+        optimizer = self.train.optimizer
+        if "learning_rate" not in optimizer.model_fields_set:
+            optimizer.__dict__["learning_rate"] = default_rate(self.lora is None, self.train.objective)
+        return self
 
     @property
     def server(self) -> Serve:

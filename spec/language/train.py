@@ -18,6 +18,25 @@ def _momentum_of_optimizer(given: dict[str, Any]) -> float:
     return 0.95 if given.get("name") == "muon" else 0.0
 
 
+RATES = {
+    ("lora", "sft"): 1.0e-4,
+    ("full", "sft"): 1.0e-5,
+    ("lora", "other"): 5.0e-6,
+    ("full", "other"): 1.0e-6,
+}
+"""Default peak learning rates: of adapters or of all weights, for sft or for the objectives that compare
+answers."""
+
+
+def default_rate(full: bool, objective: str) -> float:
+    """Return the default of `train.optimizer.learning_rate`.
+
+    Args:
+        full: whether all weights are trained, without adapters.
+    """
+    return RATES["full" if full else "lora", "sft" if objective == "sft" else "other"]
+
+
 class Optimizer(Section):
     """The optax optimizer and its hyperparameters. An optimizer ignores hyperparameters that it does not
     have."""
@@ -37,7 +56,14 @@ class Optimizer(Section):
         },
     )
     learning_rate: float = field(
-        "Peak learning rate of the schedule.", 1.0e-4, unit="none (a step size)", gt=0, allow_inf_nan=False
+        "Peak learning rate of the schedule.",
+        unit="none (a step size)",
+        default_is="by method: for sft 1e-4 with LoRA and 1e-5 for all weights; for other objectives 5e-6 "
+        "with LoRA and 1e-6 for all weights",
+        default_factory=lambda: RATES["lora", "sft"],  # Recipe replaces it, because it knows the method
+        gt=0,
+        allow_inf_nan=False,
+        example=1.0e-4,
     )
     b1: float = field("Decay of the gradient's running mean.", 0.9, unit="none (a factor)", ge=0, lt=1)
     b2: float = field(

@@ -53,7 +53,7 @@ def test_smallest_recipe_gets_the_default_values() -> None:
     assert recipe.data.train[0].path == "a.jsonl" and recipe.data.train[0].weight == 1.0
     assert (recipe.train.epochs, recipe.train.steps) == (1, None)
     assert recipe.train.schedule.warmup_steps is None and recipe.train.schedule.warmup_ratio is None
-    assert recipe.train.optimizer.learning_rate == 1e-4
+    assert recipe.train.optimizer.learning_rate == 1e-5
     assert recipe.benchmark.request_rates == [1, 4, 16, "inf"]
     assert recipe.launch.kind == ["tpu-vm", "gke", "skypilot", "xpk"]
 
@@ -167,3 +167,25 @@ def test_examples_of_every_key_are_valid_in_a_recipe() -> None:
             given = placed(path, example)
             assert validate(given).diagnostics == [], path
             assert [error.message for error in SCHEMA.iter_errors(given)] == [], path
+
+
+@pytest.mark.parametrize(
+    ("lora", "train", "rate"),
+    [
+        (None, {}, 1e-5),
+        ({"rank": 16}, {}, 1e-4),
+        ({"rank": 16}, {"objective": "dpo"}, 5e-6),
+        (None, {"objective": "kto"}, 1e-6),
+        (None, {"optimizer": {"name": "muon"}}, 1e-5),
+        (None, {"optimizer": {"learning_rate": 1e-4}}, 1e-4),
+    ],
+)
+def test_the_learning_rate_defaults_to_the_methods(
+    lora: object, train: dict[str, object], rate: float
+) -> None:
+    recipe = Recipe.model_validate(
+        {**SMALLEST, "lora": lora, "train": {**SMALLEST.get("train", {}), **train}}
+    )
+    optimizer = recipe.train.optimizer
+    assert optimizer.learning_rate == rate
+    assert ("learning_rate" in optimizer.model_fields_set) == (rate == 1e-4 and lora is None)
