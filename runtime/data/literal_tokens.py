@@ -47,8 +47,10 @@ def renamed(tokenizer: str, names: dict[str, str]) -> str:
     from tokenizers import Tokenizer
 
     made = json.loads(tokenizer)
+    ids: dict[str, int] = {}
     for entry in made.get("added_tokens") or ():
-        entry["content"] = names.get(entry["content"], entry["content"])
+        if (token := entry["content"]) in names:
+            ids[token], entry["content"] = entry["id"], names[token]
     model = made["model"]
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
@@ -60,9 +62,9 @@ def renamed(tokenizer: str, names: dict[str, str]) -> str:
     if model.get("merges"):
         model["merges"] = [merge for merge in model["merges"] if not _makes(merge, names)]
     text = json.dumps(made, ensure_ascii=False)
-    before, after = Tokenizer.from_str(tokenizer), Tokenizer.from_str(text)
-    for token, name in names.items():
-        if before.token_to_id(token) != after.token_to_id(name):
+    changed = Tokenizer.from_str(text)
+    for token, index in ids.items():
+        if changed.token_to_id(names[token]) != index:
             raise UserError(
                 f"data.special_tokens is text, and the tokenizer's `{token}` cannot be told from text",
                 "remove data.special_tokens, or take control tokens out of the data with data.transform",
