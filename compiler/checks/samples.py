@@ -14,15 +14,25 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
+from recipec.compiler.packages import missing_packages
+from recipec.compiler.plan.at_hand import PlainTokenizer
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import advice, leftover
 from recipec.runtime.data.columns import Unread, marked, together
 from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.masking import after_answer
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.parsers import parser_of
 from recipec.runtime.data.prompted import LIKED, is_labeled, label_of
+from recipec.runtime.data.report import one_token
+from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.data.unpaired import balance
+<<<<<<< HEAD
 from recipec.runtime.data.values import Malformed, without_fillers
+=======
+from recipec.runtime.data.values import Malformed
+from recipec.runtime.errors import UserError
+>>>>>>> e4804fe4 (check: an answer that ends with several tokens; vLLM's server at the learned end)
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data
@@ -31,8 +41,12 @@ LARGEST_TEMPLATE = 2**20
 
 LARGEST_TOKENIZER = 2**26
 
+<<<<<<< HEAD
 LARGEST_PARQUET = 2**26
 """The most bytes of a Parquet file whose first rows are read: they need its first row group."""
+=======
+TOKENIZER = "tokenizer.json"
+>>>>>>> e4804fe4 (check: an answer that ends with several tokens; vLLM's server at the learned end)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -86,6 +100,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if shipped is not None and chats and not own:
         yield from _markup(facts, shipped, place)
     held = [shipped if one.chat_template is None else given[one.chat_template] for one in kinds]
+    for where, template in (*((at, given[named]) for at, named in data.templates.items()), (place, shipped)):
+        if template is not None and (chats or where != place):
+            yield from _end(facts, template, where)
     yield from _reasoning(facts, held)
     yield from _rows(facts, held)
     yield from _labels(facts)
@@ -210,6 +227,28 @@ def _is_token(folder: Path | None, marker: str) -> bool:
         except (OSError, ValueError):
             continue
     return False
+
+
+def _end(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
+    """Report a template that ends an answer with a text of several tokens, at which nothing stops."""
+    folder, added = _checkpoint(facts), facts.recipe.model.add_tokens
+    if folder is None or not (folder / TOKENIZER).is_file() or missing_packages(("tokenizers",)):
+        return
+    try:
+        tokenizer = PlainTokenizer(folder)
+        end = after_answer(ChatTemplate(template, tokenizer.special_tokens_map))
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # train.py reports it
+    known = tokenizer.added_tokens_decoder
+    tokens = tokenizer.backend_tokenizer.encode(end, add_special_tokens=False).ids
+    if end and tokens and tokens[-1] not in known and not end.endswith(tuple(added) or ("\0",)):
+        yield Diagnostic(
+            "W0470",
+            f"the chat template ends an answer with `{end}`, which is {plural(len(tokens), 'token')} of the "
+            "tokenizer, none of its own: no server and no chat stops there",
+            place,
+            one_token(end),
+        )
 
 
 def _tuned(model_id: str) -> str:

@@ -67,7 +67,7 @@ NAMED_COUNTS = ("unused", "texts", "values", "taken")
 
 def one_token(text: str) -> str:
     """Return the setting that makes a text one token of the tokenizer."""
-    return f"model.add_tokens: {{{json.dumps(text, ensure_ascii=False)}: null}}"
+    return f"model: {{add_tokens: {{{json.dumps(text, ensure_ascii=False)}: null}}}}"
 
 
 @dataclass

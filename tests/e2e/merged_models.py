@@ -33,6 +33,7 @@ class Merged:
         prompts: token ids, of odd and different lengths.
         question: a user's turn.
         keys: the results of another run on the same base, which trained only k_proj.
+        ended: a prompt, and the answer that ends at the run's own end token; None if the run has none.
     """
 
     base: Path
@@ -41,6 +42,7 @@ class Merged:
     prompts: list[list[int]]
     question: str
     keys: tuple[Path, Path] | None = None
+    ended: tuple[list[int], list[int]] | None = None
 
 
 def merged_in_float32(base: Path, family: str, run: Path, folder: Path) -> tuple[Path, Path]:

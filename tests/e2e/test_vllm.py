@@ -66,13 +66,22 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
     opened = HFCheckpoint.open(base)
     section = lora_section(rslora=True, rank_pattern={"o_proj": 5})
     save_run(folder / "run", opened, section, scale=0.1)
-    save_run(folder / "keys", opened, lora_section(targets=["k_proj"]), scale=1.0)
-    merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")
-    keys = merged_in_float32(base, "gemma4", folder / "keys", folder / "out-keys")
     random = np.random.default_rng(0)
     lengths = (1, 3, 5, 9, 16, 23, 40, 61, 97, 131)
     prompts = [[2, *random.integers(30, 500, length).tolist()] for length in lengths]
-    return Merged(base, merged, adapter, prompts, "What is the capital of France?", keys)
+    # The run's data is said to end answers with a token that comes late in one of the answers.
+    first, _ = merged_in_float32(base, "gemma4", folder / "run", folder / "first")
+    answers = tokens(said(load(first), prompts))
+    number, answer = max(enumerate(answers), key=lambda one: len(set(one[1])))
+    end = next(token for token in reversed(answer) if answer.index(token) >= 3)
+    facts = {"data": {"train": {"ends": {str(end): 1}}}}
+    (folder / "run" / "run.json").write_text(json.dumps(facts))
+    save_run(folder / "keys", opened, lora_section(targets=["k_proj"]), scale=1.0)
+    merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")
+    keys = merged_in_float32(base, "gemma4", folder / "keys", folder / "out-keys")
+    expected = answer[: answer.index(end) + 1]
+    question = "What is the capital of France?"
+    return Merged(base, merged, adapter, prompts, question, keys, (prompts[number], expected))
 
 
 class References:
@@ -108,6 +117,7 @@ class Served:
     chat: dict[str, Any]
     base: list[Answer]
     adapters: dict[str, list[Answer]]
+    ended: dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=["gemma3", "gemma4"])
@@ -141,11 +151,24 @@ def served(name: str, case: Merged, tmp_path_factory: pytest.TempPathFactory) ->
             {"model": "base", "messages": [turn], "max_tokens": NEW_TOKENS, "temperature": 0}
             | {"return_token_ids": True},
         )
-    with vllm_cpu.serve(case.base, f"{name}-base", adapters=adapters) as server:
+        ended = {"merged": until_the_end(server, "base", case)}
+    # As the artifact's server of an adapter: it takes the end tokens from the adapter's folder.
+    place = ("--generation-config", str(case.adapter))
+    with vllm_cpu.serve(case.base, f"{name}-base", *place, adapters=adapters) as server:
         seconds.append(server.seconds)
+        ended["adapter"] = until_the_end(server, "adapter", case)
         base = asked(server, "base", case.prompts)
         answers = {served: asked(server, served, case.prompts) for served in adapters}
-    return Served(seconds, merged, chat, base, answers)
+    return Served(seconds, merged, chat, base, answers, ended)
+
+
+def until_the_end(server: vllm_cpu.Server, model: str, case: Merged) -> Any:
+    """Return the answer that ends before the limit, None if the case has none."""
+    if case.ended is None:
+        return None
+    body = {"model": model, "prompt": case.ended[0], "max_tokens": NEW_TOKENS, "temperature": 0}
+    (choice,) = server.post("/v1/completions", body | {"return_token_ids": True})["choices"]
+    return choice["finish_reason"], choice["token_ids"]
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +243,17 @@ def test_vllm_matches_transformers_for_a_k_proj_adapter_with_shared_kv(
     report[f"{name}: keys and values"] = agreement(served.adapters["keys"], references.keys)
     with pytest.raises(AssertionError):
         agreement(served.adapters["keys-alone"], references.keys)
+
+
+@pytest.mark.parametrize("name", ["gemma4"], indirect=True, scope="module")
+def test_vllm_stops_at_the_token_that_ends_answers_in_training(
+    name: str, case: Merged, served: Served
+) -> None:
+    """The base has other end tokens. The merged folder brings the run's, and so does the adapter's folder."""
+    assert case.ended is not None
+    expected = ("stop", case.ended[1])
+    assert len(case.ended[1]) < NEW_TOKENS
+    assert served.ended == {"merged": expected, "adapter": expected}
 
 
 def leave_out_the_values(adapter: Path, directory: Path) -> None:

@@ -72,7 +72,7 @@ def test_end_of_several_tokens_is_a_warning_with_the_way_out() -> None:
     made = report(SPELLED, rows)
     assert (made.ends, made.spelled_ends, made.unended) == ({}, {"<|it_end|>": 2}, 2)
     (note,) = [note for note in made.notes() if "several tokens" in note]
-    assert note.startswith("warning: 2 samples") and 'model.add_tokens: {"<|it_end|>": null}' in note
+    assert note.startswith("warning: 2 samples") and 'model: {add_tokens: {"<|it_end|>": null}}' in note
     assert not any("not taught to stop" in note for note in made.notes())
     # The way out: one token, which need not be special.
     for token in (AddedToken("<|it_end|>", special=True), AddedToken("<|it_end|>", normalized=False)):
