@@ -236,3 +236,12 @@ def test_custom_dataset_type_becomes_a_transform(tmp_path: Path) -> None:
     assert convert(text, {**row, "system": "Be brief.", "input": "Now."})["prompt"] == (
         "[Be brief.] Q: Why?\nNow.\nA: "
     )
+
+
+def test_end_of_turn_that_axolotl_adds_as_a_token_is_an_error_until_it_is_added(tmp_path: Path) -> None:
+    own = {"base_model": "meta-llama/Meta-Llama-3-8B", "special_tokens": {"eos_token": "<|im_end|>"}}
+    (error,) = [d for d in port(tmp_path, **own, tokens=["<note>"]).diagnostics if d.code == "E1180"]
+    assert "`<|im_end|>`, which ends an answer, a token of Llama 3 8B" in error.message
+    assert error.help == """--set 'tokens=["<note>", "<|im_end|>"]'"""
+    assert "E1180" not in dict(codes(port(tmp_path, **own, tokens=["<note>", "<|im_end|>"])))
+    assert "E1180" not in dict(codes(port(tmp_path, **{**own, "base_model": "Qwen/Qwen3-8B-Base"})))

@@ -201,3 +201,13 @@ def test_lora_targets_adapt_only_language_model_projections(
     found = adapters.choose(model, target_modules(model, given))
     assert len(found.sites) == adapted and not found.vision
     assert len(found.beyond) == len(beyond)
+
+
+def test_end_of_turn_that_llamafactory_adds_as_a_token_is_an_error_until_it_is_added(tmp_path: Path) -> None:
+    llama = {"model_name_or_path": "meta-llama/Meta-Llama-3-8B", "template": "chatml"}
+    (error,) = [d for d in port(tmp_path, **llama).diagnostics if "`<|im_end|>`" in d.message]
+    assert error.code == "E1180" and error.help == "--set 'add_special_tokens=<|im_end|>'"
+    mended = port(tmp_path, **llama, add_special_tokens="<|im_end|>")
+    assert "E1180" not in dict(codes(mended)) and mended.value("model.add_tokens") == {"<|im_end|>": None}
+    known = port(tmp_path, model_name_or_path="Qwen/Qwen3-8B-Base", template="chatml")
+    assert "E1180" not in dict(codes(known) and "im_end" in known.value("data.chat_template"))

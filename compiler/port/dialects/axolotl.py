@@ -22,6 +22,7 @@ from recipec.compiler.port.meaning import (
     models,
     rounding,
     sharding,
+    templates,
     training,
 )
 from recipec.compiler.port.meaning.adapters import Chosen
@@ -212,11 +213,18 @@ def _tokens(keys: Keys, model: Model | None) -> None:
     say_tokens(keys, "tokens")
     below, alike = keys.below("special_tokens"), model is not None and OF_LLAMA_2.match(model.id)
     own = TOKENS_OF_LLAMA_2 if alike and not keys.given("tokenizer_config") else {}
+    added = keys.ledger.value("model.add_tokens") or {}
     for name, token in keys.mapping("special_tokens").items():
         if name == "pad_token":
             below.same(name, note="padding is neither trained on nor attended to")
         elif token == own.get(name, ()):
             below.same(name, note="the model's own")
+        elif name == "eos_token" and (mark := templates.missing_end(str(token), model, added)):
+            assert model is not None
+            names = ", ".join(f'"{one}"' for one in (*added, mark))
+            below.refuse(
+                name, "E1180", templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'"
+            )
         elif name in ("bos_token", "eos_token", "unk_token"):
             below.unless(
                 name, (), f"the tokenizer keeps its own {name}; to change it, edit a copy of the tokenizer"

@@ -483,6 +483,11 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
         message = templates.unknown("the template", name, found)
         way = "leave it out to use the tokenizer's own template"
         keys.refuse("template", "E1147", message, f"{way}; similar names are {listing(near)}")
+    elif mark := templates.missing_end(found.ends, model, str(keys.value("add_special_tokens"))):
+        assert model is not None
+        keys.ledger.set("data.chat_template", found.sets["data.chat_template"])
+        message = templates.spelled(mark, model, "LLaMA-Factory")
+        keys.refuse("template", "E1180", message, f"--set 'add_special_tokens={mark}'")
     elif keys.given("template"):
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))

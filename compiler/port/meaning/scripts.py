@@ -389,7 +389,12 @@ def say_template(keys: Keys, form: str, named: Named | None) -> None:
         keys.say("chat_template", {"data.chat_template": given})
     else:
         made = templates.unsloth(given, model)
-        if made.known:
+        mark = templates.missing_end(made.ends, model, keys.ledger.value("model.add_tokens") or ())
+        if mark and model is not None:
+            message = templates.spelled(mark, model, "Unsloth")
+            help = f"add it in the script: tokenizer.add_tokens(['{mark}']); or --set chat_template=null"
+            keys.refuse("chat_template", "E1180", message, help)
+        elif made.known:
             keys.say("chat_template", made.sets, made.note)
         else:
             message = templates.unknown("Unsloth's template", given, made)

@@ -8,7 +8,7 @@ the tool trains on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,6 +133,39 @@ PIECES = "recipec tokenizes each turn with its context: other tokens if an answe
 NOT_TOKENS = "its markers are not tokens of {title}, and recipec writes them as text, in several tokens each"
 
 
+TURNS = {
+    "<|im_end|>": "<|im_start|>",
+    "<|eot_id|>": "<|start_header_id|>",
+    "<|eot|>": "<|header_start|>",
+    "<end_of_turn>": "<start_of_turn>",
+    "<turn|>": "<|turn>",
+    "<|END_OF_TURN_TOKEN|>": "<|START_OF_TURN_TOKEN|>",
+}
+"""The mark that begins a turn, by the one that ends it: a tokenizer has both as tokens, or neither."""
+
+
+def missing_end(text: str, model: Model | None, added: str | Iterable[str]) -> str | None:
+    """Return the mark at the beginning of a text that ends a turn and that is no token of the model; None if
+    there is none.
+
+    Args:
+        text: what follows an answer.
+        added: new tokens, or a text that names them.
+    """
+    mark = next((end for end in TURNS if text.startswith(end)), None)
+    if mark is None or model is None or mark in added:
+        return None
+    return None if tokenizer_of(model) in known("marks").get(TURNS[mark], ()) else mark
+
+
+def spelled(mark: str, model: Model, tool: str) -> str:
+    """Return the message about a mark that is a token for the tool, and a text of several tokens here."""
+    return (
+        f"{tool} makes `{mark}`, which ends an answer, a token of {model.title}; recipec would write it in "
+        "several tokens, at which no server stops"
+    )
+
+
 def own(model: Model | None) -> Template:
     """Return the template of the model's tokenizer, or of the chat-tuned model's if the base has none."""
     sibling = chat_sibling(model) if model is not None else None
@@ -214,7 +247,8 @@ def llamafactory(
     if default_system is not None:
         turns = replace(turns, default_system=default_system)
     made = {"data.chat_template": written(turns, thinking)}
-    return Template(made, _foreign(turns, model), last=bool(turns.last))
+    ends = turns.assistant.partition("{}")[2]
+    return Template(made, _foreign(turns, model), last=bool(turns.last), ends=ends)
 
 
 def _foreign(turns: Turns, model: Model | None) -> str:
