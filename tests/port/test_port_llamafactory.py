@@ -210,4 +210,4 @@ def test_end_of_turn_that_llamafactory_adds_as_a_token_is_an_error_until_it_is_a
     mended = port(tmp_path, **llama, add_special_tokens="<|im_end|>")
     assert "E1180" not in dict(codes(mended)) and mended.value("model.add_tokens") == {"<|im_end|>": None}
     known = port(tmp_path, model_name_or_path="Qwen/Qwen3-8B-Base", template="chatml")
-    assert "E1180" not in dict(codes(known) and "im_end" in known.value("data.chat_template"))
+    assert "E1180" not in dict(codes(known)) and "im_end" in known.value("data.chat_template")
