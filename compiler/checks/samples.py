@@ -27,12 +27,8 @@ from recipec.runtime.data.prompted import LIKED, is_labeled, label_of
 from recipec.runtime.data.report import one_token
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.data.unpaired import balance
-<<<<<<< HEAD
 from recipec.runtime.data.values import Malformed, without_fillers
-=======
-from recipec.runtime.data.values import Malformed
 from recipec.runtime.errors import UserError
->>>>>>> e4804fe4 (check: an answer that ends with several tokens; vLLM's server at the learned end)
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data
@@ -41,12 +37,10 @@ LARGEST_TEMPLATE = 2**20
 
 LARGEST_TOKENIZER = 2**26
 
-<<<<<<< HEAD
 LARGEST_PARQUET = 2**26
 """The most bytes of a Parquet file whose first rows are read: they need its first row group."""
-=======
+
 TOKENIZER = "tokenizer.json"
->>>>>>> e4804fe4 (check: an answer that ends with several tokens; vLLM's server at the learned end)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
