@@ -223,6 +223,8 @@ MUTANTS = (
            "first = _part(ids, row.ranges, 0, most)", "first = _part(ids, row.ranges, 1, most + 1)"),
     Mutant("new-schedule-from-the-beginning", "test_train_longer -k new_schedule",
            "made(step - first)", "made(step)"),
+    Mutant("trained-on-not-counted", "test_data_shared -k counted",
+           "return int(np.isin(held_out, trained).sum())", "return int((held_out == 0).sum())"),
     Mutant("text-not-continued", "test_data_split_texts",
            "for start in range(0, len(ids), most)]", "for start in range(0, most, most)]"),
     Mutant("packing-positions", "test_data_prepare -k packing",

@@ -49,7 +49,7 @@ def test_resume_with_another_recipe_is_refused(
     write_artifact(place / "other", rate=2e-2)
     found = train(lives, place, "whole", "--resume", artifact="other")
     assert found.status == 1
-    assert "recipe.train.optimizer.learning_rate was 0.01, now 0.02" in found.stderr
+    assert "train.optimizer.learning_rate was 0.01, now 0.02; these keys set the learning" in found.stderr
 
 
 def test_resume_with_changed_data_is_refused(
