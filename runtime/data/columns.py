@@ -179,7 +179,9 @@ def unread(
     )
     names = set(read.values())
     rest = [
-        (str(column), value) for column, value in row.items() if column not in names and value not in EMPTY
+        (str(column) or '""', value)
+        for column, value in row.items()
+        if column is not None and column not in names and value not in EMPTY  # None: cells without a header
     ]
     if not rest:
         return _interned((), (), (), taken)

@@ -174,7 +174,8 @@ def _missing(hidden: Sequence[Leaf], text: str, rendered: Callable[[Changes], st
         marker += "x"
     marks = {n: f"{marker}{n}x" for n in range(len(hidden))}
     whole = rendered({(leaf.path, leaf.text): marks[n] for n, leaf in enumerate(hidden)})
-    absent = [leaf for n, leaf in enumerate(hidden) if whole is None or marks[n] not in whole]
+    written = "" if whole is None else whole.lower()
+    absent = [leaf for n, leaf in enumerate(hidden) if marks[n] not in written]
     missing = absent
     if absent and not same(absent):
         missing = [leaf for leaf in absent if same([leaf])]
