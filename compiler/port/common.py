@@ -123,6 +123,7 @@ def say_methods(keys: Keys, off: tuple[Any, ...] = OFF) -> None:
                 for name in names
                 if not (tied and name == "lm_head")
             ]
+            made = list(dict.fromkeys([*(keys.ledger.value("lora.train_also") or ()), *made]))
             apart = tied and not keys.flag("peft_ensure_weight_tying")
             keys.say(key, {"lora.train_also": made}, f"{TIED}; {WHOLE}" if apart else WHOLE)
     for key in ("trainable_token_indices", "peft_trainable_token_indices"):

@@ -100,6 +100,13 @@ def read_record(directory: str | Path) -> dict[str, Any]:
     return _parse(content, str(path))
 
 
+def placement(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the mesh axes and the sharding rules of a recipe, for `runtime.model.partition_rules.Placement`;
+    None if the record does not have them."""
+    axes = record["recipe"].get("mesh", {}).get("axes")
+    return {"axes": axes, "rules": record["recipe"].get("sharding", {}).get("rules", ())} if axes else None
+
+
 def record_digest(directory: str | Path) -> str | None:
     """Return the SHA-256 of the record next to a run's checkpoints, None if there is no record."""
     path = path_of(directory) / LOCK

@@ -26,6 +26,8 @@ from .families.base import PREFIXES, Architecture, Family, LoraTarget, Spec, arr
 if TYPE_CHECKING:
     import numpy as np
 
+    from .partition_rules import Placement
+
 Value = TypeVar("Value", int, float)
 Matrices = tuple["np.ndarray", ...]
 """A and B of a projection and, with DoRA, its magnitudes."""
@@ -65,6 +67,8 @@ class LoraSettings:
         products: passes that multiply in the weights' eight bits: "forward" or "both"; None for neither.
         start_from: a PEFT adapter whose values training begins with: a path (if relative, to --data-dir)
             or an address; None for fresh adapters.
+        began: the mesh that the run began on, whose blocks of nf4 it keeps on any mesh; None for this mesh.
+            The recipe does not have it: `runtime.training.session` reads it from the run's record.
     """
 
     rank: int
@@ -85,6 +89,7 @@ class LoraSettings:
     quantize: str | None = None
     products: str | None = None
     start_from: str | None = None
+    began: Placement | None = None
 
     @property
     def principal(self) -> bool:

@@ -127,7 +127,7 @@ def abstract_model(
     if lora is not None and lora.quantize is not None:
         from . import quantize
 
-        quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
+        quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes, lora.began)
         quantize.attach(model, quantized, settings.dtype)
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)

@@ -6,12 +6,32 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .families.base import Parameter, Spec
 
 Rule = tuple[str, Spec]
 """A regular expression over a whole parameter path, and the sharding of what it matches."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What decides how parameters are split over devices.
+
+    Attributes:
+        axes: size of each mesh axis.
+        rules: the recipe's sharding rules.
+    """
+
+    axes: Mapping[str, int]
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, recorded: Mapping[str, Any]) -> Placement:
+        """Read it from a run's record: the axes, and rules of `match` and `spec`."""
+        rules = ((rule["match"], tuple(rule["spec"])) for rule in recorded["rules"])
+        return cls(dict(recorded["axes"]), tuple(rules))
 
 
 def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:

@@ -2,14 +2,17 @@
 
 A model's linear layers and its experts are stored as Qwix's QArrays: codes and scales. nf4 is the 4-bit
 NormalFloat of QLoRA (Dettmers et al. 2023, appendix E), in blocks of 64 inputs that share a float32 scale.
-This is bitsandbytes' layout without double quantization. int8 and fp8 (float8_e4m3fn) have one scale for each
-output channel, of each expert. Products use dequantized weights, or the codes themselves (eight_bits.py).
-Embeddings, norms, routers and the head keep the model's dtype.
+This is bitsandbytes' layout without double quantization. The blocks are those of the mesh that the run began
+on: where another mesh splits one over devices, each part has its own copy of the scale. int8 and fp8
+(float8_e4m3fn) have one scale for each output channel, of each expert, on any mesh. Products use dequantized
+weights, or the codes themselves (eight_bits.py). Embeddings, norms, routers and the head keep the model's
+dtype.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +23,21 @@ import qwix
 from flax import nnx
 from flax.nnx.variablelib import MISSING
 from jax.sharding import Mesh, PartitionSpec
-from qwix._src.core import numerics
+from qwix._src.core import numerics, qarray
 
+from ..errors import UserError
 from . import sharding
 from .families import Architecture, Family
 from .families.base import Parameter, Spec
 from .matrices import matrices
-from .partition_rules import shards
+from .partition_rules import Placement, resolved, shards
 
 TYPES = {"nf4": jnp.uint4, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 """Kinds of quantization, by the type of their codes."""
 BLOCK = 64
 """Inputs that share a scale in nf4, as in bitsandbytes."""
+FEWEST = 8
+"""The fewest entries that a float32 scale is stored for, unless a block has fewer."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Layout:
     Attributes:
         kind: of TYPES.
         shape, spec: of the weight and of its codes.
-        blocks: for each axis, the number of neighboring entries that share a scale.
+        blocks: for each axis, the number of neighboring entries that share a stored scale.
         scale_spec: sharding of the scales.
+        shared: for each axis, the number of entries that a scale is computed from, a multiple of `blocks`.
     """
 
     kind: str
@@ -50,6 +57,7 @@ class Layout:
     spec: Spec
     blocks: tuple[int, ...]
     scale_spec: Spec
+    shared: tuple[int, ...]
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -71,6 +79,7 @@ def layouts(
     parameters: tuple[Parameter, ...],
     kind: str,
     axes: Mapping[str, int],
+    began: Placement | None = None,
 ) -> dict[str, Layout]:
     """Return the layout of each weight that is quantized, by its path.
 
@@ -78,18 +87,45 @@ def layouts(
         parameters: with their final shardings.
         kind: of TYPES.
         axes: size of each mesh axis.
+        began: the mesh whose blocks the run has, None for this one.
+
+    Raises:
+        UserError: when this mesh splits the run's blocks into pieces of fewer than FEWEST entries.
     """
     by_path = {parameter.path: parameter for parameter in parameters}
-    return {
+    found = {
         path: layout(by_path[path].shape, by_path[path].spec, contract, kind, axes)
         for path, contract in matrices(family, architecture, parameters).items()
     }
+    if began is None or kind != "nf4":
+        return found
+    first = resolved(family.parameters(architecture), began.rules, began.axes)
+    own = layouts(family, architecture, first, kind, began.axes)
+    return {path: _kept(path, how, own[path].blocks, axes) for path, how in found.items()}
+
+
+def _kept(path: str, how: Layout, shared: tuple[int, ...], axes: Mapping[str, int]) -> Layout:
+    """Return a layout with the blocks of the run's start, in parts that this mesh does not split."""
+    split = [size // shards(axis, axes) for size, axis in zip(how.shape, how.spec, strict=True)]
+    blocks = tuple(math.gcd(block, size) for block, size in zip(shared, split, strict=True))
+    if math.prod(blocks) < min(FEWEST, math.prod(shared)):
+        raise UserError(
+            f"nf4: the run began with blocks of {math.prod(shared)} entries in {path}, and this mesh splits "
+            f"them into pieces of {math.prod(blocks)}: their scales would take more memory than 4 bits save",
+            "continue on the mesh that the run began on, or on one with fewer devices along fsdp or tp",
+        )
+    return Layout(how.kind, how.shape, how.spec, blocks, _scale_spec(how.shape, how.spec, blocks), shared)
+
+
+def _scale_spec(shape: tuple[int, ...], spec: Spec, blocks: tuple[int, ...]) -> Spec:
+    """Return the sharding of the scales: one scale for all devices is not split."""
+    return tuple(None if blocks[i] == shape[i] else name for i, name in enumerate(spec))
 
 
 def layout(
     shape: tuple[int, ...], spec: Spec, contract: tuple[int, ...], kind: str, axes: Mapping[str, int]
 ) -> Layout:
-    """Return how a weight is quantized.
+    """Return how a weight is quantized by a run that begins on this mesh.
 
     nf4's blocks lie along the contracted axes, where neighbors are neighboring inputs of one output. They lie
     along the last axis. If that axis fits in a block (heads of 16 or 32), they extend over the axis before
@@ -113,10 +149,8 @@ def layout(
             if blocks[axis] < shape[axis]:
                 break
             room //= blocks[axis]
-    scale_spec = tuple(
-        None if blocks[i] == shape[i] else name for i, name in enumerate(spec)
-    )  # one scale for all devices is not split
-    return Layout(kind, shape, spec, tuple(blocks), scale_spec)
+    made = tuple(blocks)
+    return Layout(kind, shape, spec, made, _scale_spec(shape, spec, made), made)
 
 
 class QuantizedParam(nnx.Param[Any]):
@@ -207,25 +241,51 @@ def dequantized(
 @functools.cache
 def _quantizer(how: Layout, mesh: Mesh) -> Any:
     """Compile the function that quantizes weights of one layout."""
+    if how.kind == "nf4":
+        return _blockwise(how, mesh)
     channels = tuple(i for i, block in enumerate(how.blocks) if block == 1)
-    # An axis whose entries share one scale is neither a channel nor tiled.
-    tiles = {i: b for i, b in enumerate(how.blocks) if 1 < b < how.shape[i]}
     qtype = how.abstract().qtype
 
     def codes(weight: jax.Array) -> qwix.QArray:
-        tiled = {i: b for i, b in tiles.items() if b < weight.shape[i]}
-        return qwix.quantize(weight.astype(jnp.float32), qtype, channelwise_axes=channels, tiled_axes=tiled)
-
-    if how.kind == "nf4":
-        # Per device: a block lies on one device, and Qwix flattens the codes that it looks up.
-        spec = PartitionSpec(*how.spec)
-        return jax.jit(jax.shard_map(codes, mesh=mesh, in_specs=spec, out_specs=spec))
-
-    def sharded(weight: jax.Array) -> qwix.QArray:
-        out = codes(weight)
+        out = qwix.quantize(weight.astype(jnp.float32), qtype, channelwise_axes=channels)
         return out.replace(
             qvalue=jax.lax.with_sharding_constraint(out.qvalue, sharding.named(mesh, how.spec)),
             scale=jax.lax.with_sharding_constraint(out.scale, sharding.named(mesh, how.scale_spec)),
         )
 
-    return jax.jit(sharded)
+    return jax.jit(codes)
+
+
+def _blockwise(how: Layout, mesh: Mesh) -> Any:
+    """Compile the function that quantizes in blocks, by the steps of qwix.quantize.
+
+    Codes are computed per device, because Qwix flattens them to look them up. Only the largest entries of
+    blocks, which are few, are combined across devices.
+    """
+    spec = PartitionSpec(*how.spec)  # of the scales too: an axis with one scale has one device
+    parts = tuple(shared // block for shared, block in zip(how.shared, how.blocks, strict=True))
+
+    def largest(weight: jax.Array) -> jax.Array:
+        return _largest(jnp.abs(weight.astype(jnp.float32)), how.blocks)
+
+    def codes(weight: jax.Array, scale: jax.Array) -> qwix.QArray:
+        return qarray.quantize_with_scale_zero_point(weight.astype(jnp.float32), how.kind, scale, None)
+
+    reduced = jax.shard_map(largest, mesh=mesh, in_specs=spec, out_specs=spec)
+    rounded = jax.shard_map(codes, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+
+    def quantized(weight: jax.Array) -> qwix.QArray:
+        whole = {"absmax": _largest(reduced(weight), parts)}
+        scale, _ = qarray.compute_scale_zero_point(whole, how.kind)
+        for axis, count in enumerate(parts):
+            scale = jnp.repeat(scale, count, axis)
+        return rounded(weight, scale)
+
+    return jax.jit(quantized)
+
+
+def _largest(values: jax.Array, blocks: tuple[int, ...]) -> jax.Array:
+    """Return the largest value of each block."""
+    pairs = zip(values.shape, blocks, strict=True)
+    split = [part for size, block in pairs for part in (size // block, block)]
+    return values.reshape(split).max(axis=tuple(range(1, len(split), 2)))

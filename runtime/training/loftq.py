@@ -29,7 +29,7 @@ def lost(base: HFCheckpoint, settings: RunSettings) -> Iterator[tuple[str, np.nd
     assert lora is not None and lora.quantize is not None
     parameters = resolved(base.family.parameters(base.architecture), settings.rules, axes)
     by_path = {parameter.path: parameter for parameter in parameters}
-    how = layouts(base.family, base.architecture, parameters, lora.quantize, axes)
+    how = layouts(base.family, base.architecture, parameters, lora.quantize, axes, lora.began)
     for adapter in build_adapters(base.family, base.architecture, lora):
         parameter = by_path[adapter.target.weight]
         whole = tuple((0, size) for size in parameter.shape)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..metrics.loggers import Metrics
     from ..metrics.nowhere import Nowhere
     from ..metrics.services import Service
+    from ..model.adapters import LoraSettings
+    from ..model.partition_rules import Placement
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
 
@@ -56,6 +58,7 @@ class Session:
         interrupts: the signals that end the run after a step.
         hosts: the processes of the run; usually only this one.
         local: checkpoints on this machine's own disk, None for none.
+        began: the mesh and the sharding rules that the run began with, by its record.
     """
 
     artifact: Path
@@ -71,6 +74,7 @@ class Session:
     prompts: Prompts | None = None
     continue_from: int = 0
     longer: Longer | None = None
+    began: Placement | None = None
 
     def schedule(self, learning_rate: Callable[[int], Callable[[Any], Any]]) -> Callable[[Any], Any]:
         """Return the learning rate by optimizer step of the run, from 0.
@@ -91,6 +95,10 @@ class Session:
     def until(self) -> int:
         """Return the optimizer step to stop after."""
         return min(self.total, self.arguments.steps or self.total)
+
+    def kept(self, lora: LoraSettings | None) -> LoraSettings | None:
+        """Return the settings of the adapters, with the mesh whose blocks of nf4 the run keeps."""
+        return lora if lora is None or self.began is None else replace(lora, began=self.began)
 
     def enter(self, restored: int) -> None:
         """Print the step that the run continues after, and write the files that describe the run, with the
@@ -248,10 +256,11 @@ def begin(
     from ..checkpoints import resuming
     from ..checkpoints.adapter_reader import check_model
     from ..checkpoints.longer import check_length
-    from ..checkpoints.record import LOCK, read_record, record_digest
+    from ..checkpoints.record import LOCK, placement, read_record, record_digest
     from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
     from ..model import mesh as meshes
+    from ..model.partition_rules import Placement
     from ..weights.checkpoint import HFCheckpoint
     from ..weights.locate import locate_model
 
@@ -288,6 +297,10 @@ def begin(
         begun_with = record or record_digest(artifact) or ""
         local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
         found = local.newer(found)
+    began = None
+    if settings.lora is not None and settings.lora.quantize == "nf4":
+        first = directory if found.step is not None else artifact
+        began = hosts.agree("began", lambda: placement(read_record(first)))
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
     if settings.train.samples is not None:
@@ -328,6 +341,7 @@ def begin(
         *(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local, prompts),
         settings.train.continue_from or 0,
         longer,
+        None if began is None else Placement.of(began),
     )
 
 

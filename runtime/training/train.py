@@ -98,6 +98,7 @@ def _run(
         from ..data.new_tokens import numbered
 
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
+    settings = replace(settings, lora=session.kept(settings.lora))
     frozen: HFCheckpoint = base
     start: int | Mapping[str, Matrices] = train.seed
     if settings.lora is not None and settings.lora.principal:

@@ -83,6 +83,25 @@ def test_unsloth_script_gets_unsloth_defaults() -> None:
     assert {path: value(made, path) for path in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "also", "kind"),
+    [
+        ("Qwen3-8B", ["embed_tokens", "lm_head"], "exact"),
+        ("Qwen3-0.6B", ["embed_tokens"], "approximated"),  # its head is its embedding
+    ],
+)
+def test_unsloth_trains_embedding_and_head_among_its_targets_whole(
+    model: str, also: list[str], kind: str
+) -> None:
+    targets = "target_modules=['q_proj', 'v_proj', 'embed_tokens', 'lm_head'], r=32"
+    run = "SFTTrainer(model=model, train_dataset=rows, args=SFTConfig(max_steps=9))\n"
+    made = ported(HEAD + UNSLOTH.replace("Qwen3-8B", model).replace("r=32", targets) + run)
+    assert value(made, "lora.targets") == ["q_proj", "v_proj"]
+    assert value(made, "lora.train_also") == also
+    (row,) = [row for row in made.rows if row.key == "lora_target_modules"]
+    assert row.verdict.value == kind
+
+
 def test_report_gives_line_and_column_of_argument_value() -> None:
     made = ported(HEAD + 'SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, args=SFTConfig(\n    seed=7,\n))\n')
     (row,) = [row for row in made.rows if row.key == "seed"]

@@ -45,6 +45,11 @@ CASES: dict[str, tuple[str, list[Mesh]]] = {
     "lora, more devices": ("", [({"fsdp": 4, "tp": 2}, 1), ({"fsdp": 8, "tp": 1}, 1)]),
     "lora, fewer devices": ("", [({"fsdp": 1, "tp": 1}, 2), ({"dcn": 2, "fsdp": 2, "tp": 1}, 1)]),
     "dpo": (PREFERENCES, [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 4, "tp": 1}, 1)]),
+    # A device's part of 64 inputs has 32 at the start, and then 16 and 64.
+    "qlora": (
+        'LORA = replace(LORA, quantize="nf4")',
+        [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 1, "tp": 1}, 2)],
+    ),
     "full": ("LORA = None", [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 2, "tp": 1}, 2)]),
 }
 """The difference from the run that stays, and the mesh of each step after the start."""

@@ -18,9 +18,12 @@ import pytest
 from flax import nnx
 from jax._src.ad_checkpoint import saved_residuals
 
+from recipec.runtime.errors import UserError
 from recipec.runtime.model.experts import run
+from recipec.runtime.model.families import family_of
 from recipec.runtime.model.loading import rematerialize
-from recipec.runtime.model.quantize import dequantize, layout, quantize
+from recipec.runtime.model.partition_rules import Placement, resolved
+from recipec.runtime.model.quantize import dequantize, layout, layouts, quantize
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training.loss import batch_loss
@@ -93,7 +96,7 @@ def built(model: Path) -> Callable[[str | None], Any]:
 def start(axes: dict[str, int]) -> Any:
     from recipec.runtime.model.mesh import start
 
-    return start(MeshSettings("cpu", 8, axes))
+    return start(MeshSettings("cpu", math.prod(axes.values()), axes))
 
 
 def variables(built: Any) -> dict[str, Any]:
@@ -423,3 +426,71 @@ def test_quantized_base_matches_dequantized_logits_in_less_memory(
     assert bits == pytest.approx(expected, rel=0.05)
     for size in (math.prod(shape) // MESH["tp"] for shape in expert_shapes(built(kind))):
         assert (CODES[kind], size) in gathered and ("f32", size) not in gathered
+
+
+NARROW: dict[str, Any] = {
+    **{"model_type": "mistral", "vocab_size": 97, "num_hidden_layers": 1, "hidden_size": 168},
+    **{"intermediate_size": 336, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 16},
+    "sliding_window": None,
+}
+"""Sizes whose blocks depend on the mesh: 56, 42 or 21 of 168 inputs on 1, 4 or 8 devices along fsdp."""
+
+
+def stored_values(kind: str, began: dict[str, int] | None, axes: dict[str, int]) -> dict[str, np.ndarray]:
+    """Return the values of random weights in float32, after quantization on a mesh."""
+    family = family_of(NARROW)
+    architecture = family.architecture(NARROW)
+    parameters, mesh = resolved(family.parameters(architecture), (), axes), start(axes)
+    first = None if began is None else Placement(began)
+    found = {}
+    for path, how in layouts(family, architecture, parameters, kind, axes, first).items():
+        if not path.endswith(PARTS):
+            continue
+        random = np.random.default_rng(len(path)).standard_normal(how.shape).astype(np.float32)
+        codes = quantize(jax.device_put(random, named(mesh, how.spec)), how, mesh)
+        assert codes.scale.shape == how.scale_shape
+        found[path] = np.asarray(jax.jit(dequantize, static_argnums=1)(codes, jnp.float32))
+    return found
+
+
+PARTS = ("q_proj.w", "o_proj.w", "down_proj.kernel")
+BEGAN = [{"fsdp": 1, "tp": 1}, {"fsdp": 8, "tp": 1}]
+MOVED = [{"fsdp": 4, "tp": 2}, {"fsdp": 2, "tp": 4}]
+
+
+@pytest.mark.parametrize("began", BEGAN, ids=str)
+def test_run_keeps_its_first_blocks_of_nf4_on_any_mesh(began: dict[str, int]) -> None:
+    """Blocks that another mesh splits keep their scale: every number is the same, bit for bit."""
+    expected = stored_values("nf4", None, began)
+    for axes in MOVED:
+        found = stored_values("nf4", began, axes)
+        assert found.keys() == expected.keys() and len(found) == len(PARTS)
+        for path, values in expected.items():
+            assert np.array_equal(found[path], values), (axes, path)
+    other = stored_values("nf4", None, MOVED[0])
+    assert any(not np.array_equal(other[path], values) for path, values in expected.items())
+
+
+def test_mesh_that_splits_blocks_too_finely_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"blocks of 56 entries in .*, and this mesh splits them into pieces of 7"
+    ):
+        stored_values("nf4", {"fsdp": 1, "tp": 1}, {"fsdp": 8, "tp": 1})
+
+
+def test_block_of_a_whole_axis_on_a_mesh_of_one_device() -> None:
+    axes = {"dcn": 2, "fsdp": 1, "tp": 1}
+    how = layout((64, 3), ("fsdp", "tp"), (0,), "nf4", axes)
+    assert (how.blocks, how.scale_spec) == ((64, 1), (None, "tp"))
+    weight = np.random.default_rng(0).standard_normal(how.shape).astype(np.float32)
+    codes = quantize(jax.device_put(weight), how, start(axes))
+    assert np.abs(np.asarray(dequantize(codes, jnp.float32)) - weight).max() < 0.6
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_eight_bit_weights_are_the_same_on_any_mesh(kind: str) -> None:
+    expected = stored_values(kind, None, BEGAN[0])
+    found = stored_values(kind, None, MOVED[0])
+    assert len(found) == len(PARTS) and all(
+        np.array_equal(found[path], values) for path, values in expected.items()
+    )

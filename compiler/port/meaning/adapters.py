@@ -66,9 +66,12 @@ def say_targets(
         message = "PEFT has no target modules of its own for this model"
         keys.refuse(key, "E1148", message, f"{key}: all-linear")
         return None
+    also: list[str] = []
+    if keys.tool == UNSLOTH and not isinstance(spec, str):
+        also, spec = [n for n in spec if n in TABLES], [n for n in spec if n not in TABLES]
     if model is None:
         if spec or not parameters:
-            _without_model(keys, key, spec)
+            _without_model(keys, key, spec, also)
         return None
     try:
         chosen = choose(model, spec, layers, exclude, parameters)
@@ -91,8 +94,18 @@ def say_targets(
     made: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
     if chosen.doubled:
         made |= _doubled(keys, chosen.doubled)
+    if also:
+        sources = (s for p in model.family.parameters(model.architecture) for s in p.sources)
+        if model.family.names.head not in {source.module for source in sources}:
+            notes.append(
+                "the output head is the embedding: recipec trains one tensor, Unsloth a copy of each"
+            )
+            also = ["embed_tokens"]
+        made["lora.train_also"] = also
     if notes and keys.given(key):
         keys.say(key, made, "; ".join(notes))
+    elif also:
+        keys.same(key, made, f"Unsloth trains {listing(also)} whole, without adapters")
     elif chosen.vision:
         keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
     elif chosen.doubled and keys.given(key):
@@ -102,6 +115,9 @@ def say_targets(
     return chosen
 
 
+UNSLOTH = "Unsloth"
+TABLES = ("embed_tokens", "lm_head")
+"""Modules that Unsloth trains whole if they are among target_modules, as its continued pretraining does."""
 DOUBLED = "transformers stores an expert's gate and up as one parameter, and PEFT gives it both ranks"
 
 
@@ -301,9 +317,10 @@ def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
     return made, note if parts else ""
 
 
-def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
+def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> None:
+    whole = {"lora.train_also": list(also)} if also else {}
     if not isinstance(spec, str) and set(spec) <= set(PROJECTIONS):
-        keys.say(key, {"lora.targets": list(spec)})
+        keys.say(key, {"lora.targets": list(spec), **whole})
     elif spec == "all-linear":
         keys.say(key, {"lora.targets": list(PROJECTIONS)})
     else:

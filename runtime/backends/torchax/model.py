@@ -209,10 +209,11 @@ def abstract_model(
     """
     family = family_of(config)
     architecture = architecture or family.architecture(config)
-    axes, kind = dict(mesh.shape), None if lora is None else lora.quantize
+    axes = dict(mesh.shape)
+    kind, began = (None, None) if lora is None else (lora.quantize, lora.began)
     try:
         specs = tensor_specs(family, architecture, rules, axes)
-        stored = {} if kind is None else tensor_layouts(family, architecture, rules, kind, axes)
+        stored = {} if kind is None else tensor_layouts(family, architecture, rules, kind, axes, began)
     except ValueError as error:
         raise UserError(
             f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"

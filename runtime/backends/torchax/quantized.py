@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from ...model import sharding
 from ...model.families import Architecture, Family
 from ...model.families.base import Source
-from ...model.partition_rules import Rule, resolved
+from ...model.partition_rules import Placement, Rule, resolved
 from ...model.quantize import Layout, dequantize, layouts
 from .placement import merged, tensor_specs
 
@@ -29,7 +29,12 @@ CODES, SCALES = "codes", "scales"
 
 
 def tensor_layouts(
-    family: Family, architecture: Architecture, rules: Sequence[Rule], kind: str, axes: Mapping[str, int]
+    family: Family,
+    architecture: Architecture,
+    rules: Sequence[Rule],
+    kind: str,
+    axes: Mapping[str, int],
+    began: Placement | None = None,
 ) -> dict[str, Layout]:
     """Return the layout of each quantized tensor, by its name without the checkpoint's prefix.
 
@@ -37,21 +42,26 @@ def tensor_layouts(
         rules: the recipe's sharding rules.
         kind: "nf4" or "int8".
         axes: size of each mesh axis.
+        began: the mesh whose blocks the run has, None for this one.
     """
     parameters = resolved(family.parameters(architecture), rules, axes)
     specs = tensor_specs(family, architecture, rules, axes)
-    arrays = layouts(family, architecture, parameters, kind, axes)
+    arrays = layouts(family, architecture, parameters, kind, axes, began)
     out = {}
     for parameter in parameters:
         if parameter.path not in arrays:
             continue
-        own = [n for axis, n in enumerate(arrays[parameter.path].blocks) if axis not in parameter.stacked]
+        how = arrays[parameter.path]
+        own, whole_blocks = (
+            [n for axis, n in enumerate(sizes) if axis not in parameter.stacked]
+            for sizes in (how.blocks, how.shared)
+        )
         for source in parameter.sources:
             spec = specs[source.name]
-            blocks = _blocks(own, source)
+            blocks, shared = _blocks(own, source), _blocks(whole_blocks, source)
             whole = (b == n for b, n in zip(blocks, source.shape, strict=True))
             scale_spec = tuple(None if one else axis for one, axis in zip(whole, spec, strict=True))
-            out[source.name] = Layout(kind, source.shape, spec, blocks, scale_spec)
+            out[source.name] = Layout(kind, source.shape, spec, blocks, scale_spec, shared)
     return out
 
 

@@ -107,6 +107,7 @@ def _run(
     from .trainer import Trainer, new_trace
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
+    settings = replace(settings, lora=session.kept(settings.lora))
     lora, to = settings.lora, session.arguments.trace
     schedule = session.schedule(learning_rate)
     done = session.found.step or 0
