@@ -100,6 +100,23 @@ def read_record(directory: str | Path) -> dict[str, Any]:
     return _parse(content, str(path))
 
 
+def first_record(directory: str | Path) -> dict[str, Any]:
+    """Read the record of a run's first start, which is kept when the run's length changes.
+
+    Raises:
+        UserError: as `read_record`.
+    """
+    root, (before, after) = path_of(directory), UNTIL.split("{}")
+    with reached(directory):
+        names = [path.name for path in root.iterdir()] if root.exists() else []
+        steps = [name.removeprefix(before).removesuffix(after) for name in names if name.startswith(before)]
+        numbers = [int(step) for step in steps if step.isdecimal()]
+        if not numbers:
+            return read_record(directory)
+        path = root / UNTIL.format(min(numbers))
+        return _parse(path.read_text(), str(path))
+
+
 def placement(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the mesh axes and the sharding rules of a recipe, for `runtime.model.partition_rules.Placement`;
     None if the record does not have them."""

@@ -256,7 +256,7 @@ def begin(
     from ..checkpoints import resuming
     from ..checkpoints.adapter_reader import check_model
     from ..checkpoints.longer import check_length
-    from ..checkpoints.record import LOCK, placement, read_record, record_digest
+    from ..checkpoints.record import LOCK, first_record, placement, read_record, record_digest
     from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
     from ..model import mesh as meshes
@@ -299,8 +299,10 @@ def begin(
         found = local.newer(found)
     began = None
     if settings.lora is not None and settings.lora.quantize == "nf4":
-        first = directory if found.step is not None else artifact
-        began = hosts.agree("began", lambda: placement(read_record(first)))
+        began = hosts.agree(
+            "began",
+            lambda: placement(read_record(artifact) if found.step is None else first_record(directory)),
+        )
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
     if settings.train.samples is not None:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from recipec.runtime.checkpoints.record import check_record
+from recipec.runtime.checkpoints.record import check_record, first_record, placement
 from recipec.runtime.errors import UserError
 from recipec.runtime.training.elastic import between_steps
 from tests.runtime.artifacts import STEPS, saved, train, write_artifact
@@ -229,3 +229,12 @@ def test_torchax_optimizer_state_is_restored_for_another_accumulation() -> None:
     for window in (first, second, third):
         expected, other = step(1, expected, other, [mean(window)])
     assert np.allclose(trained["w"], expected["w"], atol=1e-6)
+
+
+def test_blocks_are_those_of_the_first_record_of_a_run_that_became_longer(tmp_path: Path) -> None:
+    axes = [{"fsdp": size, "tp": 1} for size in (2, 4, 8)]
+    names = ("recipe.lock.until-8.json", "recipe.lock.until-12.json", "recipe.lock.json")
+    for name, mesh in reversed(list(zip(names, axes, strict=True))):
+        (tmp_path / name).write_text(json.dumps(lock(mesh, 1)))
+        found = placement(first_record(tmp_path))
+        assert found == {"axes": mesh, "rules": ()}
