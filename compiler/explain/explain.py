@@ -175,7 +175,8 @@ def _choices(parts: tuple[Part, ...]) -> list[str]:
     field = field_at(parts)
     words = choices_of(field.annotation)[0] if field else []
     extra = field.json_schema_extra if field else None
-    meanings = (extra.get("x-choices") if isinstance(extra, dict) else None) or {}
+    meanings = extra.get("x-choices") if isinstance(extra, dict) else None
+    meanings = meanings if isinstance(meanings, dict) else {}
     rows = [[word, str(meanings.get(word, ""))] for word in words]
     return ["", "choices:", *(f"  {line}" for line in table(rows))] if rows else []
 

@@ -207,8 +207,8 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     ]
     if not kinds:
         return None
-    lines = [_curves(kind, runs, across) for kind in kinds]
-    above = [TITLE + ENTRY * _legend_rows(found) for found, _ in lines]
+    lines_of = [_curves(kind, runs, across) for kind in kinds]
+    above = [TITLE + ENTRY * _legend_rows(found) for found, _ in lines_of]
     whole = sum(above[1:]) + len(kinds) * (HEIGHT + TICKS) - TICKS
     top = 1.0
     drawn: list[Curve] = []
@@ -222,7 +222,7 @@ def curves(runs: Sequence[ReportedRun]) -> Plot | None:
     linear: dict[str, Any] = {}
     logarithmic: dict[str, Any] = {}
     after: list[Any] = []
-    for place, (kind, (found, notes)) in enumerate(zip(kinds, lines, strict=True)):
+    for place, (kind, (found, notes)) in enumerate(zip(kinds, lines_of, strict=True)):
         of = str(place + 1) if place else ""
         if place:
             top -= (HEIGHT + TICKS + above[place]) / whole

@@ -16,6 +16,11 @@ from recipec.spec.paths import join
 Load = Callable[..., Loaded]
 
 
+ROW = (
+    '{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]}\n'
+)
+
+
 @pytest.fixture
 def explained(loaded: Load) -> Callable[..., str]:
     def run(path: str | None = None, *sets: str) -> str:
@@ -122,13 +127,13 @@ def test_steps_are_exact_when_given_and_bounded_by_local_data(
 ) -> None:
     assert "1,244 steps, at most 30,572,544 tokens" in explained("train.steps", "train.steps=1244")
     assert "steps = epochs x rows" in explained("train.epochs")
-    (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
+    (tmp_path / "train.jsonl").write_text(ROW * 20)
     text = explained("train.epochs", "data.train=[train.jsonl]", "train.epochs=2")
     assert "about 2 steps of at most 24,576 tokens, from 20 rows at hand" in text
 
 
 def test_held_out_rows_and_row_limits_are_explained(explained: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
+    (tmp_path / "train.jsonl").write_text(ROW * 20)
     given = ("data.train=[{path: train.jsonl, limit: 17}]", "data.eval_fraction=0.05", "train.epochs=2")
     text = explained("data", *given)
     assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; datasets'" in text
