@@ -107,7 +107,11 @@ def concerns(found: Diagnostic) -> bool:
 
 def _machine(accelerator: Accelerator) -> str:
     counted = accelerator.name_counts == "tensorcores" and accelerator.devices_per_chip == 1
-    return f"{plural(accelerator.chips, 'chip')}: the number counts TensorCores" if counted else ""
+    chips = f"{accelerator.name} has {plural(accelerator.chips, 'chip')}: its number counts TensorCores"
+    return chips if counted else ""
+
+
+OTHER_ROWS = "the mean of each micro-batch's mean covers other rows"
 
 
 def tell(ledger: Ledger, before: Batch) -> None:
@@ -127,9 +131,10 @@ def tell(ledger: Ledger, before: Batch) -> None:
     if rows == before.rows:
         means = ledger.value("train.loss_normalization") == "micro_batches"
         differs = means and micro * way.fsdp != (ledger.means or before.micro)
-        note = f"{product}; the mean of each micro-batch's mean covers other rows" if differs else product
+        note = f"{product}; {OTHER_ROWS}" if differs else product
         amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
-        _comment(ledger, MICRO, note)
+        if differs:
+            _comment(ledger, MICRO, OTHER_ROWS)
         return
     why = f"the source has {before.rows}, which no mesh of these devices can split"
     _comment(ledger, ROWS, why)

@@ -39,7 +39,7 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
     """Return the recipe's text."""
     from recipec.spec.language import Recipe
 
-    tree = _ordered(_tree(lines), Recipe)
+    tree = _unrepeated(_ordered(_tree(lines), Recipe), set())
     out = [HEAD, *(line for paragraph in header for line in _comment(paragraph, 0))]
     for number, (key, node) in enumerate(tree.items()):
         if number and isinstance(node, dict):
@@ -51,7 +51,7 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
 def flat_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
     """Return the text of keys without sections, as `recipe_text` does. PyYAML reads the same values."""
     head = [line for paragraph in header for line in _comment(paragraph, 0)]
-    return "\n".join([*head, *_commented([*lines.items()], 0)]) + "\n"
+    return "\n".join([*head, *_commented([*_unrepeated(lines, set()).items()], 0)]) + "\n"
 
 
 def _tree(lines: Mapping[str, Line]) -> Tree:
@@ -80,6 +80,23 @@ def _ordered(tree: Tree, kind: Any) -> Tree:
         else tree[name]
         for name in order
     }
+
+
+def _unrepeated(tree: Mapping[str, Any], seen: set[str]) -> Tree:
+    """Leave out long sentences of comments that a comment above has. Consecutive equal comments stay."""
+    out: Tree = {}
+    before, kept = "", ""
+    for key, node in tree.items():
+        if not isinstance(node, Line):
+            out[key] = _unrepeated(node, seen)
+            continue
+        sentences = node.comment.split("; ")
+        if node.comment != before:
+            kept = "; ".join(each for each in sentences if len(each) <= LONG or each not in seen)
+        before = node.comment
+        seen.update(sentences)
+        out[key] = replace(node, comment=kept)
+    return out
 
 
 def _section_of(field: Any) -> Any:

@@ -245,3 +245,15 @@ def test_supported_tools_have_no_key_that_identifies_another_tool() -> None:
     names = {name for tool in tools().values() for section in tool["sections"].values() for name in section}
     marks = {mark for other in UNREAD.values() for mark in other.marks}
     assert marks.isdisjoint(names) and all(len(other.marks) >= LEAST_MARKS for other in UNREAD.values())
+
+
+def test_a_long_comment_stands_once_in_a_recipe() -> None:
+    note = "recipec draws other random numbers than the tool does"
+    lines = {
+        "data.shuffle_seed": Line(1, f"{note}; the order differs"),
+        "train.seed": Line(1, note),
+        "train.epochs": Line(2, "the tool's default"),
+        "checkpoint.keep": Line(2, "the tool's default"),
+    }
+    text = recipe_text(lines, [])
+    assert text.count(note) == 1 and text.count("the tool's default") == 2

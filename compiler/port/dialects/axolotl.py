@@ -509,12 +509,15 @@ def _batches(keys: Keys, launch: Launch) -> None:
     if not keys.ledger.devices and not launch.processes:
         sharding.assumed(keys.ledger, launch, rows)
     elif keys.ledger.devices:
-        keys.ledger.defaulted("--devices", processes, rows, f"--devices gives it: {made}")
+        keys.ledger.defaulted("--devices", processes, rows, "--devices gives the number of GPUs")
     if keys.ledger.value("train.objective") is None:
         # Axolotl's trainer does not count a step's tokens if the model's forward has no `num_items_in_batch`.
         kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
         note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
-        keys.ledger.defaulted("loss", "mean of means", {"train.loss_normalization": kept}, note)
+        means = kept == "micro_batches"
+        sets = {"train.loss_normalization": kept}
+        value = "mean of means" if means else "mean of tokens"
+        keys.ledger.defaulted("loss", value, sets, note if means else "Axolotl's default")
 
 
 def _length(keys: Keys) -> None:

@@ -249,7 +249,7 @@ def _batch(keys: Keys) -> None:
     product = f"{per_device:g} x {devices} devices x {accumulation} micro-batches: {rows} rows per step"
     keys.say("per_device_batch_size", made)
     keys.same("gradient_accumulation_steps", note=product)
-    keys.ledger.set("train.global_batch_size", rows, product)
+    keys.ledger.set("train.global_batch_size", rows)
     tunix = keys.flag("use_tunix_gradient_accumulation")
     keys.ledger.means = rows // accumulation
     kept = "micro_batches" if tunix and accumulation > 1 else "tokens"

@@ -132,7 +132,7 @@ def _batch(keys: Keys) -> None:
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
     note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
-    keys.ledger.set("train.global_batch_size", made.rows, str(made))
+    keys.ledger.set("train.global_batch_size", made.rows)
     keys.ledger.set("train.loss_normalization", "tokens")
     keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 

@@ -128,7 +128,7 @@ def batch(keys: Keys, launch: Launch) -> None:
     keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
     rows = {"train.global_batch_size": made.rows}
     keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows per step: {made}")
-    keys.ledger.set("train.global_batch_size", made.rows, f"{made}")
+    keys.ledger.set("train.global_batch_size", made.rows)
     given = keys.value("average_tokens_across_devices") is not None
     tokens = keys.flag("average_tokens_across_devices") if given else True
     keys.ledger.set("train.loss_normalization", "tokens", "")
