@@ -239,7 +239,7 @@ def _end(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "W0470",
             f"the chat template ends an answer with `{end}`, which is {plural(len(tokens), 'token')} of the "
-            "tokenizer, none of its own: no server and no chat stops there",
+            "tokenizer: no server and no chat stops there",
             place,
             one_token(end),
         )
