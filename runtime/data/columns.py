@@ -103,7 +103,7 @@ WORDS = 6
 WIDE = 12
 """Characters from which on a value in a script without spaces is text."""
 
-EMPTY = (None, "", [], {}, "[]", "{}")
+EMPTY: tuple[Any, ...] = (None, "", [], {}, "[]", "{}")
 
 
 class Unread(NamedTuple):

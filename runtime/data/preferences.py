@@ -79,11 +79,11 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     if not isinstance(chosen, list):
         good, bad = filled_text(row, fields, "chosen"), filled_text(row, fields, "rejected")
         if given is not None:
-            prompt = filled_text(row, fields, "prompt")
+            asked = filled_text(row, fields, "prompt")
             if "system" in fields or any(PARTS.get(str(name).lower()) == "system" for name in row):
-                return _of_turns(origin, row, fields, (prompt, good, bad))
-            rest = _unread(row, fields, ("prompt",), (prompt, good, bad))
-            return PreferenceRow(origin, prompt, good, bad, unread=rest)
+                return _of_turns(origin, row, fields, (asked, good, bad))
+            rest = _unread(row, fields, ("prompt",), (asked, good, bad))
+            return PreferenceRow(origin, asked, good, bad, unread=rest)
         start = _last_turn(good, bad)
         if start is None:
             raise Malformed(_without_prompt(row, names["prompt"]))
@@ -119,9 +119,9 @@ def _of_turns(
     system = column_of("system", row, fields)
     if system is not None:
         messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
-    answers = ([{"role": "assistant", "content": answer}] for answer in (good, bad))
+    liked, disliked = ([{"role": "assistant", "content": answer}] for answer in (good, bad))
     rest = _unread(row, fields, ("prompt", "tools"), (*texts, *said(messages)), system)
-    return PreferenceRow(origin, messages, *answers, tools_of(row, fields), rest)
+    return PreferenceRow(origin, messages, liked, disliked, tools_of(row, fields), rest)
 
 
 def _unread(
