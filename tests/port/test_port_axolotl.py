@@ -9,6 +9,7 @@ import pytest
 
 from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import datasets
+from recipec.runtime.data.division import choose
 from tests.port.dialects import base, codes, finding, ported, spoken, values, verdict
 
 BASE = base("axolotl")
@@ -245,3 +246,11 @@ def test_end_of_turn_that_axolotl_adds_as_a_token_is_an_error_until_it_is_added(
     assert error.help == """--set 'tokens=["<note>", "<|im_end|>"]'"""
     assert "E1180" not in dict(codes(port(tmp_path, **own, tokens=["<note>", "<|im_end|>"])))
     assert "E1180" not in dict(codes(port(tmp_path, **{**own, "base_model": "Qwen/Qwen3-8B-Base"})))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(10, 3), (1000, 50), (997, 100), (7, 6), (30_011, 1)])
+def test_a_number_of_rows_at_hand_is_held_out_as_a_share(tmp_path: Path, rows: int, size: int) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"messages": []}\n' * rows, encoding="utf-8")
+    data = [{"path": "rows.jsonl", "type": "chat_template"}]
+    ledger = ported("axolotl", tmp_path, {**base("axolotl"), "datasets": data, "val_set_size": size})
+    assert choose(rows, ledger.value("data.eval_fraction"), 42).sum() == size

@@ -369,10 +369,9 @@ def _evaluation(keys: Keys) -> None:
             keys.default("val_set_size", 0.0, {}, "Axolotl's default: no rows are held out")
         return
     seed = keys.integer("seed")
-    sets = datasets.evaluation(size)
+    sets, note = datasets.evaluation(keys, size, 42 if seed is None or seed < 0 else seed)
     if sets:
-        seeded = {**sets, "data.eval_seed": 42 if seed is None or seed < 0 else seed}
-        keys.say("val_set_size", seeded, SPLIT)
+        keys.say("val_set_size", sets, note or SPLIT)
     else:
         keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
 

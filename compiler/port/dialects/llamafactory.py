@@ -546,9 +546,9 @@ def _held_out(keys: Keys, others: bool) -> None:
     if size and others:
         message = "`val_size` and `eval_dataset` exclude each other in LLaMA-Factory"
         keys.refuse("val_size", "E1145", message, "keep one of them")
-    made = datasets.evaluation(size)
+    made, note = datasets.evaluation(keys, size, keys.integer("seed") or 0)
     if made:
-        keys.say("val_size", {**made, "data.eval_seed": keys.integer("seed") or 0})
+        keys.say("val_size", made, note)
     elif size >= 1:
         keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
     keys.same("val_size", note="the run holds out no rows")

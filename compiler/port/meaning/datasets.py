@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,19 +127,58 @@ def retold(keys: Keys, key: str, found: Keys) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-ROWS_HELD_OUT = "recipec holds out no number of rows; data.eval_fraction takes a share, such as 0.05"
+ROWS_HELD_OUT = (
+    "recipec holds out a number of rows only of .jsonl files at hand, and of a single data set of the hub; a "
+    "share, such as 0.05, becomes data.eval_fraction"
+)
+FIRST = "recipec takes the first rows; the tool draws as many"
 
 
-def evaluation(size: float | int) -> dict[str, Any]:
+def evaluation(keys: Keys, size: float | int, seed: int) -> tuple[dict[str, Any], str]:
     """Convert the part of the rows to hold out: `val_set_size`, `val_size`.
 
     Args:
         size: a share in (0, 1), or a number of rows.
+        seed: of the choice of rows.
 
     Returns:
-        The recipe's values; {} if nothing is held out. A recipe cannot hold out a number of rows: also {}.
+        The recipe's values and a note; {} if a recipe cannot hold the rows out.
     """
-    return {"data.eval_fraction": float(size)} if 0 < size < 1 else {}
+    if 0 < size < 1:
+        return {"data.eval_fraction": float(size), "data.eval_seed": seed}, ""
+    sources = keys.ledger.value("data.train") or []
+    rows = _counted(sources, keys.source.path.parent)
+    if rows is not None and 1 <= size < rows:
+        shares = (math.floor(size / rows * 10**digits) / 10**digits for digits in range(1, 16))
+        share = next((each for each in shares if math.ceil(each * rows) == size), None)
+        if share is not None:
+            return {"data.eval_fraction": share, "data.eval_seed": seed}, f"{size:g} of the rows at hand"
+    first = sources[0] if len(sources) == 1 else {}
+    entry = {"path": first} if isinstance(first, str) else dict(first)
+    split = entry.get("split", "train")
+    whole = size >= 1 and size == int(size) and "limit" not in entry and "[" not in split
+    path = entry.get("path", "")
+    if not whole or not path.startswith("hf://") or path.startswith("hf://datasets/"):  # a file has no splits
+        return {}, ""
+    parts = (f"{split}[{int(size)}:]", f"{split}[:{int(size)}]")
+    train, held = ([{**entry, "split": part}] for part in parts)
+    return {"data.train": train, "data.eval": held}, FIRST
+
+
+def _counted(sources: Sequence[Any], folder: Path) -> int | None:
+    """Count the rows of JSON lines that are all at hand, or return None."""
+    count = 0
+    try:
+        for entry in sources:
+            place = folder / (entry if isinstance(entry, str) else entry["path"])
+            limited = not isinstance(entry, str) and "limit" in entry
+            if limited or place.suffix != ".jsonl" or not place.is_file():
+                return None
+            with place.open("rb") as file:
+                count += sum(1 for line in file if line.strip())
+    except (OSError, ValueError):
+        return None
+    return count
 
 
 MOST = 1 << 20
