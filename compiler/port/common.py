@@ -144,7 +144,7 @@ def _model(keys: Keys) -> Model | None:
     return models.resolve(str(keys.ledger.value("model.id")), keys.source.path.parent).model
 
 
-def _grown(keys: Keys, tokens: int) -> int | None:
+def grown(keys: Keys, tokens: int) -> int | None:
     """Return the rows of an embedding with room for new tokens, None if the model has rows to spare."""
     model = _model(keys)
     if model is None:
@@ -201,7 +201,7 @@ def say_tokens(keys: Keys, key: str, resizes: str = "") -> None:
     given = keys.texts(key) if keys.given(key) else None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
     if names:
-        rows = _grown(keys, len(names))
+        rows = grown(keys, len(names))
         sets = {"model.add_tokens": dict.fromkeys(names), **({"model.vocab_size": rows} if rows else {})}
         keys.say(key, sets, GROWN.format(multiple=MULTIPLE) if rows else SPARE)
     else:

@@ -14,10 +14,21 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
+from recipec.compiler.port import arguments
+from recipec.compiler.port.arguments import Given
 from recipec.compiler.port.keys import words
-from recipec.compiler.port.meaning.scripts import ByHand, Chat, Column, End, Text, before_hand, is_content
+from recipec.compiler.port.meaning.scripts import (
+    WITHOUT,
+    ByHand,
+    Chat,
+    Column,
+    End,
+    Text,
+    before_hand,
+    is_content,
+)
 from recipec.compiler.port.read import Code, conceal
 from recipec.compiler.port.script_values import (
     LONGEST,
@@ -92,6 +103,8 @@ _ALIKE = words(
 """Arguments of load_dataset that select no other rows, and columns by no other names."""
 _DEFAULTS = (None, "utf-8", ",")
 """Values of its other arguments that change nothing."""
+_BARE = re.compile(r"^the condition `\w+\.chat_template is None`")
+"""Matches the condition that a tokenizer has no template."""
 _PATHS: Mapping[str, Callable[..., str]] = {
     **{"join": posixpath.join, "dirname": above, "normpath": posixpath.normpath},
     **dict.fromkeys(("abspath", "realpath", "expanduser"), str),
@@ -110,9 +123,11 @@ class Follower:
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
         tokenizers: the tokenizers that from_pretrained loads.
         frozen: what the script assigns to requires_grad of some weights.
+        given: the file of the arguments that the script parses; None if there is none.
     """
 
     code: Code
+    given: Given | None = None
     trainers: list[Made] = field(default_factory=list)
     others: list[Made] = field(default_factory=list)
     classes: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -194,7 +209,10 @@ class Follower:
                 self.classes += [(name, ast.unparse(base).rpartition(".")[2], node) for base in bases]
             case ast.Import(names) | ast.ImportFrom(_, names):
                 for each in names:
-                    if each.asname:
+                    module = str(getattr(node, "module", None) or "").partition(".")[0]
+                    if each.name in arguments.HELPERS and module in arguments.MODULES:
+                        env[each.asname or each.name] = Known(f"{module}.{each.name}")
+                    elif each.asname:
                         env[each.asname] = Known(each.name)
                     else:
                         env.maps[0].pop(each.name, None)
@@ -394,7 +412,11 @@ class Follower:
             if owner.kind == "tokenizer" and name == "eos_token":
                 return End()
             if name in owner.args:
+                if self.given:
+                    self.given.read(name, owner.args[name])
                 return owner.args[name].value
+            if "parsed" in owner.told and owner.kind in arguments.SECTIONS:
+                return arguments.default(owner, name)
             if name == "config" and owner.kind in ("model", "unsloth"):
                 return owner.told.setdefault(name, Arg(Made(name, {}, node), node, node)).value
         return self.unknown(node)
@@ -422,7 +444,7 @@ class Follower:
         for each in node.keywords:
             value = self.value(each.value, env)
             if each.arg is not None:
-                out[each.arg] = Arg(value, each.value, each)
+                out[each.arg] = self.parsed(each.value, env) or Arg(value, each.value, each)
             elif isinstance(value, dict):
                 out |= {str(name): Arg(item, each.value, each.value) for name, item in value.items()}
             elif isinstance(value, Made):
@@ -431,16 +453,28 @@ class Follower:
                 out["**"] = Arg(self.unknown(each.value), each.value, each.value)
         return out
 
+    def parsed(self, node: ast.expr, env: ChainMap[str, Any]) -> Arg | None:
+        """Return the argument that an expression reads from a file, with its place there."""
+        if self.given and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = env.get(node.value.id)
+            arg = owner.args.get(node.attr) if isinstance(owner, Made) else None
+            return arg if arg is not None and arg is self.given.args.get(node.attr) else None
+        return None
+
     def inline(self, node: ast.AST, callee: Function, given: list[Any], named: dict[str, Arg]) -> Any:
         """Return the value of a function of the script, or an object of a class. Default arguments apply."""
         body = callee.node
         if isinstance(body, ast.ClassDef):
             made = Made("object", {}, node)
             base = next((base for _, base, node in self.classes if node is body), "")
-            if base.endswith("Trainer") or CONFIG.fullmatch(base):
+            changes = any(isinstance(each, ast.FunctionDef) for each in body.body)
+            if base.endswith("Trainer") or (CONFIG.fullmatch(base) and changes):
                 made = Made(f"class {body.name}", {}, body)
                 self.others += [made] if base.endswith("Trainer") else []
                 return made
+            if CONFIG.fullmatch(base) or base in arguments.SECTIONS:
+                own = {ast.unparse(each.target) for each in body.body if isinstance(each, ast.AnnAssign)}
+                made = Made(base, {}, node, told={"own": Arg(own - arguments.of_class(base), node, node)})
             for each in body.body:
                 if isinstance(each, ast.AnnAssign) and each.value and isinstance(each.target, ast.Name):
                     value = self.value(each.value, callee.around)
@@ -450,15 +484,11 @@ class Follower:
         if self.depth >= DEEPEST:
             return self.unknown(node)
         env = callee.around.new_child()
-        arguments = body.args
-        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        accepted = body.args
+        names = [each.arg for each in (*accepted.posonlyargs, *accepted.args)]
         for name, default in [
-            *zip(reversed(names), reversed(arguments.defaults), strict=False),
-            *(
-                (each.arg, d)
-                for each, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-                if d
-            ),
+            *zip(reversed(names), reversed(accepted.defaults), strict=False),
+            *((each.arg, d) for each, d in zip(accepted.kwonlyargs, accepted.kw_defaults, strict=True) if d),
         ]:
             env[name] = self.value(default, callee.around)
         env.update(zip(names, given, strict=False))
@@ -481,7 +511,10 @@ class Follower:
         owner, _, last = name.rpartition(".")
         cls = owner.rpartition(".")[2]
         args, named = self.several(node.args, env), self.keywords(node, env)
-        at = [Arg(value, expr, expr) for value, expr in zip(args, node.args, strict=False)]
+        at = [
+            self.parsed(expr, env) or Arg(value, expr, expr)
+            for value, expr in zip(args, node.args, strict=False)
+        ]
         if last == "from_pretrained":
             return self.pretrained(node, cls, at, named)
         if last == "get_peft_model":
@@ -517,7 +550,9 @@ class Follower:
             and len(args) > 1
             and isinstance(args[1], Made)
         ):
-            args[1].args[last] = Arg(True, node, node.func)
+            bare = _BARE.search(self.unsure)
+            sure: Any = WITHOUT if bare else Unknown(self.unsure) if self.unsure else True
+            args[1].args[last] = Arg(sure, node, node.func)
             return (*args[:2], []) if last == "clone_chat_template" else tuple(args[:2])
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
@@ -535,9 +570,14 @@ class Follower:
             if not files:
                 return self.unknown(node)
             return self.data(node, [], {**of_files, "data_files": files, **named})
-        if last in ("ArgumentParser", "HfArgumentParser", "TrlParser"):
+        if last == "ArgumentParser" or arguments.PARSERS.fullmatch(last):
             kind = "parser" if last == "ArgumentParser" else "cli"
-            return Made(kind, {"classes": Arg(args[:1], node, node)}, node)
+            classes = args[:1] or [each.value for each in named.values()][:1]
+            return Made(kind, {"classes": Arg(classes, node, node)}, node)
+        if owner in arguments.MODULES and last in arguments.HELPERS and self.given:
+            return self.helped(node, last, args)
+        if last in ("get_peft_config", "get_quantization_config") and args and isinstance(args[0], Made):
+            return arguments.of_model(args[0], node, last, self.given) if self.given else self.unknown(node)
         if last in ("Fire", "run") and args and isinstance(args[0], Function):
             return self.inline(node, args[0], [], {})
         if last in TRUE:
@@ -568,6 +608,32 @@ class Follower:
         if plain and last in _BUILTINS and (not owner or last == "Path"):
             return _BUILTINS[last](*args)
         return self.unknown(node)
+
+    def helped(self, node: ast.Call, name: str, args: list[Any]) -> Any:
+        """Return what a helper of alignment-handbook or open-r1 makes of the parsed arguments."""
+        if not args or not isinstance(args[0], Made) or "parsed" not in args[0].told:
+            return self.unknown(node)
+        given, more = args[0].args, args[1].args if len(args) > 1 and isinstance(args[1], Made) else {}
+        for key, arg in given.items():
+            if self.given and (name != "get_dataset" or key.startswith("dataset_")):
+                self.given.read(key, arg)
+        if name == "get_dataset" and "dataset_mixture" in given:
+            return Made("all", {"dataset_mixture": given["dataset_mixture"]}, node)
+        if name == "get_dataset":
+            named = {"path": given.get("dataset_name"), "name": given.get("dataset_config")}
+            return self.data(node, [], {key: arg for key, arg in named.items() if arg is not None})
+        path = [given["model_name_or_path"]] if "model_name_or_path" in given else []
+        if name == "get_tokenizer":
+            taken = {"chat_template": more["chat_template"]} if "chat_template" in more else {}
+            return self.pretrained(node, "AutoTokenizer", path, taken)
+        names = {"model_revision": "revision", "dtype": "dtype", "torch_dtype": "torch_dtype"}
+        names |= {"attn_implementation": "attn_implementation"}
+        usual = Arg(arguments.default(args[0], "dtype"), node, node)
+        loaded = {new: given[old] for old, new in names.items() if old in given}
+        loaded |= {} if {"dtype", "torch_dtype"}.intersection(loaded) else {"dtype": usual}
+        if self.given and (made := arguments.of_model(args[0], node, "get_quantization_config", self.given)):
+            loaded["quantization_config"] = Arg(made, node, node)
+        return self.pretrained(node, "AutoModelForCausalLM", path, loaded)
 
     def pretrained(self, node: ast.Call, cls: str, at: list[Arg], named: dict[str, Arg]) -> Any:
         if "Tokenizer" in cls or "Processor" in cls:
@@ -673,13 +739,32 @@ class Follower:
         if owner.kind == "cli" and name.startswith("parse_"):
             classes = owner.args["classes"].value
             classes = classes[0] if classes and isinstance(classes[0], list | tuple) else classes
-            return tuple(
-                self.inline(node, one, [], {}) if isinstance(one, Function) else Made("cli", {}, node)
-                for one in classes
-            )
+            if "parsed" not in owner.told:  # both branches of a condition may parse them
+                made = tuple(self.arguments(node, one) for one in classes)
+                owner.told["parsed"] = Arg(made, node, node)
+            parsed = owner.told["parsed"].value
+            if "return_remaining_strings" in named and named["return_remaining_strings"].value:
+                parsed = (*parsed, [])
+            return parsed[0] if name == "parse" and len(parsed) == 1 else parsed
         if name in ("to", "cuda", "train", "eval", "half", "bfloat16", "float", "merge_and_unload"):
             return owner
         return self.unknown(node)
+
+    def arguments(self, node: ast.Call, one: Any) -> Made:
+        """Return what a parser makes of one of its classes."""
+        if isinstance(one, Function) and isinstance(one.node, ast.ClassDef):
+            base = next((base for _, base, body in self.classes if body is one.node), "")
+            made = self.inline(node, one, [], {})
+            if CONFIG.fullmatch(base) and self.given is None:
+                return Made("cli", {}, node)
+            if self.given is None or not isinstance(made, Made):
+                return cast(Made, made)
+            targets = (each.target for each in one.node.body if isinstance(each, ast.AnnAssign))
+            own = {target.id for target in targets if isinstance(target, ast.Name)}
+            return self.given.filled(made, own | arguments.of_class(base))
+        if self.given is None or not isinstance(one, Known):
+            return Made("cli", {}, node)
+        return self.given.parsed(one.name.rpartition(".")[2])
 
     def formatted(self, node: ast.expr, text: str, args: list[Any], named: dict[str, Arg]) -> Any:
         """Return a template with the arguments of str.format filled in."""

@@ -25,7 +25,7 @@ from recipec.compiler.port.meaning.models import way_out
 from recipec.compiler.port.mesh import amend
 from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
-from recipec.compiler.port.recognize import Recognized, recognize, say_unread
+from recipec.compiler.port.recognize import Recognized, recognize, role_of, say_unread
 from recipec.compiler.port.report import Row, counts, rows, summary
 from recipec.compiler.port.settle import Settled, older_beside, overridden, renamed, settle
 from recipec.compiler.port.source import Source, Sources
@@ -238,13 +238,26 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
                 script, devices = asked.script or command.script, asked.devices or command.devices
                 asked = replace(asked, dialect=command.dialect, script=script, devices=devices)
         elif path.suffix.lower() in SUFFIXES:
-            source, problems = read_script(path)
+            given, others = _arguments(paths)
+            source, problems = read_script(path, given)
             files += [source] if source else []
+            if given is not None and source is not None and source.script and source.script.taken:
+                taken |= {given.path}
+                files = [each for each in files if each.path != given.path]
+                found += [each for each in others if each not in found]
         else:
             source, problems = read(path)
             files += [typed(source)] if source else []
         found += problems
     return files, found, asked
+
+
+def _arguments(paths: Sequence[Path]) -> tuple[Source | None, list[Diagnostic]]:
+    """Return the only config among the paths, whose keys may be a script's arguments, with the findings."""
+    configs = [path for path in paths if not is_command(path) and path.suffix.lower() not in SUFFIXES]
+    found = [(typed(source), problems) for path in configs for source, problems in [read(path)] if source]
+    runs = [one for one in found if role_of(one[0]) is None and isinstance(one[0].data, dict)]
+    return runs[0] if len(runs) == 1 else (None, [])
 
 
 def _names(sources: Sources) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler.port.arguments import Given
 from recipec.compiler.port.follow import (
     CONFIG,
     PATH,
@@ -70,24 +71,30 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 """By constructor: arguments that have another name on TRL's command line."""
 
 
+ARGUMENTS = "arguments"
+"""The section of a Source for the arguments that only a script's own lines read."""
 SUFFIXES = (".py", ".ipynb")
 NO_TRAINER = "constructs no trainer that recipec reads"
 
 
-def read_script(path: Path) -> tuple[Source | None, list[Diagnostic]]:
-    """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none."""
+def read_script(path: Path, given: Source | None = None) -> tuple[Source | None, list[Diagnostic]]:
+    """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none.
+
+    Args:
+        given: the file of the arguments that the script may parse.
+    """
     text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook", marked=True)
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))
     try:
-        source = _source(tree, path.suffix.lower() == ".ipynb")
+        source = _source(tree, path.suffix.lower() == ".ipynb", given)
     except Refused as refused:
         return None, [refused.diagnostic]
     return replace(source, path=path), []
 
 
-def _source(tree: Tree, notebook: bool) -> Source:
+def _source(tree: Tree, notebook: bool, given: Source | None) -> Source:
     code = Code(tree)
     if notebook:
         _cells(code)
@@ -97,7 +104,7 @@ def _source(tree: Tree, notebook: bool) -> Source:
             code.add(line, number, list(range(len(line))))
     module = _parsed(code)
     _hide(code, module)
-    follower, names = Follower(code), ChainMap[str, Any]({})
+    follower, names = Follower(code, Given(given) if given else None), ChainMap[str, Any]({})
     follower.block(module.body, names)
     if not follower.trainers and not follower.others:
         follower.uncalled(module, names)
@@ -321,9 +328,12 @@ class _Assembly:
         held = given.pop("eval_dataset", None)
         self.put_all("trainer", {**given, **trainer.told})
         rows = self.sets(train, held, function, trainer)
+        notes = self.beside()
         order = sorted(self.data, key=lambda key: (self.keys[key].line, self.keys[key].column))
         tree = self.code.tree
-        script = Script(TRAINERS[trainer.kind], tool, defaults, rows)
+        read = self.follower.given
+        taken = read is not None and read.used
+        script = Script(TRAINERS[trainer.kind], tool, defaults, rows, notes, taken)
         return Source(
             Path(tree.file),
             tree.file,
@@ -334,6 +344,23 @@ class _Assembly:
             script=script,
             unknown=self.unknown,
         )
+
+    def beside(self) -> dict[str, str]:
+        """Set the arguments of a file that became no key of the run, and return what becomes of them."""
+        given = self.follower.given
+        if given is None or not given.used:
+            return {}
+        places = {(span.file, span.line, span.column) for span in self.keys.values()}
+        notes = {}
+        for name, arg in given.args.items():
+            span = self.code.span(arg.key)
+            if (span.file, span.line, span.column) not in places:
+                notes[name] = given.notes[name]
+                self.data.setdefault(ARGUMENTS, {})[name] = arg.value
+                self.keys[join(ARGUMENTS, name)] = span
+                self.keys.setdefault(ARGUMENTS, span)
+                self.spans[join(ARGUMENTS, name)] = self.code.span(arg.node)
+        return notes
 
     def refused(self, code: str, message: str, help: str, node: Any = None) -> Refused:
         span = self.code.span(node) if node is not None else self.code.tree.span(0, 0)
@@ -398,9 +425,13 @@ class _Assembly:
                 raise self.refused("E1177", message, help, config.node)
             where = made.why if isinstance(made, Unknown) else "the command line"
             message = f"the training arguments are not in the script: they come from {where}"
-            help = "port the config file that the script is given, or write the values into the script"
+            file, parsed = self.code.tree.file, isinstance(made, Made) and made.kind == "cli"
+            help = "write the values into the script"
+            if parsed and self.follower.given is None:
+                help = f"name the file of its arguments too: recipe port {file} config.yaml; or {help}"
             raise self.refused("E1177", message, help, config.node)
-        out = dict(made.args)
+        own = made.told["own"].value if "own" in made.told else ()
+        out = {key: arg for key, arg in made.args.items() if key not in own}
         inner = out.get("model_init_kwargs")
         if inner is not None and isinstance(inner.value, dict):
             del out["model_init_kwargs"]

@@ -148,6 +148,8 @@ class Code:
 
     def span(self, node: Any, length: int = 0) -> Span:
         """Return the place of an expression's first line, or of a keyword whose name has the given length."""
+        if isinstance(place := getattr(node, "place", None), Span):
+            return place  # a value of another file
         line = self.lines[node.lineno - 1].encode()
         column = len(line[: node.col_offset].decode(errors="ignore"))
         end = line[: node.end_col_offset] if node.end_lineno == node.lineno else line

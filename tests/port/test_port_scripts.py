@@ -599,7 +599,7 @@ RUN_OF_DPO = "DPOTrainer(model, {}, args=DPOConfig(beta=0.2), train_dataset=rows
         (f"{LOADED}if input():\n  tokenizer.add_tokens(['<x>'])\n{GIVEN}", ("E1174", "add_tokens")),
         (
             f"{LOADED}model, tokenizer = setup_chat_format(model, tokenizer)\n{GIVEN}",
-            ("E1180", "setup_chat_format"),
+            ("W1168", "dataset_name"),
         ),
         (
             LOADED + RUN_OF_DPO.format('AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B-Base")'),
@@ -653,3 +653,190 @@ def test_adapters_that_a_script_loads_are_named_as_such() -> None:
     )
     (found,) = ported(HEAD + text).diagnostics
     assert found.code == "E1175" and "adapters" in found.message and "start_from" in (found.help or "")
+
+
+PARSED = """\
+import os
+import sys
+from dataclasses import dataclass, field
+
+import transformers
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
+from trl import get_peft_config, get_quantization_config
+"""
+TRL_PARSED = f"""\
+{PARSED}
+
+@dataclass
+class Extra(ScriptArguments):
+    name: str = "none"
+
+
+def main(script_args, training_args, model_args):
+    quantization = get_quantization_config(model_args)
+    arguments = dict(revision=model_args.model_revision, quantization_config=quantization)
+    model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, **arguments)
+    rows = load_dataset(script_args.dataset_name, name=script_args.dataset_config)
+    SFTTrainer(
+        model=model,
+        args=training_args,
+        train_dataset=rows[script_args.dataset_train_split],
+        eval_dataset=rows[script_args.dataset_test_split] if training_args.eval_strategy != "no" else None,
+        peft_config=get_peft_config(model_args),
+    ).train()
+
+
+parser = TrlParser((Extra, SFTConfig, ModelConfig))
+main(*parser.parse_args_and_config())
+"""
+OWN_PARSED = f"""\
+{PARSED}
+
+@dataclass
+class ModelArguments:
+    model: str = field(metadata={{"help": "the base"}})
+    rank: int = field(default=8)
+
+
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    longest: int = field(default=512)
+    optim: str = field(default="adafactor")
+
+
+parser = HfArgumentParser((ModelArguments, TrainingArguments))
+if len(sys.argv) == 2 and sys.argv[1].endswith(".yaml"):
+    model_args, training_args = parser.parse_yaml_file(os.path.abspath(sys.argv[1]))
+else:
+    model_args, training_args = parser.parse_args_into_dataclasses()
+SFTTrainer(
+    model=AutoModelForCausalLM.from_pretrained(model_args.model),
+    args=training_args,
+    train_dataset=load_dataset("some/rows", split="train"),
+    peft_config=LoraConfig(r=model_args.rank, lora_alpha=2 * model_args.rank, target_modules="all-linear"),
+    max_seq_length=training_args.longest,
+)
+"""
+
+
+def with_arguments(script: str, text: str, name: str = "config.yaml") -> Ported:
+    Path("train.py").write_text(script, encoding="utf-8")
+    Path(name).write_text(text, encoding="utf-8")
+    return port([Path("train.py"), Path(name)], Asked(from_name("v5p-8"), devices=1))
+
+
+def test_parsed_arguments_come_from_the_file_that_is_named_with_the_script() -> None:
+    text = """\
+model_name_or_path: Qwen/Qwen3-8B
+use_peft: true
+lora_r: 32
+load_in_4bit: true
+dataset_name: some/rows
+name: mine
+learning_rate: 2.0e-4
+eval_strategy: steps
+logging_step: 4
+"""
+    made = with_arguments(TRL_PARSED, text)
+    expected = {
+        "model.id": "Qwen/Qwen3-8B",
+        "lora.rank": 32,
+        "lora.alpha": 32,
+        "lora.quantize": "nf4",
+        "data.train": ["hf://some/rows"],
+        "data.eval": [{"path": "hf://some/rows", "split": "test"}],
+        "train.optimizer.learning_rate": 2e-4,
+    }
+    assert {path: value(made, path) for path in expected} == expected
+    rows = {row.line: (row.key, row.verdict.value) for row in made.rows if row.file == "config.yaml"}
+    assert sorted(line for line in rows if line) == list(range(1, 10))
+    assert rows[3] == ("lora_r", "exact") and rows[6] == ("arguments.name", "exact")
+    assert rows[9] == ("arguments.logging_step", "unsupported") and "W1114" in codes(made)
+
+
+def test_parsed_classes_of_the_script_have_their_own_fields_and_defaults() -> None:
+    made = with_arguments(OWN_PARSED, "model: Qwen/Qwen3-8B\nrank: 4\nlearning_rate: 3e-4\noutput_dir: out\n")
+    expected = {
+        "model.id": "Qwen/Qwen3-8B",
+        "lora.rank": 4,
+        "lora.alpha": 8,
+        "data.max_length": 512,
+        "train.optimizer.learning_rate": 3e-4,
+        "train.optimizer.name": "adafactor",
+    }
+    assert {path: value(made, path) for path in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["- 1\n", "a: [\n", "1: 2\n", "model: {a: [1, {b: 2}]}\nx.y: 3\n", "", "env: 3\n"]
+)
+def test_odd_files_of_arguments_are_refused_without_a_traceback(text: str) -> None:
+    for script in (TRL_PARSED, OWN_PARSED):
+        made = with_arguments(script, text)
+        assert not made.whole and any(each.severity == "error" for each in made.diagnostics)
+
+
+HELPED = f"""\
+{PARSED}
+from alignment import get_dataset, get_model, get_tokenizer
+from trl import setup_chat_format
+
+parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
+script_args, training_args, model_args = parser.parse_args_and_config()
+rows = get_dataset(script_args)
+tokenizer = get_tokenizer(model_args, training_args)
+model = get_model(model_args, training_args)
+if tokenizer.chat_template is None:
+    model, tokenizer = setup_chat_format(model, tokenizer, format="chatml")
+SFTTrainer(
+    model=model,
+    args=training_args,
+    train_dataset=rows[script_args.dataset_train_split],
+    processing_class=tokenizer,
+    peft_config=get_peft_config(model_args),
+)
+"""
+MIXTURE = """\
+dataset_mixture:
+  datasets:
+  - {id: some/rows, split: train, columns: [messages], weight: 0.5}
+learning_rate: 1.0e-5
+model_name_or_path: MODEL
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ("Qwen/Qwen3-8B", None),  # it has a template
+        ("Qwen/Qwen3-8B-Base", None),  # it has a template and the tokens
+        ("meta-llama/Llama-3.1-8B", {"<|im_start|>": None, "<|im_end|>": None}),
+    ],
+)
+def test_chat_format_is_set_up_for_a_tokenizer_without_a_template(model: str, tokens: Any) -> None:
+    made = with_arguments(HELPED, MIXTURE.replace("MODEL", model))
+    assert value(made, "model.id") == model
+    assert value(made, "data.train") == [{"path": "hf://some/rows", "split": "train[:50%]"}]
+    assert value(made, "model.add_tokens") == tokens
+    template = value(made, "data.chat_template")
+    assert (template is not None and "<|im_start|>assistant" in template) == (tokens is not None)
+
+
+def test_chat_format_that_the_script_always_sets_up_has_its_template_and_tokens() -> None:
+    script = f"""\
+{HEAD}
+from trl import setup_chat_format
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B")
+model, tokenizer = setup_chat_format(model, tokenizer)
+SFTTrainer(model, SFTConfig(), train_dataset=rows, processing_class=tokenizer)
+"""
+    made = ported(script)
+    assert "<|im_start|>assistant" in value(made, "data.chat_template")
+    assert value(made, "model.add_tokens") is None  # Qwen has both
+    made = ported(script.replace("Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B"))
+    assert list(value(made, "model.add_tokens")) == ["<|im_start|>", "<|im_end|>"] and made.whole

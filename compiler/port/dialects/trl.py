@@ -108,6 +108,7 @@ def port(ledger: Ledger) -> None:
             keys.unless("shuffle", (), "another order: the run reads the rows in their order in the files")
         keys.follow(adapters.FEATURES)
         keys.follow(scripts.KEYS)
+        scripts.say_arguments(keys, script)
         keys.follow(COMMON, training.OFF)
     say_common(keys, NAME, training.OFF)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recipec.compiler.port import common
 from recipec.compiler.port.keys import Keys, table
 from recipec.compiler.port.meaning import losses, templates
 from recipec.compiler.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
@@ -165,8 +166,8 @@ learned compute_loss_func=null: another loss
 lost truncation_side=right add_eos_token=null add_bos_token=null requires_grad model_config
 lost response_part: recipec trains on whole answers, with their thoughts
 lost model_max_length: recipec truncates samples only at data.max_length
-learned setup_chat_format=null clone_chat_template=null: recipec adds neither its template nor its tokens,
-    which data.chat_template and model.add_tokens can give
+learned clone_chat_template=null: recipec adds neither its template nor its tokens, which data.chat_template
+    and model.add_tokens can give
 log callbacks
 evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
 learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
@@ -223,6 +224,20 @@ def say_rows(keys: Keys, script: Script) -> str:
     if keys.given("dataset_text_field"):
         keys.same("dataset_text_field", note="the column that the function makes")
     return form
+
+
+def say_arguments(keys: Keys, script: Script) -> None:
+    """Record the arguments that only the script's own lines read."""
+    below = keys.below("arguments")
+    for name, note in script.arguments.items():
+        if note.startswith("none "):
+            place = keys.source.keys.get(f"arguments.{name}")
+            keys.ledger.unsupported(keys.source, f"arguments.{name}", note)
+            message = f"`{name}` is an argument of no class that the script parses"
+            help = "remove it: the script's parser refuses it, or does not read it"
+            keys.ledger.diagnostics.append(Diagnostic("W1114", message, name, help, place))
+        else:
+            below.same(name, note=note)
 
 
 def _sft(content: Any) -> tuple[str, dict[str, str], str]:
@@ -377,8 +392,43 @@ def {FUNCTION}(row):
 {"".join(calls)}{body or "    return row" + chr(10)}'''
 
 
+WITHOUT = "if the tokenizer has no template"
+"""The value of setup_chat_format if the script calls it only for a tokenizer without a template."""
+CHATML = ["<|im_start|>", "<|im_end|>"]
+"""The tokens of setup_chat_format."""
+
+
+def _set_up(keys: Keys, form: str, named: Named | None) -> bool:
+    """Record TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
+    key, model = "setup_chat_format", named.model if named else None
+    if not keys.given(key):
+        return False
+    if keys.value(key) == WITHOUT and (model is None or model.chat is not False):
+        note = "the tokenizer has a template, so that the script does not call it"
+        if model is None:
+            keys.say(key, {}, "recipec does not know whether the tokenizer has a template, and uses its own")
+        keys.same(key, note=note)
+        return False
+    note = "its two tokens are tokens of the model"
+    sets: dict[str, Any] = {}
+    if model is None or templates.missing_end(CHATML[1], model, ()):
+        if keys.given("add_tokens"):
+            keys.learned(key, (None,), "recipec does not add its tokens to those of add_tokens")
+            return False
+        rows = common.grown(keys, len(CHATML))
+        sets = {"model.add_tokens": dict.fromkeys(CHATML), **({"model.vocab_size": rows} if rows else {})}
+        note = "its two tokens are added; adapters train their rows only with lora.train_also"
+    if form != "text":
+        sets["data.chat_template"] = templates.of("axolotl", "chatml", model).sets["data.chat_template"]
+    keys.same(key, sets, note)
+    return form != "text"
+
+
 def say_template(keys: Keys, form: str, named: Named | None) -> None:
     """Record the chat template that the script gives its tokenizer."""
+    if _set_up(keys, form, named):
+        keys.same("chat_template", note="setup_chat_format replaces it")
+        return
     given = keys.text("chat_template")
     model = named.model if named else None
     if given is None or form != "chat":
