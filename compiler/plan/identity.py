@@ -38,6 +38,7 @@ LATER: dict[str, dict[str, tuple[Any, ...]]] = {
         **{"loss_type": ("sigmoid", "nll"), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
         **{"eaft_alpha": (1.0,), "eaft_top_k": (20,), "eaft_entropy": (3.0,), "asft_alpha": (0.1,)},
         **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,), "only": ([],), "qat": (None,)},
+        **{"continue_from": (None,)},
     },
     "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
     "lora": {

@@ -34,18 +34,23 @@ REMAPPED = (
 its name is one that these had before transformers 5."""
 
 
-class Known(Protocol):
-    """A model whose trainable weights are known: a checkpoint, or the compiler's model of a recipe."""
+class Described(Protocol):
+    """A model of a family: a checkpoint, the compiler's model of a recipe, or a program."""
 
     @property
     def family(self) -> Family: ...
     @property
     def architecture(self) -> Architecture: ...
+
+
+class Known(Described, Protocol):
+    """A model whose trainable weights are known: a checkpoint, or the compiler's model of a recipe."""
+
     @property
     def own_head(self) -> str | None: ...
 
 
-def has_parameters(base: Known) -> bool:
+def has_parameters(base: Described) -> bool:
     """Return whether PEFT has to adapt any weight as a parameter, not as a linear layer (parameters.py)."""
     return base.architecture.routing[0] > 0 or base.family.name in REMAPPED
 

@@ -42,6 +42,7 @@ DENSE = {
     "num_key_value_heads": 4,
     "head_dim": 128,
     "tie_word_embeddings": False,
+    "max_position_embeddings": 16384,
 }
 LLAMA = {**DENSE, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
