@@ -86,6 +86,15 @@ def port(
             help="The training command to use, if a shell script has several.",
         ),
     ] = None,
+    trainer: Annotated[
+        int | None,
+        typer.Option(
+            "--trainer",
+            metavar="N",
+            min=1,
+            help="The trainer to port, if a Python script or a notebook constructs several.",
+        ),
+    ] = None,
     accelerator: Annotated[
         str,
         typer.Option("--accelerator", metavar="NAME", help="The machine that the recipe is for."),
@@ -139,11 +148,18 @@ def port(
         raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
     several = any(path.is_dir() for path in files) or (len(files) > 1 and target and target.is_dir())
     if tool and (
-        len(files) != 1 or several or dialect or script or command or plan or accelerator != MACHINE
+        len(files) != 1
+        or several
+        or dialect
+        or script
+        or command
+        or trainer
+        or plan
+        or accelerator != MACHINE
     ):
         raise typer.BadParameter(
-            "it takes one recipe, and cannot be combined with --from, --script, --command, --accelerator "
-            "and --plan",
+            "it takes one recipe, and cannot be combined with --from, --script, --command, --trainer, "
+            "--accelerator and --plan",
             param_hint="--to",
         )
     if several:
@@ -166,6 +182,7 @@ def port(
         force=force,
         script=script,
         command=command,
+        trainer=trainer,
     )
     if several:
         _port_folder(files, asked, target, strict, format)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from recipec.compiler.port import dialects
 from recipec.compiler.port.commands import CONFIGS, is_command
 from recipec.compiler.port.port import Asked, Ported, port
-from recipec.compiler.port.python_source import NO_TRAINER, SUFFIXES
+from recipec.compiler.port.python_source import CHOOSE, NO_TRAINER, SUFFIXES
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import role_of
 from recipec.spec.diagnostics import Diagnostic, has_errors
@@ -20,7 +21,7 @@ MOST = 2000
 """The most files of the folders that are looked at."""
 NO_RUN = ("E1101", "E1182", "E0005")
 """Findings on a file that is not a run of any tool. Such a file is skipped."""
-SEVERAL, IN_THE_WAY = "E1181", "E1112"
+SEVERAL, IN_THE_WAY = {"E1181": "command", "E1176": "trainer"}, "E1112"
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,25 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
         if any(map(_is_no_run, made.diagnostics)) and path not in paths:
             continue
         beside = _companions(path, made.title, roles)
-        several = asked.command is None and any(each.code == SEVERAL for each in made.diagnostics)
-        for number in count(1) if several else [asked.command]:
+        kind = next((SEVERAL[each.code] for each in made.diagnostics if _lists_runs(each)), "")
+        several = bool(kind) and getattr(asked, kind) is None
+        for number in count(1) if several else [None]:
             target = _target(path, paths, out, number if several else None, taken) if out else None
-            now = replace(asked, place=target or asked.place, command=number, writes=out is not None)
+            now = replace(asked, place=target or asked.place, writes=out is not None)
+            changes: dict[str, Any] = {kind: number} if several else {}
+            now = replace(now, **changes)
             one = _ported([path, *beside], replace(now, force=False))
             if target and any(each.code == IN_THE_WAY for each in one.diagnostics):
                 target = target.with_suffix("") / "recipe.yaml"  # another port has its needed files there
                 one = _ported([path, *beside], replace(now, place=target))
-            if several and any(each.code == SEVERAL for each in one.diagnostics):
+            if several and any(map(_lists_runs, one.diagnostics)):
                 break
             yield One(f"{display(path)}{f' ({number})' if several else ''}", target, one)
+
+
+def _lists_runs(found: Diagnostic) -> bool:
+    """Return whether a finding lists the runs of a file, of which an option chooses one."""
+    return found.code in SEVERAL and (found.help or "").startswith(CHOOSE)
 
 
 def _is_no_run(found: Diagnostic) -> bool:

@@ -92,6 +92,8 @@ _SAME = words("resolve absolute as_posix")
 """Methods of a path that name the same file."""
 _READERS = {f"from_{reader}": reader for reader in ("json", "csv", "parquet")}
 """Methods of datasets.Dataset that read files as load_dataset does."""
+_FRAMES = {f"read_{reader}": reader for reader in ("json", "csv", "parquet")}
+"""Functions of pandas that read files as load_dataset does."""
 _MODELS = words("prepare_model_for_kbit_training create_reference_model deepcopy")
 """Functions that return a model with the same weights."""
 _TOKENIZER = words("padding_side truncation_side model_max_length add_eos_token add_bos_token chat_template")
@@ -119,6 +121,7 @@ class Follower:
     Attributes:
         trainers: the constructed trainers, each with its objective's class.
         others: constructed trainers without a counterpart here.
+        every: all of them, in the order in which the script constructs them.
         unsure: why it is unknown whether, or how often, the current statement runs; "" if it is known.
         changed_within: what a function changes inside a column, which is not followed; "" for nothing.
         tokenizers: the tokenizers that from_pretrained loads.
@@ -130,6 +133,7 @@ class Follower:
     given: Given | None = None
     trainers: list[Made] = field(default_factory=list)
     others: list[Made] = field(default_factory=list)
+    every: list[Made] = field(default_factory=list)
     classes: list[tuple[str, str, Any]] = field(default_factory=list)
     unsure: str = ""
     changed_within: str = ""
@@ -198,7 +202,11 @@ class Follower:
                     around[name] = self.unknown(node, f"`{name}`, which a function changes,")
             case ast.While(_, body):
                 return self.either(node, (body, []), env)
-            case ast.With(_, body):
+            case ast.With(items, body):
+                for item in items:
+                    opened = self.value(item.context_expr, env)
+                    if item.optional_vars is not None and isinstance(opened, Made) and opened.kind == "file":
+                        self.bind(item.optional_vars, opened, env, item.context_expr)
                 return self.block(body, env)
             case ast.Try(body, _, orelse, final):
                 return self.block([*body, *orelse, *final], env)
@@ -255,6 +263,8 @@ class Follower:
                 where = self.value(owner, env)
                 if name == "requires_grad":
                     self.frozen.append(Arg(value, node, target))
+                elif isinstance(where, Made) and where.kind == "frame":
+                    where.told["changed"] = Arg(True, node, target)
                 elif isinstance(where, Made):
                     where.args[name] = Arg(Unknown(self.unsure) if self.unsure else value, node, target)
             case ast.Subscript(owner, index):
@@ -262,6 +272,8 @@ class Follower:
                 value = Unknown(self.unsure) if self.unsure else value
                 if isinstance(where, Row) and isinstance(key, str):
                     where.made[key] = value
+                elif isinstance(where, Made) and where.kind == "frame":
+                    where.told["changed"] = Arg(True, node, target)
                 elif isinstance(where, dict) and isinstance(key, str | int):
                     where[key] = value
                 elif isinstance(where, list | dict):
@@ -338,6 +350,9 @@ class Follower:
                 return self.part(node, self.value(owner, env), self.value(index, env))
             case ast.Attribute(owner, name):
                 return self.attribute(node, self.value(owner, env), name)
+            case ast.ListComp(element, [comprehension]) if self.lines(element, comprehension):
+                file = self.value(comprehension.iter, env)
+                return self.of_file(node, file) if isinstance(file, Made) else self.unknown(node)
             case ast.ListComp(element, [ast.comprehension(target, iterable, [])]):
                 inner, made_list = env.new_child(), []
                 for item in self.items(iterable, env):
@@ -353,6 +368,12 @@ class Follower:
             case ast.Call():
                 return self.call(node, env)
         return self.unknown(node)
+
+    def lines(self, element: ast.expr, over: ast.comprehension) -> bool:
+        """Return whether a comprehension parses each line of a file as JSON. It may leave out blank lines."""
+        name = ast.unparse(over.target)
+        every = all(ast.unparse(each) in (name, f"{name}.strip()") for each in over.ifs)
+        return every and ast.unparse(element) in (f"json.loads({name})", f"json.loads({name}.strip())")
 
     def several(self, nodes: list[ast.expr], env: ChainMap[str, Any]) -> list[Any]:
         out: list[Any] = []
@@ -393,6 +414,12 @@ class Follower:
             return owner.but(kind="ids")
         if isinstance(owner, Made) and owner.kind == "parts":
             return owner.args[index].value
+        if isinstance(owner, Made) and owner.kind == "frame" and isinstance(index, list):
+            return (
+                owner.but(told=dict(owner.told))
+                if all(isinstance(each, str) for each in index)
+                else self.unknown(node)
+            )
         if isinstance(owner, Made) and owner.kind == "all" and isinstance(index, str):
             return owner.but(kind="data", args={**owner.args, "split": Arg(index, node, node)})
         if isinstance(owner, str | list | tuple | dict) and isinstance(index, str | int):
@@ -469,12 +496,18 @@ class Follower:
             base = next((base for _, base, node in self.classes if node is body), "")
             changes = any(isinstance(each, ast.FunctionDef) for each in body.body)
             if base.endswith("Trainer") or (CONFIG.fullmatch(base) and changes):
-                made = Made(f"class {body.name}", {}, body)
-                self.others += [made] if base.endswith("Trainer") else []
+                made = Made(f"class {body.name}", dict(named), body)
+                if base.endswith("Trainer"):
+                    self.constructed(made, self.others)
                 return made
             if CONFIG.fullmatch(base) or base in arguments.SECTIONS:
                 own = {ast.unparse(each.target) for each in body.body if isinstance(each, ast.AnnAssign)}
-                made = Made(base, {}, node, told={"own": Arg(own - arguments.of_class(base), node, node)})
+                made = Made(
+                    base,
+                    {},
+                    node,
+                    told={"own": Arg(own - arguments.of_class(base), ast.Constant(base), body)},
+                )
             for each in body.body:
                 if isinstance(each, ast.AnnAssign) and each.value and isinstance(each.target, ast.Name):
                     value = self.value(each.value, callee.around)
@@ -506,6 +539,24 @@ class Follower:
             return out[1]
         return None if out is NOTHING else out
 
+    def keep(self, trainer: Made) -> None:
+        """Keep a trainer's arguments as they are. What the script changes later is for another trainer."""
+        for key, arg in trainer.args.items():
+            if isinstance(arg.value, Made):
+                trainer.args[key] = replace(arg, value=arg.value.but(told=dict(arg.value.told)))
+
+    def constructed(self, made: Made, kind: list[Made]) -> Made:
+        """Note a trainer, and what it shares with the trainers before it."""
+        model = made.args["model"].value if "model" in made.args else None
+        for earlier in self.every:
+            other = earlier.args["model"].value if "model" in earlier.args else None
+            if isinstance(model, Made) and isinstance(other, Made) and model.origin is other.origin:
+                made.told["after"] = Arg(earlier, made.args["model"].node, made.args["model"].key)
+            self.keep(earlier)
+        self.every.append(made)
+        kind.append(made)
+        return made
+
     def known(self, node: ast.Call, name: str, env: ChainMap[str, Any]) -> Any:
         """Return the value of a call to a library."""
         owner, _, last = name.rpartition(".")
@@ -531,8 +582,7 @@ class Follower:
                 named.setdefault(key, each)
             looped = self.unsure.startswith(("the for", "the while"))
             made = Made(last, named, node, told={"unsure": at[0]} if looped else {})
-            (self.trainers if last in TRAINERS else self.others).append(made)
-            return made
+            return self.constructed(made, self.trainers if last in TRAINERS else self.others)
         if CONFIG.fullmatch(last):
             kind = {"LoraConfig": "lora", "BitsAndBytesConfig": "bnb"}.get(last, last)
             return Made(kind, named if kind == last or not at else {"r": at[0], **named}, node)
@@ -570,6 +620,17 @@ class Follower:
             if not files:
                 return self.unknown(node)
             return self.data(node, [], {**of_files, "data_files": files, **named})
+        if owner in ("pd", "pandas") and last in _FRAMES:
+            return self.frame(node, last, at, named)
+        if cls.endswith("Dataset") and last in ("from_pandas", "from_list"):
+            frame = args[0] if args else next((each.value for each in named.values()), None)
+            kept = set(named) <= {"df", "mapping", "preserve_index", "split"}
+            ready = isinstance(frame, Made) and frame.kind == "frame" and "changed" not in frame.told and kept
+            return frame.but(kind="data") if ready and isinstance(frame, Made) else self.unknown(node)
+        if name == "open" and at and isinstance(args[0], str):
+            return Made("file", {"path": at[0]}, node)
+        if name in ("json.load", "json.loads") and args and isinstance(args[0], Made):
+            return self.of_file(node, args[0])
         if last == "ArgumentParser" or arguments.PARSERS.fullmatch(last):
             kind = "parser" if last == "ArgumentParser" else "cli"
             classes = args[:1] or [each.value for each in named.values()][:1]
@@ -666,6 +727,26 @@ class Follower:
         told = {"dataset_streaming": named["streaming"]} if "streaming" in named else {}
         return Made("data" if "split" in made else "all", made, node, told=told)
 
+    def frame(self, node: ast.Call, reader: str, at: list[Arg], named: dict[str, Arg]) -> Any:
+        """Return a table that pandas reads from a file, if it reads all of the file's rows and columns."""
+        path = at[0] if at else named.get("path_or_buf") or named.get("filepath_or_buffer")
+        usual = {"lines": (True, False), "orient": ("records", None), "encoding": ("utf-8", "utf8", None)}
+        usual |= {"sep": (",",), "engine": ("pyarrow", "python", "c", None), "dtype": (str, None)}
+        others = [key for key, arg in named.items() if key in usual and arg.value not in usual[key]]
+        others += [key for key in named if key not in (*usual, "path_or_buf", "filepath_or_buffer", "path")]
+        path = path or named.get("path")
+        if path is None or others or len(at) > 1:
+            return self.unknown(node)
+        taken = {"path": Arg(_FRAMES[reader], node, node.func), "data_files": path}
+        return Made("frame", {**taken, "split": Arg("train", node, node)}, node)
+
+    def of_file(self, node: ast.expr, file: Made) -> Any:
+        """Return the rows of a JSON file that the script opens."""
+        if file.kind != "file":
+            return self.unknown(node)
+        taken = {"path": Arg("json", node, node), "data_files": file.args["path"]}
+        return Made("frame", {**taken, "split": Arg("train", node, node)}, node)
+
     def tokens(self, node: ast.Call, env: ChainMap[str, Any]) -> Any:
         """Return the result of tokenizing a text: the text, and the length at which it is cut off."""
         found = self.several(node.args[:1], env)
@@ -728,6 +809,12 @@ class Follower:
             return owner.but(args={k: Arg(value, node, node) for k, value in parts.items()})
         if owner.kind in ("data", "all", "held"):
             return self.changed(node, owner, name, args, named)
+        if owner.kind == "frame":
+            changes = "inplace" in named and bool(named["inplace"].value)
+            if changes or name in _CHANGES:
+                owner.told["changed"] = Arg(True, node, node.func)
+            kept = name in ("copy", "reset_index", "to_dict") and not changes
+            return owner.but(told=dict(owner.told)) if kept else self.unknown(node)
         if owner.kind == "parser" and name == "add_argument" and args:
             flag = next((each for each in args if str(each).startswith("--")), args[0])
             default = named.get("default") or Arg(False if "action" in named else None, node, node)
@@ -746,6 +833,8 @@ class Follower:
             if "return_remaining_strings" in named and named["return_remaining_strings"].value:
                 parsed = (*parsed, [])
             return parsed[0] if name == "parse" and len(parsed) == 1 else parsed
+        if name == "train" and owner in self.every:
+            self.keep(owner)
         if name in ("to", "cuda", "train", "eval", "half", "bfloat16", "float", "merge_and_unload"):
             return owner
         return self.unknown(node)
@@ -761,7 +850,7 @@ class Follower:
                 return cast(Made, made)
             targets = (each.target for each in one.node.body if isinstance(each, ast.AnnAssign))
             own = {target.id for target in targets if isinstance(target, ast.Name)}
-            return self.given.filled(made, own | arguments.of_class(base))
+            return self.given.filled(made, frozenset(own) | arguments.of_class(base))
         if self.given is None or not isinstance(one, Known):
             return Made("cli", {}, node)
         return self.given.parsed(one.name.rpartition(".")[2])

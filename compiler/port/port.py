@@ -61,6 +61,7 @@ class Asked:
         force: whether existing files may be replaced.
         script: the script of --script, None to recognize it from the files.
         command: the number from --command of a script's training command, from 1.
+        trainer: the number from --trainer of a Python script's trainer, from 1.
     """
 
     accelerator: Accelerator
@@ -73,6 +74,7 @@ class Asked:
     force: bool = False
     script: str | None = None
     command: int | None = None
+    trainer: int | None = None
 
 
 @dataclass
@@ -143,6 +145,9 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
         message = f"--script is for TRL's files, and {sources.main.file} is a file of {dialect.TITLE}"
         return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])
+    if asked.trainer and not sources.main.script:
+        message = f"--trainer is for Python scripts, and {sources.main.file} is a file of {dialect.TITLE}"
+        return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --trainer out")])
     sources, problems = overridden(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
@@ -239,7 +244,7 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
                 asked = replace(asked, dialect=command.dialect, script=script, devices=devices)
         elif path.suffix.lower() in SUFFIXES:
             given, others = _arguments(paths)
-            source, problems = read_script(path, given)
+            source, problems = read_script(path, given, asked.trainer)
             files += [source] if source else []
             if given is not None and source is not None and source.script and source.script.taken:
                 taken |= {given.path}

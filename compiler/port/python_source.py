@@ -40,7 +40,7 @@ from recipec.compiler.port.meaning.scripts import (
 from recipec.compiler.port.read import Code, Tree, conceal, parse_json
 from recipec.compiler.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.compiler.port.source import Script, Source, join
-from recipec.compiler.wording import listing
+from recipec.compiler.wording import listing, plural
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
@@ -73,28 +73,33 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 
 ARGUMENTS = "arguments"
 """The section of a Source for the arguments that only a script's own lines read."""
+CHOOSE = "choose one:"
+"""The beginning of a help that lists the runs of a file."""
 SUFFIXES = (".py", ".ipynb")
 NO_TRAINER = "constructs no trainer that recipec reads"
 
 
-def read_script(path: Path, given: Source | None = None) -> tuple[Source | None, list[Diagnostic]]:
+def read_script(
+    path: Path, given: Source | None = None, trainer: int | None = None
+) -> tuple[Source | None, list[Diagnostic]]:
     """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none.
 
     Args:
         given: the file of the arguments that the script may parse.
+        trainer: the number of the trainer to read, from 1, if the script constructs several.
     """
     text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook", marked=True)
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))
     try:
-        source = _source(tree, path.suffix.lower() == ".ipynb", given)
+        source = _source(tree, path.suffix.lower() == ".ipynb", given, trainer)
     except Refused as refused:
         return None, [refused.diagnostic]
     return replace(source, path=path), []
 
 
-def _source(tree: Tree, notebook: bool, given: Source | None) -> Source:
+def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | None) -> Source:
     code = Code(tree)
     if notebook:
         _cells(code)
@@ -108,7 +113,7 @@ def _source(tree: Tree, notebook: bool, given: Source | None) -> Source:
     follower.block(module.body, names)
     if not follower.trainers and not follower.others:
         follower.uncalled(module, names)
-    return _Assembly(code, follower).source()
+    return _Assembly(code, follower, trainer).source()
 
 
 def _parsed(code: Code) -> ast.Module:
@@ -271,6 +276,7 @@ TRL_LENGTH = 1024
 class _Assembly:
     code: Code
     follower: Follower
+    chosen: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)
     keys: dict[str, Span] = field(default_factory=dict)
@@ -291,6 +297,12 @@ class _Assembly:
             tool = "Unsloth" if named.kind == "unsloth" else tool
             lora = named.told.get("lora") or lora
             of_model = {**named.args, **changed_config(named)}
+        if "after" in trainer.told:
+            earlier = trainer.told["after"].value.node
+            why = f"the trainer on line {self.code.span(earlier).line}, which trains the model first"
+            keys = [key for key in ("model_name", PATH) if key in of_model] or ["model_name"]
+            first = of_model.get(keys[0], trainer.told["after"])
+            of_model = {**of_model, keys[0]: replace(first, value=Unknown(why))}
         defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
         if tool == "Unsloth":
             arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
@@ -373,13 +385,20 @@ class _Assembly:
             Refused: the script has none, several, or one without a counterpart.
         """
         found, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
-        every = [*found, *others]
-        if len(every) > 1 or any("unsure" in each.told for each in every):
-            second = every[1] if len(every) > 1 else every[0]
-            what = "trains in a loop" if len(every) < 2 else f"has {len(every)} trainers"
-            message = f"{file} {what}, and a recipe is for one run"
-            help = "make a script of each run, and port each"
-            raise self.refused("E1176", message, help, second.node)
+        every, chosen = self.follower.every, self.chosen
+        if (chosen is None and len(every) > 1) or (every and (chosen or 1) > len(every)):
+            message = f"{file} has {plural(len(every), 'trainer')}, and a recipe is for one run"
+            if chosen is not None:
+                message = f"{file} has {plural(len(every), 'trainer')}, and no trainer {chosen}"
+            lines = ((each.kind.removeprefix("class "), self.code.span(each.node).line) for each in every)
+            ways = (f"--trainer {n}: {kind} (line {line})" for n, (kind, line) in enumerate(lines, 1))
+            help = "\n".join((CHOOSE, *(f"  {way}" for way in ways)))
+            raise self.refused("E1176", message, help, every[min(1, len(every) - 1)].node)
+        every = every[(chosen or 1) - 1 :][:1]
+        if every and "unsure" in every[0].told:
+            message = f"{file} trains in a loop, and a recipe is for one run"
+            raise self.refused("E1176", message, "make a script of each run, and port each", every[0].node)
+        found, others = ([each for each in kind if each in every] for kind in (found, others))
         if others:
             kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
             if FOREIGN.fullmatch(kind):

@@ -42,7 +42,14 @@ class Arg:
 
 @dataclass(eq=False)
 class Made:
-    """The result of a known constructor: its kind ("model", "lora", "SFTConfig", ...), and its arguments."""
+    """The result of a known constructor: its kind ("model", "lora", "SFTConfig", ...), and its arguments.
+
+    Attributes:
+        rows: the columns that functions make of a data set's rows.
+        steps: the functions over rows that are not followed.
+        told: what the script says of it in other places.
+        origin: what all copies of it have in common.
+    """
 
     kind: str
     args: dict[str, Arg]
@@ -50,6 +57,7 @@ class Made:
     rows: dict[str, Any] = field(default_factory=dict)
     steps: tuple[ByHand | Columns, ...] = ()
     told: dict[str, Arg] = field(default_factory=dict)
+    origin: object = field(default_factory=object)
 
     def but(self, **changes: Any) -> Made:
         """Return a copy with some values changed."""

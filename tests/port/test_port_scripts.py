@@ -840,3 +840,79 @@ SFTTrainer(model, SFTConfig(), train_dataset=rows, processing_class=tokenizer)
     assert value(made, "model.add_tokens") is None  # Qwen has both
     made = ported(script.replace("Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B"))
     assert list(value(made, "model.add_tokens")) == ["<|im_start|>", "<|im_end|>"] and made.whole
+
+
+TWO = f"""\
+{HEAD}
+config = SFTConfig(seed=1)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+first = SFTTrainer(model, config, train_dataset=rows)
+first.train()
+config.seed = 2
+other = load_dataset("other/pairs", split="train")
+second = SFTTrainer("Qwen/Qwen3-4B", config, train_dataset=other)
+third = DPOTrainer(model, args=DPOConfig(), train_dataset=other)
+"""
+
+
+def test_trainer_of_a_script_with_several_is_chosen_by_its_number() -> None:
+    made = ported(TWO)
+    (error,) = made.diagnostics
+    assert error.code == "E1176" and error.help is not None
+    choices = re.findall(r"--trainer (\d): (\w+)", error.help)
+    assert choices == [("1", "SFTTrainer"), ("2", "SFTTrainer"), ("3", "DPOTrainer")]
+    runs = [ported(TWO, trainer=number) for number in (1, 2)]
+    assert [(value(run, "model.id"), value(run, "train.seed")) for run in runs] == [
+        ("Qwen/Qwen3-8B", 1),
+        ("Qwen/Qwen3-4B", 2),
+    ]
+    assert codes(ported(TWO, trainer=4)) == ["E1176"]
+
+
+def test_trainer_that_continues_the_model_of_another_needs_its_result() -> None:
+    made = ported(TWO, trainer=3)
+    assert not made.whole
+    assert [(each.code, each.path) for each in made.diagnostics if each.severity == "error"] == [
+        ("E1174", "model_name_or_path")
+    ]
+    made = ported(TWO, trainer=3, sets=("model_name_or_path=Qwen/Qwen3-8B",))
+    assert made.whole and value(made, "train.objective") == "dpo"
+
+
+def framed(text: str) -> Ported:
+    return ported(f"{HEAD}import json\nimport pandas as pd\nfrom datasets import Dataset\n{text}\n{SFT}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'frame = pd.read_json("data/rows.jsonl", lines=True)\nrows = Dataset.from_pandas(frame)',
+        'frame = pd.read_json("data/rows.jsonl", orient="records", lines=True)[["text"]]\n'
+        "rows = Dataset.from_pandas(frame.reset_index(drop=True), preserve_index=False)",
+        'rows = Dataset.from_list(pd.read_json("data/rows.jsonl", lines=True).to_dict(orient="records"))',
+        'with open("data/rows.jsonl") as file:\n    rows = Dataset.from_list(json.load(file))',
+        'with open("data/rows.jsonl") as file:\n    rows = Dataset.from_list([json.loads(x) for x in file])',
+        'rows = Dataset.from_list([json.loads(x.strip()) for x in open("data/rows.jsonl")])',
+    ],
+)
+def test_rows_that_pandas_or_json_read_from_a_file_are_that_file(text: str) -> None:
+    assert value(framed(text), "data.train") == ["data/rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'frame = pd.read_json("rows.jsonl", nrows=9)\nrows = Dataset.from_pandas(frame)',
+        'frame = pd.read_csv("rows.csv")\nframe["text"] = frame["a"]\nrows = Dataset.from_pandas(frame)',
+        'frame = pd.read_csv("rows.csv")\nframe.dropna(inplace=True)\nrows = Dataset.from_pandas(frame)',
+        'frame = pd.read_csv("rows.csv")\nframe.columns = ["text"]\nrows = Dataset.from_pandas(frame)',
+        'rows = Dataset.from_pandas(pd.read_csv("rows.csv").sample(frac=0.5))',
+        'data = json.load(open("rows.json"))\ndata.pop()\nrows = Dataset.from_list(data)',
+        'rows = Dataset.from_list([json.loads(x)["row"] for x in open("rows.jsonl")])',
+        'rows = Dataset.from_list([json.loads(x) for x in open("rows.jsonl") if "a" in x])',
+        'rows = Dataset.from_list(json.load(open("rows.json"))["rows"])',
+    ],
+)
+def test_rows_that_python_changes_before_they_are_a_data_set_are_unknown(text: str) -> None:
+    made = framed(text)
+    assert "E1174" in codes(made) and not made.whole
