@@ -144,6 +144,24 @@ def _runs(folder: Path) -> None:
         (folder / "runs" / name).symlink_to("fast/checkpoints")
 
 
+PARSER = """\
+from datasets import load_dataset
+from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+
+parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
+script_args, training_args, model_args = parser.parse_args_and_config()
+dataset = load_dataset(script_args.dataset_name)
+trainer = SFTTrainer(
+    model=model_args.model_name_or_path,
+    args=training_args,
+    train_dataset=dataset[script_args.dataset_train_split],
+    peft_config=get_peft_config(model_args),
+)
+trainer.train()
+"""
+"""A script whose values come from a YAML file."""
+
+
 def _configs(folder: Path) -> None:
     """Write another tool's config and its launcher's, a script of two commands, and a folder of configs."""
     examples = shell.ROOT / "tests" / "port" / "examples"
@@ -151,6 +169,7 @@ def _configs(folder: Path) -> None:
     shutil.copy(examples / "trl-llama32-fsdp" / "accelerate.yaml", folder)
     train = "trl sft --config config.yml --learning_rate"
     (folder / "train.sh").write_text(f"{train} 1e-4\n{train} 2e-4\n", encoding="utf-8")
+    (folder / "train.py").write_text(PARSER, encoding="utf-8")
     (folder / "configs").mkdir()
     shutil.copy(folder / "config.yml", folder / "configs")
 

@@ -515,9 +515,9 @@ def _batches(keys: Keys, launch: Launch) -> None:
         kept = "tokens" if made.rows == made.per_device or keys.flag("use_eaft") else "micro_batches"
         note = "Axolotl takes the mean of the means of a step's micro-batches, on each device"
         means = kept == "micro_batches"
-        sets = {"train.loss_normalization": kept}
+        normalization = {"train.loss_normalization": kept}
         value = "mean of means" if means else "mean of tokens"
-        keys.ledger.defaulted("loss", value, sets, note if means else "Axolotl's default")
+        keys.ledger.defaulted("loss", value, normalization, note if means else "Axolotl's default")
 
 
 def _length(keys: Keys) -> None:
