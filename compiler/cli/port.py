@@ -111,6 +111,13 @@ def port(
     plan: Annotated[
         bool, typer.Option("--plan", help="Choose the mesh by compiling the step for the accelerator.")
     ] = False,
+    add_model: Annotated[
+        bool,
+        typer.Option(
+            "--add-model",
+            help="Add a model that the catalog lacks from the hub, to the folder models next to the recipe.",
+        ),
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if any key is approximated or unsupported.")
     ] = False,
@@ -163,7 +170,10 @@ def port(
             param_hint="--to",
         )
     if several:
-        problems = _of_a_folder(target, {"--report": report, "--html": html, "--plan": plan or None})
+        problems = _of_a_folder(
+            target,
+            {"--report": report, "--html": html, "--plan": plan or None, "--add-model": add_model or None},
+        )
     else:
         wanted = {"-o": target, "--report": report, "--html": html}
         problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
@@ -187,6 +197,8 @@ def port(
     if several:
         _port_folder(files, asked, target, strict, format)
     made = _back(files[0], tool, asked) if tool else port(files, asked)
+    if add_model and not tool and _added(made, asked):
+        made = port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
     refusal = _strict(made) if strict else None
@@ -211,6 +223,20 @@ def port(
             f"ported {'to' if tool else 'from'} {made.title}"
         )
     raise typer.Exit(DONE)
+
+
+def _added(made: Ported, asked: Asked) -> bool:
+    """Add the model of a port from the hub if the catalog lacks it, and return whether it did."""
+    from recipec.compiler.hub.fetch import fetch, write
+    from recipec.compiler.port.port import lacking
+
+    id = str(made.ledger.value("model.id") or "") if made.ledger else ""
+    if made.ledger is None or not any(lacking(each, id) for each in made.diagnostics):
+        return False
+    revision = made.ledger.value("model.revision")
+    fetched = fetch(id, str(revision) if revision else None)
+    note(f"{write(fetched, asked.place.parent / 'models')}: {fetched}")
+    return True
 
 
 def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from recipec.compiler.port.source import MISSING, Source, Sources
@@ -92,6 +93,7 @@ class Ledger:
         folder: the tool's key for the folder of results.
         means: rows that a micro-batch's mean is over, if not the rows of one device.
         script: which of the tool's scripts the files are for; None if the files themselves say it.
+        home: the recipe's folder, which may have models that were added from the hub.
     """
 
     sources: Sources
@@ -104,6 +106,7 @@ class Ledger:
     script: str | None = None
     tpus: int | None = None
     means: int | None = None
+    home: Path = Path()
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
         """Record a key that means the same here. Without `sets` it sets nothing, and the note says why."""

@@ -21,7 +21,7 @@ from recipec.compiler.port.commands import is_command, read_command
 from recipec.compiler.port.dialects import Module
 from recipec.compiler.port.keys import words
 from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
-from recipec.compiler.port.meaning.models import way_out
+from recipec.compiler.port.meaning.models import HUB_ID, way_out
 from recipec.compiler.port.mesh import amend
 from recipec.compiler.port.python_source import SUFFIXES, read_script
 from recipec.compiler.port.read import read
@@ -294,7 +294,9 @@ def _ledger(
     files = Sources(main.source, {role: each.source for role, each in others.items()})
     folder = dialects.KNOWN[dialect.NAME].folder
     tpus = asked.accelerator.devices
-    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script, tpus=tpus)
+    ledger = Ledger(
+        files, asked.devices, folder=folder, script=asked.script, tpus=tpus, home=asked.place.parent
+    )
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key
@@ -404,7 +406,13 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
     span = _key_of(found.path, ledger)
     if found.code in ("E0801", "E0802"):
         key = next((each.key for each in ledger.findings if "model.id" in each.recipe), "")
-        found = replace(found, help=way_out(str(ledger.value("model.id")), key) or found.help)
+        id = str(ledger.value("model.id"))
+        found = replace(found, help=way_out(id, key) or found.help)
+        if lacking(found, id):
+            close = re.match(r"did you mean `[^`]+`\? ", found.help or "")
+            way = "--add-model adds it from the hub, as `recipe models add` does; or"
+            help = f"{close[0] if close else ''}{way} --set {key}=./checkpoint, a folder with its config.json"
+            found = replace(found, help=help)
     if found.code == mesh.ALONE:
         key = next((each.key for each in ledger.findings if mesh.MICRO in each.recipe), "")
         found = replace(found, help=f"--set {key}=2; the tool also compares the rows of a micro-batch")
@@ -416,6 +424,11 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
     if span is not None:
         return replace(found, span=span)
     return replace(found, span=replace(found.span, file=name) if found.span else None)
+
+
+def lacking(found: Diagnostic, id: str) -> bool:
+    """Return whether a finding says that the catalog lacks a model of the hub."""
+    return found.code == "E0801" and "not in the catalog" in found.message and bool(HUB_ID.fullmatch(id))
 
 
 def _key_of(path: str, ledger: Ledger) -> Span | None:

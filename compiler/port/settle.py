@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipec.compiler.port.ledger import Ledger, prefixes
+from recipec.compiler.port.meaning.datasets import elsewhere
 from recipec.compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
 from recipec.compiler.port.source import MISSING, Source, Sources, join, parts
 from recipec.spec.core_schema import flow
@@ -287,7 +288,11 @@ class _Settler:
     def text(self, text: str, path: str) -> Any:
         if why := self.source.unknown.get(path):
             message = f"`{path}` depends on {why}, which is known only when the script runs"
-            raise _Unreadable("E1174", message, f"give its value: --set {path}=VALUE")
+            objective = self.source.script.objective if self.source.script else "sft"
+            help = f"give its value: --set {path}=VALUE"
+            raise _Unreadable(
+                "E1174", message, elsewhere(path, objective) if path == "dataset_name" else help
+            )
         if found := self.source.secrets.get(path):
             raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
         if _TEMPLATES.search(path) or self.source.script:

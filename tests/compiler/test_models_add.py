@@ -371,3 +371,19 @@ def test_recipe_new_suggests_a_similar_id_for_an_unknown_model(hub: Hub) -> None
     status, _, errors = recipe("new", "demo", "--model", "google/gemma4-31b-it", "--accelerator", "v5p-8")
     assert status == 1 and "the hub has no such model" in errors
     assert "did you mean `google/gemma-4-31B-it`?" in errors and not names(Path())
+
+
+def test_port_adds_the_model_that_the_catalog_lacks(hub: Hub) -> None:
+    Path("config.yaml").write_text(
+        f"model_name_or_path: {ID}\ndataset_name: some/rows\nassistant_only_loss: true\n"
+        "use_peft: true\nlora_target_modules: all-linear\n"
+    )
+    Path("out").mkdir()
+    arguments = ("port", "config.yaml", "--devices", "1", "-o", "out/recipe.yaml")
+    code, _, errors = recipe(*arguments)
+    assert code == 1 and "E0801" in errors and "--add-model" in errors and not hub.requests
+    code, _, errors = recipe(*arguments, "--add-model")
+    assert code == 0, errors
+    assert "E0801" not in errors and Path("out/models").is_dir()
+    assert "gate_proj" in Path("out/recipe.yaml").read_text()
+    assert recipe("check", "out/recipe.yaml")[0] == 0

@@ -64,7 +64,7 @@ def test_ported_recipe_passes_checks_and_is_deterministic(ported: Port, tmp_path
         ("/root/models/Qwen/Qwen2___5-7B-Instruct", "--set fake_model=Qwen/Qwen2.5-7B-Instruct, if"),
         ("models/Qwen/Qwen3-1___7B", "--set fake_model=Qwen/Qwen3-1.7B, if"),
         ("./our-own", "--set fake_model=OWNER/NAME, its id on the hub"),
-        ("our/own", "for a model that is not in it, "),
+        ("our/own", "--add-model adds it "),
     ],
 )
 def test_a_model_in_a_folder_elsewhere_is_named_by_its_id(ported: Port, folder: str, help: str) -> None:

@@ -916,3 +916,22 @@ def test_rows_that_pandas_or_json_read_from_a_file_are_that_file(text: str) -> N
 def test_rows_that_python_changes_before_they_are_a_data_set_are_unknown(text: str) -> None:
     made = framed(text)
     assert "E1174" in codes(made) and not made.whole
+
+
+@pytest.mark.parametrize("run", ["SFTTrainer", "DPOTrainer", "KTOTrainer"])
+def test_help_for_rows_that_are_named_elsewhere_works_as_it_stands(run: str) -> None:
+    text = f"""\
+import sys
+from trl import {run}
+
+{run}("Qwen/Qwen3-8B", train_dataset=read(sys.argv[1]))
+"""
+    (error,) = [each for each in ported(text).diagnostics if each.severity == "error"]
+    assert error.code == "E1174" and error.help is not None
+    option, sample = error.help.split("--set ")[-1].split(", a file with lines such as\n")
+    path = Path(option.partition("=")[2])
+    path.parent.mkdir()
+    path.write_text(f"{sample.strip()}\n", encoding="utf-8")
+    made = ported(text, sets=(option,))
+    assert made.whole and value(made, "data.train") == [str(path)]
+    assert not {"E1174", "W1168"}.intersection(codes(made))

@@ -43,8 +43,8 @@ def test_porting_examples_page_shows_the_example_files(root: Path, update: bool)
 def test_porting_pages_name_all_dialects_and_exactly_the_options(root: Path) -> None:
     text = (root / "docs" / "porting.md").read_text(encoding="utf-8")
     help = CliRunner().invoke(app, ["port", "--help"], env={"COLUMNS": "200"}).stdout
-    options = set(re.findall(r"--[a-z]+", help)) - {"--help"}
-    assert len(options) == 18 and all(f"`{name}" in text or f", `{name}" in text for name in options)
+    options = set(re.findall(r"--[a-z-]+", help)) - {"--help"}
+    assert len(options) == 19 and all(f"`{name}" in text or f", `{name}" in text for name in options)
     assert all(f"`{name}`" in text for name in dialects.KNOWN)
     pages = [path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("porting*.md"))]
     used = {

@@ -93,7 +93,7 @@ def _data(keys: Keys, named: Named | None) -> None:
     key = "train_file" if keys.given("train_file") else "dataset_name"
     place = datasets.place(name) if name is not None else None
     if place is None or place.path is None:
-        help = "--set dataset_name=OWNER/NAME, or --set train_file=data/train.jsonl"
+        help = datasets.elsewhere(key if key == "train_file" else "dataset_name")
         nowhere = "the files name no data set: a separate script reads it"
         message = place.note if place is not None else nowhere
         keys.refuse(key, "E1143", message, help)

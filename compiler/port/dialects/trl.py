@@ -522,13 +522,14 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
     keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
     name = keys.text("dataset_name")
     if name is None:
-        help = "--set dataset_name=OWNER/NAME, or a file"
+        help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
         keys.refuse("dataset_name", "E1143", "the files name no data set", help)
         return None
     place = datasets.place(name)
     if place.path is None:
         message = f"recipec cannot read the data set `{name}`: {place.note}"
-        keys.refuse("dataset_name", "E1143", message, "name a file or a data set")
+        help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
+        keys.refuse("dataset_name", "E1143", message, help)
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
     hub = place.path.startswith("hf://")

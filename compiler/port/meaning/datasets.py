@@ -66,6 +66,23 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
     return Place(None, "neither a file nor an id of the Hugging Face Hub")
 
 
+SAMPLES = {
+    "sft": '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}',
+    "kto": '{"prompt": "Hi", "completion": "Hello", "label": true}',
+}
+"""A line of a file of rows, by objective."""
+PAIR = '{"prompt": "Hi", "chosen": "Hello", "rejected": "No"}'
+"""The same for the other objectives, which compare two answers."""
+
+
+def elsewhere(key: str, objective: str = "sft") -> str:
+    """Return the help for rows that something else names: how to name them, with a line of a sample file."""
+    return (
+        f"--set {key}=OWNER/NAME, or --set {key}=data/train.jsonl, a file with lines such as\n"
+        f"  {SAMPLES.get(objective, PAIR)}"
+    )
+
+
 def is_local(path: str) -> bool:
     """Return whether a path is a local file or folder, from its beginning and end. Nothing is looked up."""
     if path.startswith(("./", "../", "/", "~")):

@@ -108,6 +108,8 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
         keys.refuse(key, "E1144", "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
     named = resolve(name, keys.source.path.parent)
+    if named.model is None:
+        named = resolve(name, keys.ledger.home)
     keys.say(key, {"model.id": named.id}, named.note)
     kept = given not in (None, "main") and not named.note
     keys.same(revision, {"model.revision": given} if kept else None)
