@@ -29,7 +29,7 @@ from recipec.compiler.port.meaning.scripts import (
     before_hand,
     is_content,
 )
-from recipec.compiler.port.read import Code, conceal
+from recipec.compiler.port.read import Code, conceal, unparsed
 from recipec.compiler.port.script_values import (
     LONGEST,
     NOTHING,
@@ -214,7 +214,7 @@ class Follower:
                 env[name] = Function(node, env)
             case ast.ClassDef(name, bases):
                 env[name] = Function(node, env)
-                self.classes += [(name, ast.unparse(base).rpartition(".")[2], node) for base in bases]
+                self.classes += [(name, unparsed(base).rpartition(".")[2], node) for base in bases]
             case ast.Import(names) | ast.ImportFrom(_, names):
                 for each in names:
                     module = str(getattr(node, "module", None) or "").partition(".")[0]
@@ -371,9 +371,9 @@ class Follower:
 
     def lines(self, element: ast.expr, over: ast.comprehension) -> bool:
         """Return whether a comprehension parses each line of a file as JSON. It may leave out blank lines."""
-        name = ast.unparse(over.target)
-        every = all(ast.unparse(each) in (name, f"{name}.strip()") for each in over.ifs)
-        return every and ast.unparse(element) in (f"json.loads({name})", f"json.loads({name}.strip())")
+        name = unparsed(over.target)
+        every = all(unparsed(each) in (name, f"{name}.strip()") for each in over.ifs)
+        return every and unparsed(element) in (f"json.loads({name})", f"json.loads({name}.strip())")
 
     def several(self, nodes: list[ast.expr], env: ChainMap[str, Any]) -> list[Any]:
         out: list[Any] = []
@@ -501,7 +501,7 @@ class Follower:
                     self.constructed(made, self.others)
                 return made
             if CONFIG.fullmatch(base) or base in arguments.SECTIONS:
-                own = {ast.unparse(each.target) for each in body.body if isinstance(each, ast.AnnAssign)}
+                own = {unparsed(each.target) for each in body.body if isinstance(each, ast.AnnAssign)}
                 made = Made(
                     base,
                     {},
@@ -906,7 +906,7 @@ class Follower:
         if name in ("select", "take", "shuffle"):
             call = node.args[0] if node.args else None
             count = args[0] if name == "take" and args else None
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "range" and len(call.args) == 1:
+            if isinstance(call, ast.Call) and unparsed(call.func) == "range" and len(call.args) == 1:
                 count = self.value(call.args[0], ChainMap({}))
             if name == "shuffle":
                 here, size = Arg(True, node, node.func), named.get("buffer_size")  # of a stream
@@ -967,7 +967,7 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _constructs(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in TRAINERS
+    return isinstance(node, ast.Call) and unparsed(node.func).rpartition(".")[2] in TRAINERS
 
 
 def _loaded(target: ast.expr) -> ast.expr:

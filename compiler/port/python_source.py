@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import warnings
 from collections import ChainMap
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler.port import fstrings
 from recipec.compiler.port.arguments import Given
 from recipec.compiler.port.follow import (
     CONFIG,
@@ -37,7 +39,7 @@ from recipec.compiler.port.meaning.scripts import (
     before_hand,
     is_content,
 )
-from recipec.compiler.port.read import Code, Tree, conceal, parse_json
+from recipec.compiler.port.read import Code, Tree, conceal, parse_json, unparsed
 from recipec.compiler.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.compiler.port.source import Script, Source, join
 from recipec.compiler.wording import listing, plural
@@ -121,7 +123,14 @@ def _parsed(code: Code) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made: ast.Module = compile("\n".join(code.lines) + "\n", code.tree.file, "exec", flags)
+            text = "\n".join(code.lines) + "\n"
+            try:
+                made: ast.Module = compile(text, code.tree.file, "exec", flags)
+            except SyntaxError:
+                newer = fstrings.parsed(text, code.tree.file, flags) if sys.version_info < (3, 12) else None
+                if newer is None:
+                    raise
+                made = newer
     except SyntaxError as error:
         span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
         help = "Python 3 refuses it too; 2to3 converts a script of Python 2"
@@ -201,10 +210,10 @@ def _hide(code: Code, module: ast.Module) -> None:
         named: list[tuple[str, Any]] = []
         if isinstance(node, ast.Call):
             named = [(each.arg or "", each.value) for each in node.keywords]
-            if isinstance(node.func, ast.Name | ast.Attribute) and ast.unparse(node.func).endswith("login"):
+            if isinstance(node.func, ast.Name | ast.Attribute) and unparsed(node.func).endswith("login"):
                 named += [("token", each) for each in node.args]
         elif isinstance(node, ast.Assign):
-            named = [(ast.unparse(target).strip("\"'])"), node.value) for target in node.targets]
+            named = [(unparsed(target).strip("\"'])"), node.value) for target in node.targets]
             named = [(re.split(r"[\"'.\[]", name)[-1], value) for name, value in named]
         for name, value in named:
             if SECRET.search(name) and isinstance(value, ast.Constant) and isinstance(value.value, str):

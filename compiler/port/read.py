@@ -126,6 +126,14 @@ class Tree:
                 places.pop(known)
 
 
+def unparsed(node: ast.AST) -> str:
+    """Return a node's code. Python 3.11 cannot write some f-strings of Python 3.12; they become "..."."""
+    try:
+        return ast.unparse(node)
+    except ValueError:
+        return "..."
+
+
 @dataclass
 class Code:
     """A script's text, with the place of each of its lines in the file."""
@@ -157,7 +165,7 @@ class Code:
 
     def shown(self, node: ast.AST) -> str:
         """Return an expression as text for messages."""
-        text = " ".join(conceal(ast.unparse(node)).split())
+        text = " ".join(conceal(unparsed(node)).split())
         return text if len(text) <= 40 else f"{text[:37]}..."
 
 

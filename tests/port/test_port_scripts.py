@@ -935,3 +935,27 @@ from trl import {run}
     made = ported(text, sets=(option,))
     assert made.whole and value(made, "data.train") == [str(path)]
     assert not {"E1174", "W1168"}.intersection(codes(made))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ('f"{config["name"]}-x"', "run-x"),
+        ('f"{ config["name"] }-{version}"', "run-3"),
+        ("f'{\"\\n\".join([config['name'], 'b'])}'", "run\nb"),
+        ('f"{f"{config["name"]}" + "y"}"', "runy"),
+        ('f"""{config["name"]}{{}}"""', "run{}"),
+        ('"{" + f"{config["name"]}"  # f"{', "{run"),
+    ],
+)
+def test_f_strings_of_newer_python_are_read_by_every_python(written: str, name: str) -> None:
+    values = f'config = {{"name": "run"}}\nversion = 3\nname = {written}\n'
+    run = 'SFTTrainer("Qwen/Qwen3-8B", SFTConfig(run_name=name, seed=5), train_dataset=rows)\n'
+    made = ported(HEAD + values + run)
+    rows = {row.key: row for row in made.rows}
+    assert rows["run_name"].value == name and rows["seed"].line == HEAD.count("\n") + 4
+
+
+def test_f_string_that_no_python_reads_is_an_error_at_its_place() -> None:
+    made = ported(f'{HEAD}x = {{"a": 1}}\ny = f"{{x["a"]}}"\nz = f"{{x["}}"\n')
+    assert codes(made) == ["E1179"]
