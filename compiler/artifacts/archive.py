@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO
 
 from recipec.compiler.artifacts import wheel
@@ -213,9 +214,12 @@ def _refuse_elsewhere(place: Path, path: str) -> None:
     for file in [top, *files]:
         inside = file.relative_to(place).as_posix()
         if escapes(path) or leads_out(place, inside):
-            raise ArtifactError(
-                f"{file} is outside of {place}, and would be packed", f"put a copy of it into {place}"
-            )
+            help = f"put a copy of it into {place}"
+            below = [folder for folder in reversed(file.parents) if place in folder.parents]
+            if link := next((path for path in (*below, file) if path.is_symlink()), None):
+                copied = f"cp -rL {quote(str(link.resolve()))} {quote(str(link))}"
+                help = f"replace the link with a copy: rm {quote(str(link))} && {copied}"
+            raise ArtifactError(f"{file} is outside of {place}, and would be packed", help)
         if inside.lower().endswith(IMPORTABLE):
             raise ArtifactError(
                 f"{file} is code, which would be next to train.py", "keep it out of the data's folder"

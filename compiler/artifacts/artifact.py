@@ -139,6 +139,8 @@ def write(
 
 def _removed(out_dir: Path, name: str, change: Change) -> Iterator[str]:
     """Remove the files that a build wrote, and yield notes."""
+    others = _others(out_dir / name, {})
+    edited: list[str] = []
     for path, recorded in _recorded(out_dir / name).items():
         target = out_dir / name / path
         if not _is_there(target):
@@ -146,9 +148,11 @@ def _removed(out_dir: Path, name: str, change: Change) -> Iterator[str]:
         if recorded in (digest(content(target)), ANY):
             change.remove(f"{name}/{path}")
         else:
-            yield f"warning: {target} was edited after it was built, and stays"
-    yield f"note: {out_dir / name} is removed: no recipe is named {name}"
-    yield from _others(out_dir / name, {})
+            edited.append(f"warning: {target} was edited after it was built, and stays")
+    yield from edited
+    removed = f"what a build wrote in {out_dir / name}" if edited or others else out_dir / name
+    yield f"note: {removed} is removed: no recipe is named {name}"
+    yield from others
 
 
 def _keep(

@@ -214,7 +214,7 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     from recipec.compiler.new import ask
     from recipec.compiler.new.source import PLACEHOLDER
 
-    if source.format is not None:
+    if source.format is not None and not source.columns:
         return source
     if source.path == PLACEHOLDER and source.rows is None:
         return replace(source, format=usual)
@@ -223,7 +223,7 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     if not asking:
         _misused(f"give --format: the samples of {source.path} cannot be read from here")
     question = f"What does a sample of {source.path} contain?"
-    held = ask.choice(question, get_args(DataFormat), "Format", usual)
+    held = source.format or ask.choice(question, get_args(DataFormat), "Format", usual)
     columns = source.columns
     return source.told(
         held,

@@ -415,7 +415,9 @@ def paced(draft: Draft, longest: int | None, length: Callable[[RunShape], Length
 
 def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
     """Yield shapes from the shortest run to the longest."""
-    batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
+    fewest = FEWEST.get(draft.method, 1)
+    sizes = [size for size in reversed(divisors(draft.rows // draft.fsdp)) if size >= fewest]
+    batches = [draft.fsdp * size for size in sizes]
     for batch in batches:
         for epochs in range(1, USUAL_EPOCHS + 1):
             yield RunShape(epochs, batch, draft.length)

@@ -46,7 +46,7 @@ class NewData:
         fields: the format's names for columns to the file's, where they differ.
         longest: estimated tokens of the longest row that was read; None if none was read.
         rows: number of rows that were read: all rows, if the file has fewer than LOOKED_AT.
-        columns: columns of the first row, if they match no format.
+        columns: columns of the first row, if they match no format, or not the one that the user chose.
         reason: why the rows are not of the format that their columns suggest, if they are of none.
         sample: the rows that were read.
         others: further sources; `longest` and `rows` are of all.
@@ -72,10 +72,15 @@ class NewData:
     def refused(self) -> ArtifactError:
         """Return the error for columns that match no format."""
         why = f"; {self.reason}" if self.reason else ""
+        unsuited = f"not those of {self.format}" if self.format else "by which no format is recognized"
+        format = self.format or "prompt_completion"
+        needed = ("prompt", *READS[format][0]) if format == "preference" else READS[format][0]
+        roles = ", ".join(f"{name}: COLUMN" for name in needed)
         return ArtifactError(
-            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognized{why}",
-            f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields, "
-            "or make such rows with data.transform",
+            f"{self.path} has the columns {listing(self.columns)}, {unsuited}{why}",
+            "leave out --data, and name the file and its columns in the recipe: "
+            f"data: {{train: [FILE], format: {format}, fields: {{{roles}}}}}; or make other rows with "
+            "data.transform",
         )
 
     def told(self, format: str, column: Callable[[str], str]) -> NewData:
@@ -142,8 +147,7 @@ def look(file: Path, format: str | None) -> NewData:
     found, reason = recognize(rows, format)
     new = NewData(str(file), format, longest=longest, rows=len(rows), sample=rows)
     if found is None:
-        columns = tuple(map(str, rows[0])) if format is None else ()
-        return replace(new, columns=columns, reason=reason)
+        return replace(new, columns=tuple(map(str, rows[0])), reason=reason)
     turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
     return replace(new, format=found[0], seen=format is None, turns=turns, fields=found[1])
 

@@ -59,12 +59,14 @@ class Given:
         args: its keys, each with its place in the file.
         notes: by key, what became of it: NOWHERE until a class of the script has it.
         used: whether the script parses arguments.
+        reads: names of the attributes that the script reads, also in functions that are not followed.
     """
 
     source: Source
     args: dict[str, Arg] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     used: bool = False
+    reads: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         top = self.source.top()
@@ -87,7 +89,8 @@ class Given:
         for key in self.args:
             if key in names or current(key) in names:
                 made.args[key] = self.args[key]
-                self.notes[key] = UNREAD if self.notes[key] == NOWHERE else self.notes[key]
+                if self.notes[key] == NOWHERE:
+                    self.notes[key] = READ if key in self.reads else UNREAD
         made.told["parsed"] = Arg(True, ast.Constant(True, lineno=1, col_offset=0), ast.Constant(True))
         return made
 

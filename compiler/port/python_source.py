@@ -111,11 +111,18 @@ def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | Non
             code.add(line, number, list(range(len(line))))
     module = _parsed(code)
     _hide(code, module)
-    follower, names = Follower(code, Given(given) if given else None), ChainMap[str, Any]({})
+    parsed = Given(given, reads=_attributes(module)) if given else None
+    follower, names = Follower(code, parsed), ChainMap[str, Any]({})
     follower.block(module.body, names)
     if not follower.trainers and not follower.others:
         follower.uncalled(module, names)
     return _Assembly(code, follower, trainer).source()
+
+
+def _attributes(module: ast.Module) -> frozenset[str]:
+    """Return the names of all attributes that a script reads."""
+    nodes = (node for node in ast.walk(module) if isinstance(node, ast.Attribute))
+    return frozenset(node.attr for node in nodes if isinstance(node.ctx, ast.Load))
 
 
 def _parsed(code: Code) -> ast.Module:

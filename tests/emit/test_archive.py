@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_pack_names_missing_data_and_writes_no_archive(project: Path) -> None:
     with pytest.raises(ArtifactError, match=r"data/train\.jsonl is not in"):
         pack("sample", Path("generated"))
     assert not list(project.glob("*.tar.gz")) and not list(project.glob(".*.tar.gz*"))
+
+
+@pytest.mark.parametrize("linked", ["recipes/data/train.jsonl", "recipes/data"])
+def test_the_help_for_linked_data_replaces_the_link_with_a_copy(linked: str, project: Path) -> None:
+    away = project.parent / f"away {project.name}"
+    (project / linked).rename(away)
+    (project / linked).symlink_to(away)
+    with pytest.raises(ArtifactError, match="would be packed") as raised:
+        pack("sample", Path("generated"))
+    subprocess.run(str(raised.value.help).partition(": ")[2], shell=True, check=True)
+    pack("sample", Path("generated"))
+    assert away.exists() and not (project / linked).is_symlink()
 
 
 def test_pack_finds_data_in_the_artifact_folder(project: Path) -> None:

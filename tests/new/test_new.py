@@ -17,6 +17,7 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.first_rows import MOST
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, run_length
 from recipec.compiler.new import files
 from recipec.compiler.new.recipe import Made, NewRecipeOptions, make
 from recipec.compiler.new.source import NewData, look, recognize
@@ -204,6 +205,18 @@ def test_preference_data_selects_dpo_or_kto_objective(folder: Path, row: dict[st
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     result = new("other", *words, "--method", "lora", exit_code=1)
     assert "cannot be used with" in str(result.exception)
+
+
+def test_epochs_of_kto_are_counted_at_a_batch_that_kto_can_have(folder: Path) -> None:
+    """KTO needs two rows on each device: 8 rows on 8 devices are no batch."""
+    answers = [{"prompt": "a", "completion": "b", "label": number % 2 == 0} for number in range(100)]
+    rows(folder / "answers.jsonl", *answers)
+    new("few", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-8", "--data", "answers.jsonl")
+    program = lower(load(folder / "few.yaml")).program
+    assert program is not None and program.recipe.train.global_batch_size == 16
+    steps = run_length(program.recipe, folder)
+    assert steps.least is not None and steps.least >= ENOUGH_STEPS
+    assert steps.words() in (folder / "few.yaml").read_text()
 
 
 def test_data_anywhere_on_the_disk_gets_a_link(folder: Path) -> None:

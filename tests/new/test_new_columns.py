@@ -102,3 +102,25 @@ def test_preferences_without_a_question_are_refused(tmp_path: Path, monkeypatch:
     words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
     made = CliRunner().invoke(app, ["new", "pairs", *words])
     assert isinstance(made.exception, ArtifactError) and "not whole conversations" in str(made.exception)
+
+
+@pytest.mark.parametrize("chosen", [None, "prompt_completion"])
+def test_help_for_unknown_columns_leads_to_a_recipe(
+    chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"foo": "Why is the sky as blue as it is?", "bar": "Because of the light."}
+    Path("odd.jsonl").write_text(f"{json.dumps(row)}\n" * 60, "utf-8")
+    words = ["new", "odd", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-8", "-o", "."]
+    format = ["--format", chosen] if chosen else []
+    refused = CliRunner().invoke(app, [*words, "--data", "odd.jsonl", *format])
+    assert isinstance(refused.exception, ArtifactError) and refused.exception.help is not None
+    line = refused.exception.help.partition("recipe: ")[2].partition("; ")[0]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    for name in ("odd.jsonl", "foo", "bar"):
+        line = line.replace("FILE" if name == "odd.jsonl" else "COLUMN", name, 1)
+    text = Path("odd.yaml").read_text("utf-8")
+    begin, end = text.index("data:\n"), text.index("train:\n", text.index("data:\n") + 20)
+    Path("odd.yaml").write_text(f"{text[:begin]}{line}\n{text[end:]}", "utf-8")
+    done = CliRunner().invoke(app, ["check", "odd.yaml"])
+    assert done.exit_code == 0, done.output

@@ -248,6 +248,22 @@ def test_end_of_turn_that_axolotl_adds_as_a_token_is_an_error_until_it_is_added(
     assert "E1180" not in dict(codes(port(tmp_path, **{**own, "base_model": "Qwen/Qwen3-8B-Base"})))
 
 
+def test_default_of_evaluation_is_none_and_has_no_interval(tmp_path: Path) -> None:
+    found = finding(port(tmp_path, val_set_size=0.1), "eval_strategy")
+    assert found.note == "Axolotl's default is no; recipec evaluates every 100 steps and at the end"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "help"), [("sgd", "momentum", "momentum=0.9"), ("optimi_adamw", "eps", "eps=1e-8")]
+)
+def test_help_for_an_argument_of_the_optimizer_has_a_usual_value(
+    tmp_path: Path, optimizer: str, given: str, help: str
+) -> None:
+    refused = port(tmp_path, optimizer=optimizer, optim_args={given: "abc"})
+    assert [d.help for d in refused.diagnostics if d.code == "E1160"] == [f"optim_args: {help}"]
+    assert "E1160" not in dict(codes(port(tmp_path, optimizer=optimizer, optim_args=help)))
+
+
 @pytest.mark.parametrize(("rows", "size"), [(10, 3), (1000, 50), (997, 100), (7, 6), (30_011, 1)])
 def test_a_number_of_rows_at_hand_is_held_out_as_a_share(tmp_path: Path, rows: int, size: int) -> None:
     (tmp_path / "rows.jsonl").write_text('{"messages": []}\n' * rows, encoding="utf-8")

@@ -770,6 +770,17 @@ def test_parsed_classes_of_the_script_have_their_own_fields_and_defaults() -> No
     assert {path: value(made, path) for path in expected} == expected
 
 
+def test_argument_of_a_function_that_is_not_followed_is_used_by_the_script() -> None:
+    script = OWN_PARSED.replace(
+        'split="train")', 'split="train").filter(lambda r: len(r["a"]) > model_args.least)'
+    )
+    script = script.replace("    rank: int", "    least: int = 3\n    most: int = 9\n    rank: int")
+    made = with_arguments(script, "model: Qwen/Qwen3-8B\nlearning_rate: 3e-4\nleast: 4\nmost: 5\n")
+    notes = {row.key: row.note for row in made.rows}
+    assert notes["arguments.least"] == "an argument of the script, which uses it"
+    assert notes["arguments.most"] == "an argument that the script does not use"
+
+
 @pytest.mark.parametrize(
     "text", ["- 1\n", "a: [\n", "1: 2\n", "model: {a: [1, {b: 2}]}\nx.y: 3\n", "", "env: 3\n"]
 )

@@ -644,7 +644,8 @@ def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idl
     else:
         given = next((name for name in names if keys.given(name)), None)
         if given is None:
-            keys.default(names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {EPOCH}")
+            interval = EVALUATED if default == "no" else EPOCH
+            keys.default(names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {interval}")
         else:
             keys.say(given, {path: EVERY}, EPOCH)
     keys.passive(names, "another key gives the interval")
@@ -662,11 +663,13 @@ def _saving(keys: Keys) -> None:
         keys.default("save_total_limit", 4, {"checkpoint.keep": 4})
 
 
+EVALUATED = f"recipec evaluates every {EVERY} steps and at the end"
+
+
 def _evaluating(keys: Keys) -> None:
     evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
     if evaluates and keys.value("eval_strategy") == "no":
-        note = f"recipec evaluates every {EVERY} steps and at the end"
-        keys.say("eval_strategy", {"train.eval_every": EVERY}, note)
+        keys.say("eval_strategy", {"train.eval_every": EVERY}, EVALUATED)
     keys.same("evaluation_strategy", note="its newer name is eval_strategy")
     idle = "" if evaluates else "the run has no evaluation data"
     _every(keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle)

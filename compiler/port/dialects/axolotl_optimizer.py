@@ -65,6 +65,9 @@ def _moments(keys: Keys, defaults: Mapping[str, Any], own: str) -> None:
         keys.default(key, default, sets, _whose(own, own))
 
 
+EXAMPLES = {"momentum": "0.9", "eps": "1e-8"}
+
+
 def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping[str, str]) -> None:
     """Record `optim_args`, arguments of the class. Transformers passes on those of a few optimizers."""
     read = {"momentum": "momentum"} if rule == "sgd" else {"eps": "eps"} if own and rule == "adamw" else {}
@@ -75,7 +78,7 @@ def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping
                 sets[f"train.optimizer.{read[key]}"] = float(text)
             except ValueError:
                 message = f"optim_args: {key} is {text}, which is not a number"
-                keys.refuse("optim_args", "E1160", message, f"optim_args: {key}=0.9")
+                keys.refuse("optim_args", "E1160", message, f"optim_args: {key}={EXAMPLES[key]}")
     lost = [key for key in given if key not in read]
     if lost and (own or rule == "sgd"):
         note = f"{', '.join(lost)}: recipec's optimizer does not have these settings"
