@@ -61,7 +61,7 @@ class Rendered:
         substituted: whether a span was found by substitution.
         ended: whether each span ends in a special token.
         unused: conversation content that the text lacks: keys of messages, "tools", "ROLE messages".
-        adapted: keys of `call_forms.FORMS`: the changes to messages that call tools.
+        adapted: keys of `report.ADAPTED`: the changes to messages.
         texts: other keys of messages whose text it lacks.
     """
 

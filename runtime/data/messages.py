@@ -50,6 +50,9 @@ THOUGHTS = (("<think>", "</think>"), ("<|channel>thought\n", "<channel|>"))
 """What opens and closes reasoning in a content: in Qwen's markup and others', and in Gemma 4's."""
 
 
+QUOTES = "`'\"\u2018\u2019\u201c\u201d"
+
+
 def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return an assistant message's reasoning texts (usually one or none), and the message without them."""
     rest = {key: value for key, value in message.items() if key not in REASONING}
@@ -59,11 +62,23 @@ def parted(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         before = before.strip()
         begun = before.startswith(opening.strip())
         # The prompt of a thinking model ends with the opening, so raw output begins after it.
-        if closed and (begun or opening.strip() not in before):
+        if closed and (begun or (opening.strip() not in before and not _is_quoted(before, after))):
             thoughts.append(before[len(opening) :].strip() if begun else before)
             rest["content"] = after.lstrip()
             break
     return [thought for thought in thoughts if thought], rest
+
+
+def only_closes(content: str) -> bool:
+    """Return whether a content begins with reasoning whose opening mark is missing."""
+    rest = parted({"content": content})[1]["content"]
+    begun = any(content.lstrip().startswith(opening.strip()) for opening, _ in THOUGHTS)
+    return len(rest) < len(content) and not begun
+
+
+def _is_quoted(before: str, after: str) -> bool:
+    """Return whether a mark between two texts stands in quotation marks, as in a text about the mark."""
+    return before[-1:] in QUOTES and after[:1] in QUOTES and bool(before and after)
 
 
 def unbalanced(content: str) -> str | None:
@@ -73,7 +88,8 @@ def unbalanced(content: str) -> str | None:
         if content.lstrip().startswith(opening):
             return f"opens {opening} and does not close it" if end < 0 else f"opens {opening} twice"
         if end >= 0 and not 0 <= start < end:
-            return f"closes {closing} twice"
+            quoted = _is_quoted(content[:end], content[end + len(closing) :])
+            return f"has {closing} in quotes without {opening}" if quoted else f"closes {closing} twice"
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import UserError
 from .formats import ParsedSample
 from .masking import Inconsistent, Rendered, Renderer
-from .messages import REASONING, Messages, parted, unbalanced
+from .messages import REASONING, Messages, only_closes, parted, unbalanced
 from .template import ChatTemplate
 
 VARIABLES: dict[str, dict[str, bool]] = {
@@ -63,6 +63,9 @@ class Reasoning:
         parts = self._parts(row)
         messages = self._messages(row, parts)
         made = renderer.render(messages, row.tools, row.completion_start)
+        assert row.messages is not None
+        if any(only_closes(row.messages[i]["content"]) for i in parts):
+            made = replace(made, adapted=(*made.adapted, "unopened"))
         if self._mode == "keep":
             for i in renderer.chosen(messages, row.completion_start):
                 thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []

@@ -61,6 +61,12 @@ INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
 
 
+ADAPTED = {
+    **FORMS,
+    "unopened": "the text before </think> or <channel|> counts as reasoning, although nothing opens it",
+}
+"""The changes to a sample's messages, and why each is made."""
+
 NAMED_COUNTS = ("unused", "texts", "values", "taken")
 """Attributes of SplitReport that count names of columns and keys, in the order of columns.Unread."""
 
@@ -97,7 +103,7 @@ class SplitReport:
         unused: the number of rows by such a name.
         controlled: kept rows whose data holds control tokens that act as such, with their texts.
         control: the number of rows by such a token.
-        adapted: the number of kept rows by the change that the template needs to their tool calls.
+        adapted: the number of kept rows by the change to their messages, of ADAPTED.
         texts, values, taken: the number of kept rows by the name of a column or of a message's key: with text
             that is not used, with a value that is not used, and read as a role of another name.
         tokens, targets: of the kept samples.
@@ -174,7 +180,7 @@ class SplitReport:
             self.merge(SplitReport(control=dict.fromkeys(tokens, 1)))
 
     def add_adapted(self, names: Iterable[str]) -> None:
-        """Count a kept row whose tool calls the template takes in another form."""
+        """Count a kept row whose messages were changed, by keys of ADAPTED."""
         self.merge(SplitReport(adapted=dict.fromkeys(names, 1)))
 
     def add_ends(self, ends: Iterable[int | str]) -> None:
@@ -273,7 +279,7 @@ class SplitReport:
                 f"reads them as such: {counts}{more}; the first is {self.controlled.first[0].origin}. "
                 "data.special_tokens: text makes them ordinary text"
             )
-        out += [f"{count:,} samples: {FORMS[name]}" for name, count in self.adapted.items()]
+        out += [f"{count:,} samples: {ADAPTED[name]}" for name, count in self.adapted.items()]
         if self.texts:
             out.append(f"text that is not used, in samples: {_counted(self.texts)}")
         if self.substituted:

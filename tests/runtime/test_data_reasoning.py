@@ -132,6 +132,8 @@ def test_unusable_reasoning_drops_the_row_with_a_reason() -> None:
     for content, reason in (
         ("They greet.</think>Hi</think>there", "closes </think> twice"),
         ("<think>They</think><think>greet.</think>Hi", "opens <think> twice"),
+        ("Write `</think>` at the end.", "has </think> in quotes without <think>"),
+        ('Stop at "</think>".', "has </think> in quotes without <think>"),
         ("<|channel>thought\nThey greet. Hi", "opens <|channel>thought and does not close it"),
     ):
         assert learned("qwen3", chat("Hello", content), "drop") == f"message 1 {reason}"
@@ -143,6 +145,14 @@ def test_unusable_reasoning_drops_the_row_with_a_reason() -> None:
     assert learned("qwen3", twice, "keep") == "message 1 has two texts of reasoning"
     alone = chat("Hello", "<think>They greet.</think>")
     assert "writes no part of an assistant's turn" in learned("qwen2_5", alone, "drop")
+
+
+def test_reasoning_without_an_opening_mark_is_counted() -> None:
+    data = DataSettings(train=(), max_length=512, packing=False, reasoning="drop")
+    encoder = Encoder(coding(tokenizer(), published("qwen3"), data, None))
+    _, report = encoder.encode([ParsedSample(f"x:{n}", rows) for n, rows in enumerate((RAW, IN_TEXT))], 0)
+    assert (report.kept, report.adapted) == (2, {"unopened": 1})
+    assert any(note.startswith("1 samples: the text before </think>") for note in report.notes())
 
 
 def test_empty_reasoning_needs_a_template_with_enable_thinking(tmp_path: Path) -> None:
