@@ -47,7 +47,7 @@ def longer_run(
     now: Mapping[str, Any],
     newest: int | None,
 ) -> Longer:
-    """Return how a run goes on, after a change of its length or of its learning rates.
+    """Return how a run continues after a change of its length or of its learning rates.
 
     Args:
         changed: the differences, each beginning with its path in the recipe.

@@ -48,7 +48,7 @@ owner_label() {
 #   see_name VARIABLE NAME LENGTH
 see_name() {
     if ((${#2} > $3)) || ! [[ "$2" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]]; then
-        fail "$1 is \`$2\`, which is no name in Google Cloud" \
+        fail "$1 is \`$2\`, which is not a valid name in Google Cloud" \
             "begin with a letter, use at most $3 lower-case letters, digits and hyphens, or: unset $1"
     fi
 }

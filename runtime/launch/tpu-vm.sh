@@ -89,7 +89,8 @@ describe_queued() {
 see_labels() {
     local other
     if [[ "$1" == "$owner" && "$2" == "$name" ]]; then
-        if [[ "$command" == down && "$3" != "$digest" ]]; then
+        # A VM that was labeled by hand has no artifact.
+        if [[ "$command" == down && -n "$3" && "$3" != "$digest" ]]; then
             say "$vm was created from another build of $name ($3; this one is $digest)."
         fi
         return
@@ -100,9 +101,9 @@ see_labels() {
 --update-labels=recipec_owner=$owner,recipec_recipe=$name ${place[*]}"
         fail "$vm has no label that says who created it, so $script does not change it" "$other"
     elif [[ "$1" != "$owner" ]]; then
-        fail "$vm is of another person: its label recipec_owner is $1, and yours is $owner" "$other"
+        fail "$vm belongs to another person: its label recipec_owner is $1, and yours is $owner" "$other"
     fi
-    fail "$vm is of the recipe $2, not of $name" "$other"
+    fail "$vm was created from the recipe $2, not from $name" "$other"
 }
 
 # Prints the state of the VM or the queued resource: `ready`, `absent`, `gone STATE` or `waiting STATE`.

@@ -432,7 +432,7 @@ class Train(Section):
         example=1,
     )
     continue_from: int | None = field(
-        "Begin a new schedule after this step of a run, which then goes on with its optimizer's state: "
+        "Begin a new schedule after this step of a run, which then continues with its optimizer's state: "
         "learning_rate and schedule apply from there to the end. steps and epochs count from the run's "
         "beginning. The run needs a checkpoint of this step, and train.py --resume. null has one schedule.",
         None,

@@ -434,7 +434,7 @@ def test_a_vm_of_another_person_is_not_changed(command: str, clouds: Callable[..
     for account in ("ada@example.org", "grace@example.com"):
         cloud.sign_in(account)
         ran = cloud.run(*words, VM=VM)
-        assert ran.status == 1 and f"error: {VM} is of another person" in ran.err, ran.err
+        assert ran.status == 1 and f"error: {VM} belongs to another person" in ran.err, ran.err
         assert "its label recipec_owner is ada-example-com-" in ran.err and "export VM=" in ran.err
     assert all(" describe " in call for call in cloud.lines("calls")[before:])
     assert cloud.run("status", VM=VM).out.startswith(f"{VM}: ready")
@@ -477,12 +477,15 @@ def test_a_vm_without_labels_or_of_another_recipe_is_not_changed(clouds: Callabl
     owner, _, digest = labels.read_text().split("\t")
     labels.write_text(f"{owner}\tother\t{digest}")
     ran = cloud.run("down", VM)
-    assert ran.status == 1 and "is of the recipe other, not of sample" in ran.err
+    assert ran.status == 1 and "was created from the recipe other, not from sample" in ran.err
     labels.write_text("\t\t\n")
     ran = cloud.run("down", VM)
     assert ran.status == 1 and "has no label that says who created it" in ran.err
     assert f"--update-labels=recipec_owner={owner},recipec_recipe=sample" in ran.err
     assert not cloud.calls("delete")
+    labels.write_text(f"{owner}\tsample\t\n")  # as that command labels it
+    ran = cloud.run("down", VM)
+    assert ran.status == 0 and "build" not in ran.err and len(cloud.calls("delete")) == 1
 
 
 @pytest.mark.parametrize(
