@@ -12,7 +12,7 @@ import numpy as np
 
 from ..addresses import write_whole
 from ..checkpoints.adapter_reader import Delta
-from ..data.stops import GENERATION, beside_adapter, with_stops
+from ..data.stops import GENERATION, beside_adapter, files_of, with_stops
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
 from ..peft.adapter import ROWS
@@ -75,7 +75,7 @@ def save_stops(folder: Path, base: HFCheckpoint, ends: Sequence[int]) -> None:
         UserError: it cannot be written.
     """
     try:
-        write_whole(folder, GENERATION, beside_adapter(*_generation(base), ends))
+        write_whole(folder, GENERATION, beside_adapter(*files_of(base), ends))
     except OSError as error:
         raise _refused(folder, error) from error
 
@@ -98,7 +98,7 @@ def save_model(
         for name in base.side_files:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes(base.config_file() if name == CONFIG else base.side_file(name))
-        if (stops := with_stops(*_generation(base), ends)) is not None:
+        if (stops := with_stops(*files_of(base), ends)) is not None:
             (target / GENERATION).write_bytes(stops)
         for name, header in base.headers.items():
             tensors = [(key, values[key] if key in values else base.read(key)) for key in header.tensors]
@@ -110,12 +110,6 @@ def save_model(
             (target / base.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
     _replace(folder, write)
-
-
-def _generation(base: HFCheckpoint) -> tuple[bytes | None, dict[str, Any]]:
-    """Return a base's generation_config.json, None if it has none, and its config.json."""
-    content = base.side_file(GENERATION) if GENERATION in base.side_files else None
-    return content, json.loads(base.side_file(CONFIG))
 
 
 def pairs(values: Mapping[str, Any]) -> dict[str, Matrices]:

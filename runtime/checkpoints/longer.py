@@ -57,13 +57,13 @@ def longer_run(
     Raises:
         UserError: the steps that are done would have had other learning rates.
     """
-    found = Longer(began, now)
-    if found.renews and now.get("continue_from") is not None:
-        return found
+    longer = Longer(began, now)
+    if longer.renews and now.get("continue_from") is not None:
+        return longer
     shape = began.get("schedule", {}).get("name")
     other = [line for line in changed if line.partition(" ")[0] not in (*LENGTH, *WARMUP)]
     if not other and shape == "constant":
-        return found
+        return longer
     why = "these keys set the learning rates of the steps that are done"
     if not other:
         why = f"a {shape} schedule ends with the run, so the steps that are done had other learning rates"

@@ -30,17 +30,17 @@ def common(held_out: np.ndarray, trained: np.ndarray) -> int:
     return int(np.isin(held_out, trained).sum())
 
 
-def repeated(found: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int], int]:
+def repeated(hashes: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int], int]:
     """Return how many groups of a source are also in an earlier one, by the numbers of the two.
 
     A group that several earlier sources have is counted for the first of them.
 
     Args:
-        found: the groups' fingerprints.
+        hashes: the groups' fingerprints.
         sources: the source of each group.
     """
-    order = np.lexsort((sources, found))
-    values, owners = found[order], sources[order]
+    order = np.lexsort((sources, hashes))
+    values, owners = hashes[order], sources[order]
     begins = np.diff(values, prepend=values[:1] ^ np.uint64(1)) != 0
     first = np.maximum.accumulate(np.where(begins, np.arange(len(values)), 0))
     pairs = np.stack([owners[first], owners])[:, owners[first] != owners]
@@ -48,17 +48,17 @@ def repeated(found: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int],
     return {(int(a), int(b)): int(count) for (a, b), count in zip(kinds.T, counts, strict=True)}
 
 
-def repeated_notes(data: DataSettings, samples: Samples, found: np.ndarray) -> list[str]:
+def repeated_notes(data: DataSettings, samples: Samples, hashes: np.ndarray) -> list[str]:
     """Return a sentence for each two sources of data.train that have samples in common.
 
     Args:
-        found: the fingerprints of the samples.
+        hashes: the fingerprints of the samples.
     """
     paths = [source if isinstance(source, str) else source.path for source in data.train]
     return [
         f"{count:,} samples of data.train[{second}], {paths[second]}, are also in data.train[{first}], "
         f"{paths[first]}: each of the two sources draws them"
-        for (first, second), count in repeated(found, samples.sources[:: samples.group]).items()
+        for (first, second), count in repeated(hashes, samples.sources[:: samples.group]).items()
     ]
 
 

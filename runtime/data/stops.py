@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from ..weights.checkpoint import HFCheckpoint
+
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 """transformers and vLLM read a model's end tokens from this file."""
 
@@ -16,6 +20,12 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LIMIT = "max_new_tokens"
 """A key that limits every request of a server, if the server reads the file from another folder than the
 model's (vLLM's --generation-config FOLDER)."""
+
+
+def files_of(base: HFCheckpoint) -> tuple[bytes | None, dict[str, Any]]:
+    """Return a checkpoint's generation_config.json, None if it has none, and its config.json."""
+    content = base.side_file(GENERATION) if GENERATION in base.side_files else None
+    return content, json.loads(base.side_file(CONFIG))
 
 
 def generation_config(side_files: Sequence[str], read: Callable[[str], bytes]) -> Mapping[str, Any]:
@@ -30,8 +40,8 @@ def generation_config(side_files: Sequence[str], read: Callable[[str], bytes]) -
 
 def end_tokens(config: Mapping[str, Any]) -> list[int]:
     """Return the end tokens of a generation_config.json or a config.json."""
-    given = config.get("eos_token_id")
-    return [token for token in (given if isinstance(given, list) else [given]) if isinstance(token, int)]
+    tokens = config.get("eos_token_id")
+    return [token for token in (tokens if isinstance(tokens, list) else [tokens]) if isinstance(token, int)]
 
 
 def new_stops(content: bytes | None, config: Mapping[str, Any], ends: Iterable[int]) -> list[int]:
@@ -58,9 +68,9 @@ def with_stops(content: bytes | None, config: Mapping[str, Any], ends: Iterable[
     added = new_stops(content, config, ends)
     if not added:
         return content
-    own = _text_config(config)
-    given = {name: own[name] for name in TOKENS if own.get(name) is not None}
-    before = given if content is None else parsed(content) or {}
+    text_config = _text_config(config)
+    tokens = {name: text_config[name] for name in TOKENS if text_config.get(name) is not None}
+    before = tokens if content is None else parsed(content) or {}
     return _written({**before, "eos_token_id": [*(_known(content, config) or ()), *added]})
 
 
@@ -71,20 +81,20 @@ def beside_adapter(content: bytes | None, config: Mapping[str, Any], ends: Itera
     Args:
         content, config, ends: as for `new_stops`.
     """
-    whole = with_stops(content, config, ends)
-    if whole is None:
+    with_ends = with_stops(content, config, ends)
+    if with_ends is None:
         tokens = end_tokens(_text_config(config))
         return _written({"eos_token_id": tokens} if tokens else {})
-    made = parsed(whole)
-    if made is None or LIMIT not in made:
-        return whole
-    return _written({name: value for name, value in made.items() if name != LIMIT})
+    generation = parsed(with_ends)
+    if generation is None or LIMIT not in generation:
+        return with_ends
+    return _written({name: value for name, value in generation.items() if name != LIMIT})
 
 
 def _known(content: bytes | None, config: Mapping[str, Any]) -> list[int] | None:
     """Return a checkpoint's end tokens; None if its generation_config.json cannot be read."""
-    found = {} if content is None else parsed(content)
-    return None if found is None else end_tokens(found) or end_tokens(_text_config(config))
+    generation = {} if content is None else parsed(content)
+    return None if generation is None else end_tokens(generation) or end_tokens(_text_config(config))
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,10 +105,10 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def parsed(content: bytes) -> dict[str, Any] | None:
     """Return the object in a JSON file, None if it cannot be read."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _written(config: Mapping[str, Any]) -> bytes:

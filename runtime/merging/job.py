@@ -18,7 +18,7 @@ from ..addresses import open_address
 from ..checkpoints import manifest
 from ..checkpoints.adapter_reader import ITEM, Delta, TrainedAdapters
 from ..checkpoints.record import LOCK
-from ..data.stops import GENERATION, beside_adapter, new_stops, with_stops
+from ..data.stops import GENERATION, beside_adapter, files_of, new_stops, with_stops
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
 from ..progress import readable_size
@@ -264,26 +264,15 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
     return record
 
 
-def _generation(base: HFCheckpoint) -> bytes | None:
-    """Return a base's generation_config.json, None if it has none."""
-    return base.side_file(GENERATION) if GENERATION in base.side_files else None
-
-
-def _config(base: HFCheckpoint) -> Mapping[str, Any]:
-    """Return a base's config.json."""
-    config: dict[str, Any] = json.loads(base.side_file(CONFIG))
-    return config
-
-
 def _stops(job: MergeJob) -> bytes | None:
     """Return generation_config.json of the merged model, None if it has none."""
-    return with_stops(_generation(job.base), _config(job.base), job.ends or ())
+    return with_stops(*files_of(job.base), job.ends or ())
 
 
 def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
     """Return the small files that go with an adapter: what its tokenizer, its chat template and its end
     tokens have that the base's do not."""
-    stops = beside_adapter(_generation(job.base), _config(job.base), job.ends or ())
+    stops = beside_adapter(*files_of(job.base), job.ends or ())
     files = {GENERATION: stops, **job.own}
     if tokens := _new_tokens(job):
         from ..data.new_tokens import with_tokens
@@ -382,7 +371,7 @@ def _report(job: MergeJob, seconds: float) -> None:
     plan, trained, dtype = job.plan, job.trained, job.settings.dtype
     if job.ends is None:
         print(f"note: the run did not record what ends an answer: {GENERATION} is the base's")
-    elif new := new_stops(_generation(job.base), _config(job.base), job.ends):
+    elif new := new_stops(*files_of(job.base), job.ends):
         tokens = ", ".join(map(str, new))
         print(
             f"note: training ends an answer with token {tokens}, which {GENERATION} has as an end token too"

@@ -30,32 +30,32 @@ def spare_head(
     if head is None:
         return None
     if any(
-        source.full_name(prefix) == head for one in arrays(family, architecture) for source in one.sources
+        source.full_name(prefix) == head for array in arrays(family, architecture) for source in array.sources
     ):
         return None
     return head, next(name for start, name in embeddings(family) if start == prefix and name in tensors)
 
 
-def same_values(files: Files, one: Tensor, other: Tensor) -> bool:
+def same_values(files: Files, first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors hold the same bytes. Tensors of two types count as different.
 
     Raises:
         UserError: when they cannot be read.
     """
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    for start in range(0, one.size, BLOCK):
-        end = min(start + BLOCK, one.size)
-        if bytes(one.bytes_of(files.view, start, end)) != bytes(other.bytes_of(files.view, start, end)):
+    for start in range(0, first.size, BLOCK):
+        end = min(start + BLOCK, first.size)
+        if bytes(first.bytes_of(files.view, start, end)) != bytes(second.bytes_of(files.view, start, end)):
             return False
-        for tensor in (one, other):
+        for tensor in (first, second):
             files.release(tensor.file, tensor.start + start, tensor.start + end)
     return True
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json that says everywhere that the head is not the embedding."""
-    made = {**config, TIE: False, **{key: False for key in KEYS if key in config}}
+    changed = {**config, TIE: False, **{key: False for key in KEYS if key in config}}
     if isinstance(nested := config.get("text_config"), Mapping):
-        made["text_config"] = untied(nested)
-    return made
+        changed["text_config"] = untied(nested)
+    return changed
