@@ -309,7 +309,7 @@ class Follower:
             case ast.Name(name):
                 own = {"__name__": "__main__", "__file__": self.code.tree.file}
                 return env[name] if name in env else own.get(name) or Known(name)
-            case ast.List(items):
+            case ast.List(items) | ast.Set(items):  # PEFT takes its target_modules as either
                 return self.several(items, env)
             case ast.Tuple(items):
                 return tuple(self.several(items, env))
@@ -595,15 +595,14 @@ class Follower:
             return Made(
                 "tokenizer", {**before, **{k: v for k, v in named.items() if k == "chat_template"}}, node
             )
-        if (
-            last in ("setup_chat_format", "clone_chat_template")
-            and len(args) > 1
-            and isinstance(args[1], Made)
-        ):
+        if last in ("setup_chat_format", "clone_chat_template"):
+            both = [*args[:2], *(named[key].value for key in ("model", "tokenizer") if key in named)]
+            if len(both) != 2 or not isinstance(both[1], Made):
+                return self.unknown(node)
             bare = _BARE.search(self.unsure)
             sure: Any = WITHOUT if bare else Unknown(self.unsure) if self.unsure else True
-            args[1].args[last] = Arg(sure, node, node.func)
-            return (*args[:2], []) if last == "clone_chat_template" else tuple(args[:2])
+            both[1].args[last] = Arg(sure, node, node.func)
+            return (*both, []) if last == "clone_chat_template" else tuple(both)
         if last == "train_on_responses_only" and args and isinstance(args[0], Made):
             args[0].told["assistant_only_loss"] = Arg(True, node, node.func)
             part = at[2] if len(at) > 2 else named.get("response_part")
@@ -650,6 +649,8 @@ class Follower:
             return self.attribute(node, args[0], args[1])
         if last == STOPPING or last.startswith("DataCollator"):
             return Made(last, {**dict(zip(STOPS, at, strict=False)), **named}, node)
+        if name in ("cast", "typing.cast", "t.cast") and len(args) == 2:
+            return args[1]
         if last == "dict":
             return {key: each.value for key, each in named.items()}
         if last in ("field", "Field") and "default" in named:

@@ -117,6 +117,12 @@ def test_notebook_keys_have_positions_in_the_ipynb_file() -> None:
     assert text.splitlines()[row.line - 1][row.column - 1 :].startswith("5, ")
 
 
+def test_target_modules_may_be_a_set() -> None:
+    lora = 'LoraConfig(target_modules={"v_proj", "q_proj"})'
+    made = ported(f'{HEAD}SFTTrainer("Qwen/Qwen3-8B", train_dataset=rows, peft_config={lora})\n')
+    assert set(value(made, "lora.targets")) == {"q_proj", "v_proj"}
+
+
 FOLLOWED = """\
 import argparse
 from dataclasses import dataclass, field
@@ -849,6 +855,7 @@ SFTTrainer(model, SFTConfig(), train_dataset=rows, processing_class=tokenizer)
     made = ported(script)
     assert "<|im_start|>assistant" in value(made, "data.chat_template")
     assert value(made, "model.add_tokens") is None  # Qwen has both
+    script = script.replace("(model, tokenizer)\n", "(tokenizer=tokenizer, model=model)\n")
     made = ported(script.replace("Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B"))
     assert list(value(made, "model.add_tokens")) == ["<|im_start|>", "<|im_end|>"] and made.whole
 
