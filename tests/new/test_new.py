@@ -421,17 +421,19 @@ def test_unrecognized_columns_are_refused_or_asked_for_on_a_terminal(
     rows(folder / "odd.jsonl", {"foo": "a", "output": "b"})
     words = ("odd", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--serve", "none")
     refused = new(*words, "--data", "odd.jsonl", exit_code=1).exception
-    assert "has the columns foo and output" in str(refused) and "--format" in str(
-        getattr(refused, "help", "")
-    )
+    assert "has the columns foo and output" in str(refused)
+    assert "fields: {prompt: COLUMN, completion: COLUMN}" in str(getattr(refused, "help", ""))
     monkeypatch.setattr("recipec.compiler.new.ask.possible", lambda: True)
     answers = ("odd.txt", "odd.jsonl", "instruction", "neither", "foo", "")
     asked = CliRunner().invoke(app, ["new", *words], input="\n".join(answers) + "\n")
     assert asked.exit_code == 0, asked.output
     assert "there is no odd.txt" in asked.output and "--format" not in asked.output
-    recipe = load(folder / "odd.yaml").recipe
-    assert recipe is not None and recipe.data.format == "instruction"
-    assert recipe.data.fields == {"instruction": "foo"}
+    given = ("new", "also", *words[1:], "--data", "odd.jsonl", "--format", "instruction")
+    assert CliRunner().invoke(app, [*given], input="foo\n\n").exit_code == 0
+    for name in ("odd", "also"):
+        recipe = load(folder / f"{name}.yaml").recipe
+        assert recipe is not None and recipe.data.format == "instruction"
+        assert recipe.data.fields == {"instruction": "foo"}
 
 
 def test_model_directory_is_written_relative_to_recipe_folder(folder: Path) -> None:
