@@ -134,6 +134,8 @@ def preview(
     folder = data_dir or program.source.parent
     data = data_settings(program.recipe, program.source.parent)
     settings = model_settings(program.recipe, program.family)
+    # A folder with only a tokenizer has no config.json, which names the rows.
+    settings = replace(settings, vocab_size=program.architecture.vocab_size)
     part = splits(data, folder)[split != "train"]
     if part is None:
         raise UserError(

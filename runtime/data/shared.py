@@ -57,7 +57,7 @@ def repeated_notes(data: DataSettings, samples: Samples, hashes: np.ndarray) -> 
     paths = [source if isinstance(source, str) else source.path for source in data.train]
     return [
         f"{count:,} samples of data.train[{second}], {paths[second]}, are also in data.train[{first}], "
-        f"{paths[first]}: each of the two sources draws them"
+        f"{paths[first]}"
         for (first, second), count in repeated(hashes, samples.sources[:: samples.group]).items()
     ]
 

@@ -208,3 +208,14 @@ def test_preview_errors_are_messages_without_traceback(
     found, _, errors = recipe("preview", quickstart, *given)
     assert found == status and said in re.sub(r"\s*│?\n│?\s*", " ", errors)
     assert "Traceback" not in errors
+
+
+def test_new_tokens_need_only_the_files_of_a_tokenizer(tmp_path: Path, quickstart: Path, model: Path) -> None:
+    written = quickstart.read_text().replace(
+        "dtype: float32 ", "add_tokens: {<|done|>: null}\n  dtype: float32 "
+    )
+    (tmp_path / "tokens.yaml").write_text(written)
+    status, printed, errors = recipe(
+        *("preview", tmp_path / "tokens.yaml", "-n", "1", "--model", model, "--data-dir", quickstart.parent)
+    )
+    assert status == 0 and "samples kept" in printed, errors

@@ -50,10 +50,8 @@ def test_parts_of_a_saved_data_set_are_compared_row_by_row(folder: Path) -> None
 def test_samples_of_two_training_sources_are_noted(folder: Path) -> None:
     run = prepared(folder, train=("train.jsonl", "mixed.jsonl", "new.jsonl"))
     assert list(run.report.notes) == [
-        "10 samples of data.train[1], mixed.jsonl, are also in data.train[0], train.jsonl: each of the two "
-        "sources draws them",
-        "10 samples of data.train[2], new.jsonl, are also in data.train[1], mixed.jsonl: each of the two "
-        "sources draws them",
+        "10 samples of data.train[1], mixed.jsonl, are also in data.train[0], train.jsonl",
+        "10 samples of data.train[2], new.jsonl, are also in data.train[1], mixed.jsonl",
     ]
     assert not prepared(folder, train=("train.jsonl", "new.jsonl")).report.notes
     assert not prepared(folder, train=("mixed.jsonl",)).report.notes  # a duplicate within a source
