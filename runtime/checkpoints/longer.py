@@ -67,9 +67,15 @@ def longer_run(
     why = "these keys set the learning rates of the steps that are done"
     if not other:
         why = f"a {shape} schedule ends with the run, so the steps that are done had other learning rates"
+    if newest is None:
+        raise UserError(
+            f"{directory} holds the record of a run of another length or schedule, and no checkpoint: "
+            f"{'; '.join(changed)}",
+            "start without --resume; or continue with the artifact that started the run",
+        )
     raise UserError(
         f"{directory} holds a run of another length or schedule: {'; '.join(changed)}; {why}",
-        f"train: {{continue_from: {newest or 0}}} in the recipe begins a new schedule after that step and "
+        f"train: {{continue_from: {newest}}} in the recipe begins a new schedule after that step and "
         "keeps the optimizer's state; or continue with the artifact that started the run",
     )
 

@@ -67,7 +67,7 @@ def test_new_schedule_begins_after_the_step_and_keeps_the_optimizer(place: Path,
     cosine = [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]
     expected = [1e-2 * share for share in cosine] + [5e-3 * share for share in cosine]
     assert rates == pytest.approx(dict(enumerate(expected, 1)), rel=1e-6)
-    # Adam's count of steps goes on.
+    # Adam's count of steps continues.
     counts = [
         int(array) for path, array in saved(place, "renewed", 8, "optimizer_state").items() if "count" in path
     ]
@@ -129,6 +129,14 @@ def test_record_allows_only_another_length_or_a_new_schedule(
     with pytest.raises(UserError, match=message) as refused:
         check_record(run, then, 10)
     assert ("continue_from: 10" in str(refused.value.help)) == ("another artifact" not in message)
+
+
+def test_help_without_a_checkpoint_names_no_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_record(run, lock(tmp_path / "first", schedule=COSINE))
+    with pytest.raises(UserError, match="and no checkpoint: train.steps was 10, now 20") as refused:
+        check_record(run, lock(tmp_path / "then", schedule=COSINE, steps=20), None)
+    assert str(refused.value.help).startswith("start without --resume")
 
 
 def ratio(share: float | None = None, count: int | None = None) -> dict[str, Any]:
