@@ -134,7 +134,7 @@ def test_record_allows_only_another_length_or_a_new_schedule(
 def test_help_without_a_checkpoint_names_no_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_record(run, lock(tmp_path / "first", schedule=COSINE))
-    with pytest.raises(UserError, match="and no checkpoint: train.steps was 10, now 20") as refused:
+    with pytest.raises(UserError, match=r"and no checkpoint: train\.steps was 10, now 20") as refused:
         check_record(run, lock(tmp_path / "then", schedule=COSINE, steps=20), None)
     assert str(refused.value.help).startswith("start without --resume")
 
