@@ -16,6 +16,7 @@ from .columns import Unread, marked, together
 from .control_tokens import ControlTokens, Data
 from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer, special_tokens
+from .messages import Messages, parted
 from .report import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
@@ -248,7 +249,7 @@ class Encoder:
 
         if self._literal is not None:
             return Written(self._literal.written(item.text, data, render), ())
-        held = self._control.held(data)
+        held = self._control.held([_without_marks(row.messages or []), row.tools])
         if held and (places := self._control.places(item.text, data, render)) is not None:
             theirs = {item.text[slice(*span)] for span in {*self._control.find(item.text)} - {*places}}
             held = [token for token in held if token in theirs]
@@ -279,6 +280,11 @@ class Encoder:
             return reasoning.render(renderer, row)
         assert row.messages is not None
         return renderer.render(row.messages, row.tools, row.completion_start)
+
+
+def _without_marks(messages: Messages) -> list[Any]:
+    """Return messages without the marks of reasoning at the beginning of a content: these are meant."""
+    return [parted(message) if message["role"] == "assistant" else message for message in messages]
 
 
 @dataclass(frozen=True)

@@ -231,3 +231,16 @@ def test_report_counts_samples_and_the_cache_keeps_the_settings_apart(tmp_path: 
     assert "<|im_end|> in 3" in line and "the first is train.jsonl:1. data.special_tokens: text" in line
     assert not made["text"].report.train.control
     assert made["text"].fingerprint != made["control"].fingerprint
+
+
+def test_marks_of_reasoning_at_the_beginning_of_an_answer_are_not_counted() -> None:
+    using = tokenizer()
+    using.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>"]})
+    answer = "<|channel>thought\nThey greet.\n<channel|>Hi there"
+    for messages, counted in (
+        (chat("Hello", answer), {}),
+        (chat("Hello", f"{answer}<turn|>"), {"<turn|>": 1}),
+        (chat("Say <channel|>", answer), {"<channel|>": 1}),
+    ):
+        _, _, report = encoded(using, GEMMA4, sample(messages), "control")
+        assert (report.kept, report.control) == (1, counted)
