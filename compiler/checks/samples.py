@@ -334,13 +334,15 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             told = labeled or own.format == "unpaired_preference"  # by another diagnostic
             if not told and _too_many(len(faults), len(rows), data, few):
                 reason, row = faults[0]
+                alone = len(data.train) + len(data.eval) == 1 and source.format is source.fields is None
+                place = "data" if alone else f"data.{part}[{index}]"
                 yield Diagnostic(
                     "E0435",
                     f"{len(faults)} of {'the' if few else 'the first'} {plural(len(rows), 'sample')} of "
                     f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format {own.format}: "
                     f"{reason}",
                     f"data.{part}[{index}].path",
-                    advice(own.format, own.fields, [str(column) for column in row]),
+                    advice(own.format, own.fields, [str(column) for column in row], place),
                 )
         of = f"{'the' if whole else 'the first'} {plural(seen, 'sample')} of data.{part}"
         yield from _columns(f"data.{part}", of, counts)

@@ -148,6 +148,8 @@ def new(
         _write(recipe.make(asked), target, github, pre_commit)
     for path, place in links.items():
         tell(f"{path}: a link to {place}; on another machine, put the data there")
+    if links:
+        note("note: `recipe check` does not read samples behind a link; `recipe preview` does")
 
 
 def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:

@@ -96,19 +96,20 @@ def _named(code: str, fields: Mapping[str, str]) -> str:
     return code
 
 
-def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:
+def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place: str = "data") -> str:
     """Return what would fit a source: a line for the recipe, or the expected form of a row.
 
     Args:
         fields: the current `data.fields`.
         columns: names in the source's first row; empty if that row could not be read.
+        place: where the recipe gives the source's format and fields: "data", or data.train[0] of several.
     """
     needed = READS[format][0]
     missing = [name for name in needed if fields.get(name, name) not in columns]
     if format == "preference" and not missing and "prompt" not in fields:
         column = _synonym("prompt", [name for name in columns if name not in VAGUE])
         column = None if column == "prompt" else column
-        return f"data.fields: {{prompt: {column}}}" if column else f"a row is {SHAPES[format]}"
+        return f"{place}.fields: {{prompt: {column}}}" if column else f"a row is {SHAPES[format]}"
     if format == "prompt_completion" and not missing and "label" in columns:
         from .prompted import LIKED
 
@@ -117,19 +118,20 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
         return f"a row is {SHAPES[format]}"
     for other, (required, _) in READS.items():
         if other != format and all(name in columns for name in required):
-            return f"data.format: {other}"
+            return f"{place}.format: {other}"
     found = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
     if len(found) == len(missing) and len(set(found.values())) == len(found):
         named = {name: column for name, column in {**fields, **found}.items() if name != column}
         if not named:
-            return "remove data.fields: the columns have the format's own names"
-        return f"data.fields: {{{', '.join(f'{name}: {column}' for name, column in named.items())}}}"
+            line = "remove data.fields" if place == "data" else f"{place}.fields: {{}}"
+            return f"{line}: the columns have the format's own names"
+        return f"{place}.fields: {{{', '.join(f'{name}: {column}' for name, column in named.items())}}}"
     if format == "chat":
-        asked = advice("instruction", {}, columns)
-        if asked.startswith("data.fields: "):
-            return f"data.format: instruction, and {asked}"
+        asked = advice("instruction", {}, columns, place)
+        if asked.startswith(f"{place}.fields: "):
+            return f"{place}.format: instruction, and {asked}"
     return (
-        f"it has {', '.join(map(repr, columns))}: say with data.fields which column is which, as in "
+        f"it has {', '.join(map(repr, columns))}: say with {place}.fields which column is which, as in "
         f"{{{', '.join(f'{name}: COLUMN' for name in missing)}}}"
     )
 

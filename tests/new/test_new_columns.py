@@ -11,10 +11,13 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new.source import NewData, as_turns, look
 from recipec.runtime.data.columns import is_text, said, stands, strings
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.parsers import parser_of
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 from tests.new.public_rows import REFUSED, ROWS, A, C, Q, T
 
 GOLDEN = Path(__file__).parent / "golden" / "public_columns.txt"
@@ -124,3 +127,41 @@ def test_help_for_unknown_columns_leads_to_a_recipe(
     Path("odd.yaml").write_text(f"{text[:begin]}{line}\n{text[end:]}", "utf-8")
     done = CliRunner().invoke(app, ["check", "odd.yaml"])
     assert done.exit_code == 0, done.output
+
+
+def test_help_for_one_of_several_sources_leaves_the_others_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second source needs data.fields, which the first one may not have."""
+    monkeypatch.chdir(tmp_path)
+    rows = {
+        "own.jsonl": {"instruction": "a", "output": "b"},
+        "two.jsonl": {"instruction": "a", "response": "b"},
+    }
+    for name, row in rows.items():
+        Path(name).write_text(f"{json.dumps(row)}\n" * 10, "utf-8")
+    parts = {"name": "two", "train": "[{path: own.jsonl}, {path: two.jsonl}]"}
+    text = RECIPE.format(**parts, fields="{output: response}")
+    (found,) = (d for d in diagnosed(text) if d.severity == "error")
+    assert (found.code, found.path) == ("E0435", "data.train[0].path")
+    assert found.help == "data.train[0].fields: {}: the columns have the format's own names"
+    text = text.replace("{path: own.jsonl}", "{path: own.jsonl, fields: {}}")
+    assert not [d for d in diagnosed(text) if d.severity == "error"]
+    text = text.replace("fields: {output: response}", "fields: {}")
+    (found,) = (d for d in diagnosed(text) if d.severity == "error")
+    assert found.help == "data.train[1].fields: {output: response}"
+
+
+RECIPE = """\
+recipe: 1
+name: {name}
+model: {{id: Qwen/Qwen3-4B}}
+mesh: {{accelerator: v6e-8, axes: {{fsdp: 8, tp: 1}}}}
+lora: {{rank: 8}}
+data: {{train: {train}, format: instruction, fields: {fields}, max_length: 1024}}
+train: {{epochs: 1, global_batch_size: 8}}
+"""
+
+
+def diagnosed(text: str) -> list[Diagnostic]:
+    return lower(load(Path("two.yaml"), text=text)).diagnostics
