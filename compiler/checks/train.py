@@ -356,6 +356,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     source = "" if rows is None else f" ({plural(rows, 'row')} of data at hand)"
     warmup, bound = warmup_steps(recipe, steps), length.bound
     in_steps = train.schedule.warmup_ratio is None
+    begins = "" if train.continue_from is None else f", of which the schedule has {steps_left(train, steps)}"
     given = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
     shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.05"
     if train.continue_from is not None and length.bound is not None and length.bound <= train.continue_from:
@@ -369,15 +370,15 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     elif warmup > 0 and bound is not None and warmup_steps(recipe, bound) >= steps_left(train, bound):
         yield Diagnostic(
             "W0502",
-            f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}: the learning "
-            "rate never reaches its peak",
+            f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}{begins}: the "
+            "learning rate never reaches its peak",
             given,
             shorter,
         )
     elif warmup * 2 > steps_left(train, steps):
         yield Diagnostic(
             "W0503",
-            f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}",
+            f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}{begins}",
             given,
             shorter,
         )
