@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import sys
@@ -17,6 +18,8 @@ from jax.sharding import Mesh
 from ..errors import UserError
 from ..settings import MeshSettings
 
+CHIPS = ("/dev/accel*", "/dev/vfio/[0-9]*")
+"""The device files of a TPU's chips: up to v4, and later ones."""
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 """The variable that libtpu reads its flags from."""
 
@@ -70,10 +73,15 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
 
 @contextmanager
 def _without_complaint() -> Iterator[None]:
-    """Drop what libtpu writes to stderr if it finds no TPU. The error that follows says so in one sentence.
+    """Drop what libtpu writes to stderr on a machine without a TPU. The error that follows says so in one
+    sentence.
 
-    libtpu writes to the file descriptor, before any setting of its logs has an effect.
+    libtpu writes to the file descriptor, before any setting of its logs has an effect. Where the devices of a
+    TPU are present, nothing is held back: its messages must not be lost if it hangs or crashes.
     """
+    if any(glob.glob(pattern) for pattern in CHIPS):
+        yield
+        return
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as written:

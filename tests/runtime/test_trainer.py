@@ -18,6 +18,7 @@ from recipec.runtime.checkpoints.adapter_reader import restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
+from recipec.runtime.model import mesh
 from recipec.runtime.model.mesh import start
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import MeshSettings
@@ -182,7 +183,7 @@ def test_mesh_start_refuses_missing_or_mismatched_devices() -> None:
 
 
 def test_only_libtpus_complaint_about_an_absent_tpu_is_hidden(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """libtpu writes to the file descriptor, as this stand-in does."""
     devices = jax.devices()
@@ -194,8 +195,13 @@ def test_only_libtpus_complaint_about_an_absent_tpu_is_hidden(
         return devices
 
     monkeypatch.setattr(jax, "devices", loaded)
+    monkeypatch.setattr(mesh, "CHIPS", (str(tmp_path / "accel*"),))
     with pytest.raises(UserError, match="no TPU on this machine: No jellyfish"):
         start(MeshSettings("tpu", 8, {"fsdp": 8}))
     assert capfd.readouterr().err == ""
     start(MeshSettings("cpu", 8, {"fsdp": 8}))
     assert capfd.readouterr().err == "libtpu: INVALID_ARGUMENT\n"
+    (tmp_path / "accel0").touch()
+    with pytest.raises(UserError, match="no TPU on this machine: No jellyfish"):
+        start(MeshSettings("tpu", 8, {"fsdp": 8}))
+    assert capfd.readouterr().err == "libtpu: INVALID_ARGUMENT\n", "a chip is there: every message counts"
