@@ -49,13 +49,13 @@ machines() {
 }
 mkdir -p "$CLOUD/labels"
 if [[ "$verb" == create ]]; then echo "$labels" > "$CLOUD/labels/$name"; fi
-labelled() {
+labeled() {
     printf '%s\t%s\n' "$1" "$(cat "$CLOUD/labels/$name")"
 }
 case "$group $verb" in
     "tpu-vm describe")
         [[ -e "$CLOUD/vms/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
-        labelled "$(< "$CLOUD/vms/$name/state")"
+        labeled "$(< "$CLOUD/vms/$name/state")"
         ;;
     "tpu-vm create")
         [[ ! -e "$CLOUD/full" ]] || { rm "$CLOUD/full"; echo "no more capacity" >&2; exit 1; }
@@ -73,7 +73,7 @@ case "$group $verb" in
         ;;
     "queued-resources describe")
         [[ -e "$CLOUD/queue/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
-        labelled "$(head -n 1 "$CLOUD/queue/$name")"
+        labeled "$(head -n 1 "$CLOUD/queue/$name")"
         if (($(wc -l < "$CLOUD/queue/$name") > 1)); then sed -i 1d "$CLOUD/queue/$name"; fi
         ;;
     "queued-resources delete") rm -r "$CLOUD/queue/$name" "$CLOUD/vms/$name"* ;;
