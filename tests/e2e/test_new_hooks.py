@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -133,7 +134,8 @@ def test_recipe_new_asks_for_missing_values_and_completes_answers(tmp_path: Path
     at = tmp_path / "repository"
     at.mkdir()
     run("git", "init", "--quiet", at=at)
-    (at / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n' * 300)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (at / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 300)
     status, shown = conversation(
         at,
         ("Model: ", "gemma-9\r"),
