@@ -63,20 +63,9 @@ def printable(text: str) -> str:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Run a script's main function; turn a UserError into a message and its exit status.
-
-    A missing module of the runtime is reported likewise: an artifact has only what its recipe needs.
-    """
+    """Run a script's main function; turn a UserError into a message and its exit status."""
     try:
         return main()
     except UserError as error:
         report(error)
         return error.exit_status
-    except ModuleNotFoundError as error:
-        name = error.name or ""
-        if not name.startswith(f"{__package__}."):
-            raise
-        missing = f"{name.replace('.', '/')}.py"
-        help = "set the option in the recipe and build it again; --runtime wheel brings all modules"
-        report(UserError(f"this needs {missing}, which the recipe of this artifact does not ask for", help))
-        return 1

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -28,7 +28,7 @@ from recipec.compiler.artifacts.artifact import (
     needs,
     schema_file,
 )
-from recipec.compiler.artifacts.needed import called_scripts, runtime_files
+from recipec.compiler.artifacts.runtime import launch_scripts
 from recipec.compiler.artifacts.whole import complete
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
@@ -63,7 +63,7 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     members: dict[str, Path | bytes] = {f"{name}/{path}": folder / path for path in locked_files(folder)}
     members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in needs(lock)}
     if installs_runtime(folder):
-        members |= _wheel(out_dir, lock["files"])
+        members |= _wheel(out_dir)
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         found = _find_data(path, folder, recipe)
@@ -75,19 +75,13 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     return target
 
 
-def _wheel(out_dir: Path, own: Collection[str]) -> dict[str, Path | bytes]:
+def _wheel(out_dir: Path) -> dict[str, Path | bytes]:
     """Return the runtime's wheel, the file that names it, and its launch scripts, which run before anything
-    is installed.
-
-    Args:
-        own: paths of the artifact; its scripts in launch/ call the runtime's scripts of the same name.
-    """
-    there = runtime_files()
-    scripts = called_scripts((path for path in own if path.endswith(".sh") and path in there), there)
+    is installed."""
     return {
         wheel.REQUIREMENTS: out_dir / wheel.REQUIREMENTS,
         wheel.FILE: wheel.wheel(),
-        **{f"{RUNTIME}/{path}": there[path] for path in scripts},
+        **{f"{RUNTIME}/{path}": content for path, content in launch_scripts().items()},
     }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipec.compiler.artifacts import wheel
-from recipec.compiler.artifacts.needed import modules, runtime_files
+from recipec.compiler.artifacts.runtime import modules, runtime_files
 from recipec.compiler.artifacts.whole import (
     Change,
     changing,

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Mapping
 
 from recipec.compiler import __version__
-from recipec.compiler.artifacts.needed import runtime_files
+from recipec.compiler.artifacts.runtime import runtime_files
 
 NAME = "recipec-runtime"
 FILE = f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler import __version__
 from recipec.compiler.artifacts import wheel
 from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest
-from recipec.compiler.artifacts.needed import needed, runtime_files
+from recipec.compiler.artifacts.runtime import runtime_files
 from recipec.compiler.emitters import backends as other_backends
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.recorded import to_record
@@ -39,7 +39,7 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "recipe": to_record(program.recipe),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
         "packages": _packages(program),
-        "runtime": _runtime(program, files),
+        "runtime": _runtime(program),
         "files": {path: digest(content) for path, content in files.items()},
     }
     if program.accelerator.hosts > 1:
@@ -49,13 +49,12 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _runtime(program: Program, files: Mapping[str, bytes]) -> str | dict[str, str]:
+def _runtime(program: Program) -> str | dict[str, str]:
     """Return what the scripts run on: the wheel, whose digest is in runtime.txt, or the copied files'
     digests."""
     if program.installs_runtime:
         return wheel.REQUIREMENT
-    there = runtime_files()
-    return {path: digest(there[path]) for path in needed(program, files, there)}
+    return {path: digest(content) for path, content in runtime_files().items()}
 
 
 def _packages(program: Program) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from recipec.compiler.artifacts.needed import runtime_files
+from recipec.compiler.artifacts.runtime import runtime_files
 
 GCLOUD = r"""#!/usr/bin/env bash
 # $CLOUD: account, vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a

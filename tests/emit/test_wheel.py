@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from recipec.compiler.artifacts import artifact, wheel
 from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, check, write
-from recipec.compiler.artifacts.needed import runtime_files
+from recipec.compiler.artifacts.runtime import runtime_files
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
@@ -78,7 +78,7 @@ def test_packed_wheel_installs_by_hash_and_train_py_starts(project: Path) -> Non
         *("sample", "runtime", "runtime.txt", wheel.FILE, SCHEMA)
     }
     launch = {path.name for path in Path("away/runtime/launch").iterdir()}
-    assert launch == {"host.sh", "owner.sh", "tpu-vm.sh"}
+    assert launch == {"host.sh", "owner.sh", "tpu-vm.sh", "xpk.sh"}
     # The clients come from the wheel, without an installation.
     smoke = ["bash", "away/sample/serve/smoke.sh", "--help"]
     done = subprocess.run(smoke, capture_output=True, text=True, timeout=60)
