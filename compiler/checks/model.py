@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
-from recipec.runtime.data.new_tokens import padded
+from recipec.runtime.data.tokenizer import padded
 from recipec.runtime.model.whole import trained_whole
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic

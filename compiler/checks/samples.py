@@ -17,14 +17,11 @@ from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, 
 from recipec.compiler.packages import missing_packages
 from recipec.compiler.plan.at_hand import PlainTokenizer
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.data.advice import advice, leftover
+from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
-from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.formats import ParsedSample, is_labeled, label_of, parser_of
 from recipec.runtime.data.messages import taught
-from recipec.runtime.data.parsers import parser_of
-from recipec.runtime.data.prompted import LIKED, is_labeled, label_of
 from recipec.runtime.data.report import one_token
-from recipec.runtime.data.unpaired import balance
 from recipec.runtime.data.values import Malformed, without_fillers
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import foreign_markers

@@ -19,13 +19,12 @@ from recipec.compiler.packages import require_packages
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.runtime.data.encoding import Encoder
+    from recipec.runtime.data.encoding import Encoder, Shown
+    from recipec.runtime.data.epochs import WeightedEpochs
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.samples import Samples
-    from recipec.runtime.data.showing import Shown
     from recipec.runtime.data.sources import Reader, Split
-    from recipec.runtime.data.weighted import WeightedEpochs
     from recipec.runtime.settings import DataSettings, ModelSettings
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
@@ -121,14 +120,14 @@ def preview(
         runtime.errors.UserError: the tokenizer or the data cannot be read.
     """
     require_packages("previewing", PACKAGES)
+    from recipec.runtime.data.advice import check_split
+    from recipec.runtime.data.batches import rows_by_source
     from recipec.runtime.data.encoding import Encoder, coding
-    from recipec.runtime.data.evaluation import rows_by_source
+    from recipec.runtime.data.epochs import WeightedEpochs, check_draws, measure_rows
     from recipec.runtime.data.prepare import source_weights
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
-    from recipec.runtime.data.tokenizing import tokenize
-    from recipec.runtime.data.usable import check_split, count_rows
-    from recipec.runtime.data.weighted import WeightedEpochs, check_draws
+    from recipec.runtime.data.workers import tokenize
     from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
@@ -158,7 +157,7 @@ def preview(
         weights = source_weights(samples, data) if counted else [1.0] * len(part.sources)
         epochs = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
-        count_rows(report, list(rows_of.values()), samples)
+        measure_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
         if counted:
             steps = math.ceil(len(epochs.of(0)) / program.recipe.train.global_batch_size)
@@ -180,9 +179,9 @@ def preview(
 
 def _twice(samples: Samples, data: DataSettings, part: Split, epochs: WeightedEpochs) -> list[str]:
     """Return notes on samples of several sources, and on sources that no epoch draws."""
+    from recipec.runtime.data.epochs import undrawn
     from recipec.runtime.data.prepare import source_weights
-    from recipec.runtime.data.shared import fingerprints, repeated_notes
-    from recipec.runtime.data.weighted import undrawn
+    from recipec.runtime.data.samples import fingerprints, repeated_notes
 
     if len(part.sources) == 1:
         return []
@@ -197,10 +196,11 @@ def _trained_on(
 ) -> list[str]:
     """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
     from recipec.runtime.data.encoding import coding
-    from recipec.runtime.data.shared import common, evaluation_warning, fingerprints
+    from recipec.runtime.data.report import evaluation_warning
+    from recipec.runtime.data.samples import common, fingerprints
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates
-    from recipec.runtime.data.tokenizing import tokenize
+    from recipec.runtime.data.workers import tokenize
     from recipec.runtime.errors import UserError
 
     other = splits(data, folder)[split == "train"]
@@ -222,7 +222,7 @@ def _trained_on(
 
 def _shown(encoder: Encoder, source: int, reader: Reader) -> Iterator[Shown]:
     """Yield the samples of a source that are trained on."""
-    from recipec.runtime.data.showing import show
+    from recipec.runtime.data.encoding import show
 
     return (sample for row in _rows(reader) for sample in show(encoder, row, source))
 
@@ -305,7 +305,7 @@ def _visible(piece: str) -> str:
 
 def _rows(reader: Any) -> Iterator[ParsedSample]:
     """Yield the rows of a source; for a preference, both answers, each as a prompt and its completion."""
-    from recipec.runtime.data.preferences import PreferenceRow
+    from recipec.runtime.data.formats import PreferenceRow
 
     for row in reader:
         if isinstance(row, PreferenceRow):
@@ -322,7 +322,7 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> Sequence[Reader]
 
     readers = open_rows(split.sources, data, folder, split.chosen())
     if data.stream_window is not None and split.sources == data.train:
-        from recipec.runtime.data.shards import beginning
+        from recipec.runtime.data.stream import beginning
 
         for reader in readers:
             reader.records = partial(beginning, reader.source, folder, data.stream_window)

@@ -20,7 +20,7 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
-from recipec.runtime.data.new_tokens import TOKENIZER, padded, token_ids
+from recipec.runtime.data.tokenizer import TOKENIZER, padded, token_ids
 from recipec.runtime.model.adapters import (
     Adapter,
     LoraSettings,

@@ -31,7 +31,7 @@ from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.plan import store
 from recipec.compiler.plan.at_hand import AtHand, PlainTokenizer, Subject, Unavailable, contents, look
 from recipec.compiler.wording import plural
-from recipec.runtime.data.places import kind_of
+from recipec.runtime.data.files import kind_of
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 if TYPE_CHECKING:

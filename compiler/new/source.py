@@ -16,9 +16,9 @@ from recipec.compiler.lowering.first_rows import first_rows
 from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
+from recipec.runtime.data.advice import LIKED
 from recipec.runtime.data.columns import NAMES, READS, VAGUE, is_text, together
-from recipec.runtime.data.parsers import parser_of
-from recipec.runtime.data.prompted import LIKED, is_labeled
+from recipec.runtime.data.formats import is_labeled, parser_of
 from recipec.runtime.data.values import Malformed
 
 PLACEHOLDER = "data/train.jsonl"

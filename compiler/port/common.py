@@ -13,7 +13,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.port.keys import OFF, Keys, table, tools
 from recipec.compiler.port.meaning import adapters, models
 from recipec.compiler.port.names import known, tokenizer_of
-from recipec.runtime.data.new_tokens import MULTIPLE, padded
+from recipec.runtime.data.tokenizer import MULTIPLE, padded
 from recipec.runtime.training.objectives import OBJECTIVES
 
 COMMON = table("""

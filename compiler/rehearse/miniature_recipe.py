@@ -13,7 +13,7 @@ from typing import Any
 
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.wording import split_layer
-from recipec.runtime.data.new_tokens import padded
+from recipec.runtime.data.tokenizer import padded
 from recipec.runtime.model.adapters import build_adapters, by_pattern, meant, principal
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.families.base import Architecture, Family

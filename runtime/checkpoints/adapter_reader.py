@@ -228,7 +228,7 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
         raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
     if not settings.train_tokens:
         return settings
-    from ..data.new_tokens import numbered
+    from ..data.tokenizer import numbered
 
     return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
 

@@ -1,10 +1,28 @@
-"""Advice on what to write in a recipe when a source's columns do not match its format."""
+"""Advise what to change in a recipe if its data does not fit; refuse data of which too little is usable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..errors import UserError
+from ..settings import DataSettings
 from .columns import COLUMN, NAMES, PARTS, READS, VAGUE
+from .report import SplitReport
+
+NO_SYSTEM = "it accepts the rest without the system message"
+"""The reason if a template accepts the conversation without its system message."""
+
+TEXT_AND_CALLS = "has text and tool calls, and the chat template"
+"""The beginning of the reason if a template does not write a message's text and then its tool calls."""
+
+LIKED = (
+    "data.format: unpaired_preference, with train.objective: kto; or, to learn the liked answers as they "
+    'are, data.transform: "liked.py:liked", where liked.py is\n'
+    "def liked(row):\n"
+    '    return row if str(row.pop("label")).lower() == "true" else None'
+)
+"""Advice if rows say whether an answer is desirable, but the recipe does not use it."""
+
 
 SHAPES = {
     "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
@@ -16,7 +34,10 @@ SHAPES = {
 }
 """A row of each format."""
 
+
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
+
+
 WITHOUT = "to train without it, remove it with data.transform, or set data.max_invalid_ratio: 1"
 
 
@@ -111,8 +132,6 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
         column = None if column == "prompt" else column
         return f"{place}.fields: {{prompt: {column}}}" if column else f"a row is {SHAPES[format]}"
     if format == "prompt_completion" and not missing and "label" in columns:
-        from .prompted import LIKED
-
         return LIKED
     if not columns or not missing:
         return f"a row is {SHAPES[format]}"
@@ -139,3 +158,89 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
 def _synonym(name: str, columns: Sequence[str]) -> str | None:
     lowered = {column.lower(): column for column in reversed(columns)}
     return next((lowered[word] for word in (name, *NAMES[name]) if word in lowered), None)
+
+
+def balance(liked: int, others: int, weights: tuple[float, float]) -> tuple[str, str] | None:
+    """Return a remark on the balance of desirable answers, by the rule of TRL's KTOTrainer: eq. 8 of
+    Ethayarajh et al. 2024, which keeps the two kinds' losses between 1 : 1 and 4 : 3.
+
+    Args:
+        liked, others: number of desirable and of undesirable answers; at least one in total.
+        weights: train.desirable_weight and train.undesirable_weight.
+
+    Returns:
+        A sentence, and what to do; None if the balance is good.
+    """
+    if not liked or not others:
+        kind = "desirable" if liked else "undesirable"
+        what = "add answers of the other kind" + (", or learn these with objective: sft" if liked else "")
+        return f"all {liked + others} answers are {kind}: there are no others to compare them with", what
+    desirable, undesirable = weights
+    low, high = (round(others * undesirable / liked * ratio, 2) for ratio in (1, 1.33))
+    least, most = (round(liked * desirable / others / ratio, 2) for ratio in (1.33, 1))
+    if liked == others or low <= desirable <= high or least <= undesirable <= most:
+        return None
+    return (
+        f"desirable answers are {liked} of {liked + others}: KTO asks for a desirable_weight from {low:g} to "
+        f"{high:g}, or an undesirable_weight from {least:g} to {most:g}",
+        f"desirable_weight: {low:g}" if low > 0 else f"undesirable_weight: {most:g}",
+    )
+
+
+def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
+    """Refuse a split with no usable rows, with too few, or with too many unusable ones.
+
+    Args:
+        name: name of the split.
+
+    Raises:
+        UserError
+    """
+    ratio = data.max_invalid_ratio
+    if not report.kept:
+        why = report.notes()[:3] or [f"data.transform returns None for {report.removed} of them"]
+        raise UserError(
+            f"none of the {report.read} rows of {name} can be used: " + "; ".join(why),
+            _remedy(report, data),
+        )
+    if report.invalid > ratio * report.read:
+        first = [note for note in report.notes() if ": too long: " not in note][:3]
+        raise UserError(
+            f"{report.invalid} of {report.read} rows of {name} cannot be used, more than "
+            f"data.max_invalid_ratio {ratio:g} allows; the first: " + "; ".join(first),
+            _remedy(report, data),
+        )
+    if report.incomplete.count > ratio * report.read:
+        raise UserError(
+            f"{report.incomplete.count} of {report.read} rows of {name} contain text that the model would "
+            "not see, "
+            f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
+            leftover(data.format, data.fields, report.unused),
+        )
+
+
+def _remedy(report: SplitReport, data: DataSettings) -> str:
+    problems = [report.malformed, report.empty, report.inconsistent, report.masked]
+    problems += [] if report.kept else [report.overlong]  # too long ones are no fault where others are kept
+    commonest = max(problems, key=lambda p: p.count)
+    if not commonest.count:
+        return "data.transform returns the rows that are to be kept; or raise data.stream_window"
+    if commonest is report.overlong:
+        ways = "split or truncate" if "text" in data.formats else "truncate"
+        return f"raise data.max_length, or set data.overlong to {ways}"
+    if NO_SYSTEM in commonest.first[0].reason:
+        return folding(data.format, data.fields)
+    if TEXT_AND_CALLS in commonest.first[0].reason:
+        return silencing(data.fields)
+    if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
+        return WRITTEN
+    if commonest is report.inconsistent:
+        if "token in common" in commonest.first[0].reason:
+            return "move the white space at the prompts' ends to the completions' beginnings"
+        return (
+            "use a chat template with {% generation %} markers around what the assistant writes "
+            "(data.chat_template), or data.loss_on: last_assistant"
+        )
+    return (
+        "see the first reasons: repair those rows, or raise data.max_invalid_ratio to continue without them"
+    )

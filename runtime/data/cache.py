@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -23,13 +22,16 @@ from typing import Any
 import numpy as np
 
 from ..endless import check_ends
-from ..errors import first_line
+from ..errors import first_line, say
 from ..settings import DataSettings, Source
 from .encoding import Coding
+from .files import HUB, TOLD, address_of, kind_of
 from .report import SplitReport
 from .samples import Samples
 
 ABOUT = "split.json"
+
+
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
 """Packages that affect how rows are read, rendered and tokenized."""
 
@@ -84,7 +86,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
-        say(f"the tokenized data in {folder} is incomplete ({first_line(error)}), and is made again")
+        say(f"note: the tokenized data in {folder} is incomplete ({first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -109,15 +111,8 @@ def save(folder: Path, samples: Samples, report: SplitReport) -> None:
             _not_kept(folder, error)
 
 
-def say(note: str) -> None:
-    """Print a note about something that does not stop the run."""
-    print(f"note: {note}", file=sys.stderr)
-
-
 def _content(source: Source, data_dir: Path) -> Any:
     if "://" in source.path:
-        from .remote_content import remote_content
-
         return remote_content(source)
     path = data_dir / Path(source.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -140,6 +135,28 @@ def _sha256(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def remote_content(source: Source) -> Any:
+    """Return an identification of the content of a source at an address.
+
+    Raises:
+        ValueError: its file system tells neither a checksum nor a time.
+    """
+    if source.path.startswith(HUB) and kind_of(source.path) is None:
+        from huggingface_hub import HfApi
+
+        name, revision = address_of(source.path)
+        return HfApi().dataset_info(name, revision=revision).sha
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(source.path)
+    names = sorted(system.find(path)) if system.isdir(path) else [path]
+    told = (*TOLD, "mtime", "updated", "LastModified")
+    infos = [(name, system.info(name)) for name in names]
+    if not all(any(info.get(item) for item in told[1:]) for _, info in infos):
+        raise ValueError("its file system gives neither a checksum nor a time")
+    return [[name, *(str(info.get(item)) for item in told)] for name, info in infos]
+
+
 def installed(package: str) -> str | None:
     """Return the version of an installed package; None if there is none."""
     try:
@@ -149,4 +166,4 @@ def installed(package: str) -> str | None:
 
 
 def _not_kept(folder: Path, error: OSError) -> None:
-    say(f"the tokenized data could not be kept in {folder}: {first_line(error)}")
+    say(f"note: the tokenized data could not be kept in {folder}: {first_line(error)}")

@@ -6,24 +6,29 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings, Source
 from .columns import Unread, marked, together
-from .control_tokens import ControlTokens, Data
+from .control_tokens import (
+    ControlTokens,
+    Data,
+    Literal,
+    check_foreign,
+    private_names,
+    renamed,
+    special_tokens,
+)
 from .formats import AnyRow, ParsedSample
-from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer, special_tokens
+from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer
 from .messages import Messages, parted
+from .reasoning import Reasoning
 from .report import SplitReport
 from .samples import Samples
 from .template import ChatTemplate, Span, TemplateRefusal
-
-if TYPE_CHECKING:
-    from .literal_tokens import Literal
-    from .reasoning import Reasoning
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,6 @@ def coding(
     text, special = _with_exact_offsets(tokenizer.backend_tokenizer.to_str()), special_tokens(tokenizer)
     names: dict[str, str] = {}
     if data.special_tokens == "text":
-        from .literal_tokens import private_names, renamed
-
         names = private_names(text, special)
         text = renamed(text, names)
     return Coding(
@@ -110,8 +113,6 @@ class Encoder:
         self._control = ControlTokens(coding.special)
         self._literal: Literal | None = None
         if coding.names:
-            from .literal_tokens import Literal
-
             self._literal = Literal(self._control, coding.names)
         self._added = self._tokenizer.get_added_tokens_decoder()
         made = {text: self._compiled(text) for text in coding.templates if text is not None}
@@ -127,8 +128,6 @@ class Encoder:
         coding = self.coding
         if coding.reasoning is None:
             return ChatTemplate(text, coding.variables), None
-        from .reasoning import Reasoning
-
         reasoning = Reasoning(coding.reasoning, text, coding.variables)
         return reasoning.template, reasoning
 
@@ -163,8 +162,6 @@ class Encoder:
         texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
         self._encode_chats(chats, source, report, encoded)
         if texts:
-            from .texts import encode_texts
-
             texts = [(i, row) for i, row in texts if self._is_readable(row, report)]
             alone = self.coding.loss_on[source] == "completion"
             ends = None if self.coding.eos is None else (self.coding.eos, self._name(self.coding.eos))
@@ -220,8 +217,6 @@ class Encoder:
     def _is_readable(self, row: ParsedSample, report: SplitReport) -> bool:
         """Return whether the tokenizer reads no part of a plain text as a control token; count it if not."""
         if self._literal is not None:
-            from .literal_tokens import check_foreign
-
             try:
                 check_foreign(f"{row.prompt or ''}{row.completion or ''}")
             except Inconsistent as error:
@@ -488,3 +483,168 @@ def _with_exact_offsets(tokenizer: str) -> str:
         elif isinstance(node, list):
             pending += node
     return json.dumps(whole, ensure_ascii=False)
+
+
+def encode_texts(
+    tokenizer: Any,
+    rows: Sequence[tuple[int, ParsedSample]],
+    ends: tuple[str, str] | None,
+    alone: bool,
+    report: SplitReport,
+) -> Iterator[tuple[int, Rendered, Any, tuple[int, int]]]:
+    """Encode plain text with the tokenizer's own special tokens, then the end of sequence.
+
+    A text that already begins or ends with a token that the tokenizer adds gets no second one.
+
+    Args:
+        rows: with their numbers.
+        ends: the token that ends a text, and its text in the tokenizer; None if there is none. If the texts
+            differ, control tokens in the data are ordinary text.
+        alone: whether only completions are targets.
+        report: counts the rows that cannot be used.
+
+    Returns:
+        The number, the text, the encoding and the target range of each usable row.
+
+    Raises:
+        UserError: there is no such token.
+    """
+    begin, added_end = added_tokens(tokenizer)
+    wholes: list[tuple[int, ParsedSample, str, str, str]] = []
+    for i, row in rows:
+        completion = row.completion or ""
+        if not completion.strip():
+            report.empty.add(row.origin, "no text" if row.prompt is None else "no text in the completion")
+            continue
+        if ends is None:
+            raise UserError(
+                "the tokenizer has no end-of-sequence token, with which plain text has to end",
+                'add "eos_token" to tokenizer_config.json, or use data.format: chat',
+            )
+        eos, name = ends
+        literal = eos != name  # the text of a control token in the data is not that token
+        end = ("", "")
+        if not added_end.endswith(eos):
+            end = ("", "") if completion.endswith(eos) and not literal else ends
+        elif not literal:
+            completion = completion.removesuffix(eos)
+        prompt = row.prompt or ""
+        if not literal:
+            prompt = without_start(prompt, begin)
+        whole = prompt + completion if literal else without_start(prompt + completion, begin)
+        wholes.append((i, row, prompt, whole + end[0], whole + end[1]))
+    encodings = tokenizer.encode_batch([text for *_, text in wholes])
+    prompts = tokenizer.encode_batch([prompt for *_, prompt, _, _ in wholes] if alone else [])
+    for n, ((i, row, _, text, _), encoding) in enumerate(zip(wholes, encodings, strict=True)):
+        ids, start = encoding.ids, 0
+        if alone:
+            asked = _without_added_end(prompts[n])
+            start = len(asked)
+            if ids[:start] != asked:
+                report.inconsistent.add(row.origin, _not_a_prefix(asked, encoding, text))
+                continue
+        yield i, Rendered(text, ()), encoding, (start, len(ids))
+
+
+def added_tokens(tokenizer: Any) -> tuple[str, str]:
+    """Return the texts of the tokens that a tokenizer puts before and after every text."""
+    encoding = tokenizer.encode("a")
+    tokens, added = encoding.tokens, [bool(mark) for mark in encoding.special_tokens_mask]
+    if False not in added:
+        return "", ""
+    start, end = added.index(False), len(added) - added[::-1].index(False)
+    return "".join(tokens[:start]), "".join(tokens[end:])
+
+
+def without_start(text: str, begin: str) -> str:
+    """Return a text without the tokens that the tokenizer puts before it."""
+    while begin and text.startswith(begin):
+        text = text[len(begin) :]
+    return text
+
+
+def _without_added_end(encoding: Any) -> list[int]:
+    """Return a prompt's token ids without the tokens that the tokenizer appends to every text."""
+    ids: list[int] = encoding.ids
+    added = encoding.special_tokens_mask
+    end = len(ids)
+    while end and added[end - 1]:
+        end -= 1
+    return ids[:end]
+
+
+def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
+    same = 0
+    for ours, theirs in zip(prompt, encoding.ids, strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    chars = encoding.token_to_chars(same) if same < len(encoding) else None
+    where = f"{text[slice(*chars)]!r}" if chars else "its end"
+    return (
+        f"the prompt and the completion have a token in common, {where}: the prompt has to end where a "
+        "token ends"
+    )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A sample for people to read.
+
+    Attributes:
+        origin: its origin.
+        pieces: stretches of its text, each with whether its tokens are targets.
+        tokens, targets: their numbers.
+        truncated: whether it was cut to max_length.
+    """
+
+    origin: str
+    pieces: list[tuple[str, bool]]
+    tokens: int
+    targets: int
+    truncated: bool
+
+
+def show(encoder: Encoder, row: ParsedSample, source: int = 0) -> list[Shown]:
+    """Return the samples of a row of a source as they are trained on: several for a text that is split, none
+    if the row is left out.
+
+    Raises:
+        UserError: as `Encoder.encode`.
+    """
+    builder = Builder(encoder.coding, source)
+    for _, encoded in encoder.encoded([row], source, builder.report):
+        builder.add(row.origin, encoded)
+        (samples, report) = builder.finish()
+        return [
+            Shown(
+                samples.origin(number),
+                _pieces(encoded.encoding, encoded.rendered.text, first, sample.targets.tolist()),
+                len(sample.tokens),
+                int(sample.targets.sum()),
+                bool(report.truncated),
+            )
+            for number, (first, sample) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
+        ]
+    return []
+
+
+def _pieces(encoding: Any, text: str, first: int, targets: Sequence[bool]) -> list[tuple[str, bool]]:
+    """Split the text of tokens, from the token `first` on, into stretches of targets and of others; added
+    tokens show their name."""
+    out: list[tuple[str, bool]] = []
+    before = encoding.token_to_chars(first - 1) if first else None
+    shown = before[1] if before else 0  # characters
+    names, added = encoding.tokens, encoding.special_tokens_mask
+    for token, target in enumerate(targets, first):
+        chars = encoding.token_to_chars(token)
+        if added[token] or chars is None:
+            piece = names[token]
+        else:
+            # Includes characters that no token covers; the later bytes of one character give nothing.
+            piece, shown = text[shown : max(shown, chars[1])], max(shown, chars[1])
+        if out and out[-1][1] == target:
+            out[-1] = (out[-1][0] + piece, target)
+        elif piece:
+            out.append((piece, target))
+    return out

@@ -1,25 +1,22 @@
-"""The samples that rows are parsed into, and the format chat.
+"""Parse the rows of each format into samples.
 
 chat               messages (or ShareGPT's conversations); optional system, reasoning, tools
 instruction        instruction, output; optional input, system, history, reasoning, tools
 prompt_completion  prompt and completion, both text or both messages; optional tools
 text               text
 preference         chosen and rejected, both text or both messages; optional prompt, system, tools
-unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable
-"""
+unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from .columns import NOTHING, Unread, column_of, only, said, unread
+from .columns import NAMES, NOTHING, PARTS, READS, VAGUE, Unread, column_of, only, said, unread
 from .messages import Messages, demand_assistant, parse_messages, parse_tools, parted
-from .values import Malformed, text_of
-
-if TYPE_CHECKING:
-    from .preferences import PreferenceRow
+from .values import Malformed, kind, parsed, text_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,42 @@ class ParsedSample:
     tools: list[dict[str, Any]] | None = None
     unread: Unread = NOTHING
     liked: bool | None = None
+
+
+@dataclass(frozen=True)
+class PreferenceRow:
+    """Two continuations of one prompt; the first is preferred.
+
+    Attributes:
+        origin: as in ParsedSample.
+        prompt, chosen, rejected: all text, or all messages as in ParsedSample. `chosen` and `rejected` do not
+            repeat the prompt.
+        tools, unread: as in ParsedSample.
+    """
+
+    origin: str
+    prompt: str | Messages
+    chosen: str | Messages
+    rejected: str | Messages
+    tools: list[dict[str, Any]] | None = None
+    unread: Unread = NOTHING
+
+    def answers(self) -> tuple[ParsedSample, ParsedSample]:
+        """Return the chosen and the rejected answer, each as a prompt with its completion."""
+
+        def one(answer: Any) -> ParsedSample:
+            if isinstance(self.prompt, str):
+                return ParsedSample(self.origin, prompt=self.prompt, completion=answer, unread=self.unread)
+            start = len(self.prompt)
+            return ParsedSample(
+                self.origin,
+                [*self.prompt, *answer],
+                completion_start=start,
+                tools=self.tools,
+                unread=self.unread,
+            )
+
+        return one(self.chosen), one(self.rejected)
 
 
 AnyRow: TypeAlias = "ParsedSample | PreferenceRow"
@@ -87,6 +120,259 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
     return ParsedSample(origin, messages=messages, tools=tools_of(row, fields), unread=rest)
 
 
+def parse_instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse an instruction after its earlier turns; see `formats.parse_chat`."""
+    instruction = filled_text(row, fields, "instruction")
+    output = filled_text(row, fields, "output")
+    read = {role: fields.get(role, role) for role in ("instruction", "output")} | tools_column(row, fields)
+
+    def optional(role: str) -> str | None:
+        column = column_of(role, row, fields)
+        if column is None:
+            return None
+        read[role] = column
+        return text_of(only(row[column]) if role == "reasoning" else row[column], repr(column))
+
+    context, system = optional("input"), optional("system")
+    messages: Messages = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    for user, assistant in _history(row, fields, read):
+        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    answer = {"role": "assistant", "content": output}
+    if not parted({"content": output})[0] and (reasoning := optional("reasoning")) is not None:
+        answer["reasoning_content"] = reasoning
+    asked = instruction if context is None else f"{instruction}\n\n{context}"
+    messages += [{"role": "user", "content": asked}, answer]
+    return ParsedSample(
+        origin,
+        messages=messages,
+        completion_start=len(messages) - 1,
+        tools=tools_of(row, fields),
+        unread=unread("instruction", row, fields, read, said(messages)),
+    )
+
+
+def _history(
+    row: Mapping[str, Any], fields: Mapping[str, str], read: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Parse the earlier turns of an instruction row: pairs of a user text and an assistant text."""
+    name = fields.get("history", "history")
+    value = row.get(name)
+    if value:
+        read["history"] = name
+    turns = parsed(value, repr(name)) if value else []
+    pairs = []
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if not isinstance(turn, list) or len(turn) != 2:
+            raise Malformed(f"{name!r} is not a list of pairs")
+        pairs.append((text_of(turn[0], repr(name)), text_of(turn[1], repr(name))))
+    return pairs
+
+
+def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse plain text; see `formats.parse_chat`."""
+    name = fields.get("text", "text")
+    text = text_of(required(row, name), repr(name))
+    return ParsedSample(origin, completion=text, unread=unread("text", row, fields, {"text": name}, (text,)))
+
+
+def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    if is_labeled(row):
+        raise Malformed(f"the label {row['label']} marks it as a judged answer, which KTO trains on")
+    return prompted("prompt_completion", origin, row, fields)
+
+
+def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    return replace(prompted("unpaired_preference", origin, row, fields), liked=label_of(row, fields))
+
+
+def label_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> bool:
+    """Return whether a row's answer is desirable. CSV gives the label as text.
+
+    Raises:
+        Malformed: it is neither true nor false.
+    """
+    name = fields.get("label", "label")
+    value = required(row, name)
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise Malformed(f"{name!r} is {value!r}, and not true or false")
+    return value
+
+
+def prompted(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Return a prompt and its completion.
+
+    Args:
+        format: prompt_completion, or unpaired_preference, which also reads a label.
+
+    Raises:
+        Malformed: one of them is missing, or one is text and the other is messages.
+    """
+    prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
+    prompt, completion = required(row, prompt_name), required(row, completion_name)
+    demand_alike(prompt, prompt_name, completion, completion_name)
+    read = {role: fields.get(role, role) for role in READS[format][0]}
+    if isinstance(prompt, list):
+        before = conversation(prompt, prompt_name, fields)
+        after = conversation(completion, completion_name, fields)
+        demand_assistant(after)
+        read |= tools_column(row, fields)
+        rest = unread(format, row, fields, read, said(before + after))
+        tools = tools_of(row, fields)
+        return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unread=rest)
+    completion = text_of(completion, repr(completion_name))
+    prompt = filled_text(row, fields, "prompt")
+    rest = unread(format, row, fields, read, (prompt, completion))
+    return ParsedSample(origin, prompt=prompt, completion=completion, unread=rest)
+
+
+def is_labeled(row: Mapping[str, Any]) -> bool:
+    """Return whether a prompt's completion has a valid label; CSV gives it as text."""
+    label = row.get("label")
+    return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
+
+
+ANSWER = re.compile(
+    r"(?:^|\n)[ \t]*(?:assistant|chatbot|model|gpt|bot|ai)[ \t]*:"
+    r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n+|<\|assistant\|>\n?"
+    r"|<start_of_turn>model\n|<\|turn>model\n|<｜Assistant｜>|\[/INST\]"
+    r"|###[ \t]*(?:assistant|response)[ \t]*:\n*",
+    re.IGNORECASE,
+)
+"""The beginning of an assistant's turn in a conversation that is written as one text, as in HH-RLHF."""
+
+
+def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
+    """Parse a row of the format preference.
+
+    If the prompt is missing, both answers must be whole conversations: messages, or text in which turns are
+    marked. Then the prompt is what both have in common, up to the beginning of the assistant's turn in which
+    they differ. The same applies if the prompt is text while the conversations contain it. Texts with a
+    column for a system message are turns of a conversation.
+
+    Raises:
+        Malformed: the row does not match the format, or both answers are the same.
+    """
+    names = {name: fields.get(name, name) for name in ("prompt", "chosen", "rejected")}
+    chosen, rejected = required(row, names["chosen"]), required(row, names["rejected"])
+    demand_alike(chosen, names["chosen"], rejected, names["rejected"])
+    if chosen == rejected:
+        raise Malformed(f"{names['chosen']!r} and {names['rejected']!r} are the same")
+    given = row.get(names["prompt"]) or None  # CSV has no nulls
+    if not isinstance(chosen, list):
+        good, bad = filled_text(row, fields, "chosen"), filled_text(row, fields, "rejected")
+        if given is not None:
+            asked = filled_text(row, fields, "prompt")
+            if "system" in fields or any(PARTS.get(str(name).lower()) == "system" for name in row):
+                return _of_turns(origin, row, fields, (asked, good, bad))
+            rest = _unread(row, fields, ("prompt",), (asked, good, bad))
+            return PreferenceRow(origin, asked, good, bad, unread=rest)
+        start = _last_turn(good, bad)
+        if start is None:
+            raise Malformed(_without_prompt(row, names["prompt"]))
+        rest = _unread(row, fields, (), (good, bad))
+        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unread=rest)
+
+    liked = conversation(chosen, names["chosen"], fields)
+    disliked = conversation(rejected, names["rejected"], fields)
+    if isinstance(given, list):
+        prompt = conversation(given, names["prompt"], fields)
+        if liked[: len(prompt)] == prompt == disliked[: len(prompt)]:
+            liked, disliked = liked[len(prompt) :], disliked[len(prompt) :]
+    else:
+        start = _common(liked, disliked)
+        prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
+        if not any(message["role"] == "user" for message in prompt):
+            about = f"{names['prompt']!r} is not a list of messages" if given else "no 'prompt'"
+            raise Malformed(f"{about}, and chosen and rejected do not begin with the same question")
+    for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
+        if not any(message["role"] == "assistant" for message in messages):
+            raise Malformed(f"no assistant turn in {name!r} after the prompt")
+    read = ("prompt", "tools") if isinstance(given, list) else ("tools",)
+    rest = _unread(row, fields, read, said([*prompt, *liked, *disliked]))
+    return PreferenceRow(origin, prompt, liked, disliked, tools_of(row, fields), rest)
+
+
+def _of_turns(
+    origin: str, row: Mapping[str, Any], fields: Mapping[str, str], texts: tuple[str, str, str]
+) -> PreferenceRow:
+    """Return a pair of texts with a system message, which may be blank, as conversations."""
+    prompt, good, bad = texts
+    messages: Messages = [{"role": "user", "content": prompt}]
+    system = column_of("system", row, fields)
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
+    liked, disliked = ([{"role": "assistant", "content": answer}] for answer in (good, bad))
+    rest = _unread(row, fields, ("prompt", "tools"), (*texts, *said(messages)), system)
+    return PreferenceRow(origin, messages, liked, disliked, tools_of(row, fields), rest)
+
+
+def _unread(
+    row: Mapping[str, Any],
+    fields: Mapping[str, str],
+    more: tuple[str, ...],
+    texts: Iterable[str],
+    system: str | None = None,
+) -> Unread:
+    read = {role: fields.get(role, role) for role in ("chosen", "rejected", *more)}
+    return unread("preference", row, fields, read | ({"system": system} if system else {}), texts)
+
+
+def _without_prompt(row: Mapping[str, Any], name: str) -> str:
+    """Return the reason for a pair of texts without a prompt."""
+    if name in row:
+        return f"{name!r} is blank, and chosen and rejected are not whole conversations"
+    others = [name for name in row if str(name).lower() in NAMES["prompt"] and name not in VAGUE]
+    hint = f": it may be {others[0]!r}" if others else ""
+    return f"no {name!r}{hint}; chosen and rejected are not whole conversations"
+
+
+def _common(chosen: Messages, rejected: Messages) -> int:
+    """Return the number of messages with which both begin; each keeps at least one of its own."""
+    shorter = min(len(chosen), len(rejected))
+    return next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
+
+
+def _last_turn(chosen: str, rejected: str) -> int | None:
+    """Return where the last turn of both begins, if they are conversations that begin alike."""
+    start = None
+    for turn in ANSWER.finditer(_beginning(chosen, rejected)):
+        if chosen[: turn.start()].strip():
+            start = turn.end()
+    return start
+
+
+def _beginning(first: str, second: str) -> str:
+    """Return the characters with which both texts begin."""
+    shorter = min(len(first), len(second))
+    return first[: next((i for i in range(shorter) if first[i] != second[i]), shorter)]
+
+
+PARSERS = {"prompt_completion": _prompt_completion, "unpaired_preference": _unpaired}
+"""The parsers of these formats."""
+
+
+Parser: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, str]], AnyRow]
+"""(the row's origin, its columns by their names in the source, name used here -> name in the source) -> the
+sample. Raises Malformed if the row does not match the format."""
+
+
+def parser_of(format: str) -> Parser:
+    """Return the parser of a format."""
+    if format == "chat":
+        return parse_chat
+    if format == "text":
+        return parse_text
+    if format == "preference":
+        return parse_preference
+    if format == "instruction":
+        return parse_instruction
+    return PARSERS[format]
+
+
 def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
     name = fields.get("tools", "tools")
     return parse_tools(row.get(name), name)
@@ -113,3 +399,16 @@ def filled_text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) ->
     if not value.strip():
         raise Malformed(f"{column!r} is blank")
     return value
+
+
+def demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
+    """Refuse a row that mixes text and messages."""
+    if isinstance(first, list) != isinstance(second, list):
+        raise Malformed(
+            f"{first_name!r} is {kind(first)} and {second_name!r} {kind(second)}: both are text, or both "
+            "are lists of messages"
+        )
+
+
+def conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
+    return parse_messages(value, name, fields, f"{name!r} message")

@@ -13,11 +13,18 @@ from typing import Any
 from ..endless import check_ends
 from ..errors import UserError
 from ..settings import Source
-from .column_files import BATCH, rows_of
-from .counting import count_rows
-from .files import read_file
-from .places import ENDINGS, DataPath, address_of, explained, kind_of
-from .text_files import Record
+from .files import (
+    BATCH,
+    ENDINGS,
+    DataPath,
+    Record,
+    address_of,
+    count_rows,
+    explained,
+    kind_of,
+    read_file,
+    rows_of,
+)
 
 TOKEN = "a private or gated one needs a token that may read it: set HF_TOKEN, or run `hf auth login`"
 

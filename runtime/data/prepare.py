@@ -8,26 +8,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, say
 from ..settings import DataSettings, Source, TrainSettings
-from . import cache as caching
-from .batches import Batch, BatchSchedule, BatchShape, Schedule, only
+from . import cache
+from .advice import balance, check_split
+from .batches import (
+    Batch,
+    BatchSchedule,
+    BatchShape,
+    EvalPart,
+    Schedule,
+    evaluation_batches,
+    only,
+    rows_by_source,
+)
 from .encoding import Coding, coding
-from .epochs import Epochs
+from .epochs import Epochs, WeightedEpochs, check_draws, hardly_drawn, measure_rows, tempered, undrawn
 from .report import DataReport, SplitReport
-from .samples import Samples
+from .samples import Samples, common, fingerprints, repeated_notes
 from .sources import Split, open_rows, splits
+from .stream import StreamSchedule, Windows
 from .tokenizer import chat_templates
-from .tokenizing import tokenize
-from .usable import check_split, count_rows
-
-if TYPE_CHECKING:
-    from .evaluation import EvalPart
-    from .stream import Windows
+from .workers import tokenize
 
 
 @dataclass(frozen=True)
@@ -175,22 +181,18 @@ def prepare(
     schedule: Schedule
     windows: Windows | None = None
     if data.stream_window is not None:
-        from . import stream
-
         if train.steps is None:
             raise UserError(
                 "epochs of a stream cannot be counted", "give train.steps, or remove data.stream_window"
             )
-        windows = stream.Windows(data, how, data_dir, tokenizing.workers)
-        schedule = stream.StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
+        windows = Windows(data, how, data_dir, tokenizing.workers)
+        schedule = StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
         samples, train_report = schedule.window.samples, schedule.window.report
         per_epoch, made_of, weights = None, windows.made_of, windows.weights
     else:
         samples, train_report = read_split(trained_on, data, how, data_dir, tokenizing)
         check_split("data.train", train_report, data)
         if len(samples.liked):
-            from .unpaired import balance
-
             liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
             if unbalanced := balance(liked, len(samples) - liked, both):
                 notes.append("; ".join(unbalanced))
@@ -199,11 +201,9 @@ def prepare(
         if all(weight == 1 for weight in weights):
             epochs = Epochs(*drawn)
         else:
-            from .weighted import WeightedEpochs, check_draws
-
             epochs = WeightedEpochs(*drawn, weights)
             check_draws(epochs.draws, train_report.samples)
-        count_rows(train_report, [epochs.of(0)], samples)
+        measure_rows(train_report, [epochs.of(0)], samples)
         by_length = data.curriculum == "length"
         schedule = BatchSchedule(
             samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length
@@ -213,14 +213,10 @@ def prepare(
     total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
     trained: np.ndarray | None = None
     if evaluated_on is not None or len(data.train) > 1:
-        from .shared import common, fingerprints, repeated_notes
-
         trained = fingerprints(samples)
     if trained is not None and len(data.train) > 1:
         notes += repeated_notes(data, samples, trained)
     if len(data.train) > 1:
-        from .weighted import hardly_drawn, undrawn
-
         if isinstance(schedule, BatchSchedule):
             of_run = schedule.drawn(total)
             notes += undrawn(data.train, weights, samples, of_run, (total, schedule.steps_per_epoch))
@@ -233,10 +229,8 @@ def prepare(
     if evaluated_on is not None:
         held_out, eval_report = read_split(evaluated_on, data, coded(evaluated_on), data_dir, tokenizing)
         check_split(evaluated_on.name, eval_report, data)
-        from .evaluation import evaluation_batches, rows_by_source
-
         rows_of = rows_by_source(held_out, evaluated_on.sources, data)
-        count_rows(eval_report, list(rows_of.values()), held_out)
+        measure_rows(eval_report, list(rows_of.values()), held_out)
         assert trained is not None
         found = fingerprints(held_out)
         eval_report.shared = common(found, trained)
@@ -269,8 +263,6 @@ def source_weights(samples: Samples, data: DataSettings) -> list[float]:
     if data.temperature is None:
         return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
-    from .tempering import tempered
-
     return tempered(sizes.tolist(), data.temperature)
 
 
@@ -290,17 +282,17 @@ def read_split(
     folder: Path | None = None
     unkept = ""
     if tokenizing.cache is not None:
-        named, reason = caching.key(split.sources, data, how, data_dir, split.part)
+        named, reason = cache.key(split.sources, data, how, data_dir, split.part)
         if named is not None:
             folder = tokenizing.cache / "data" / named
-            found = caching.load(folder)
+            found = cache.load(folder)
         else:
             unkept = f"the tokenized data is not kept: {reason}"
     if found is None:
         readers = open_rows(split.sources, data, data_dir, split.chosen())
         found = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
         if unkept:
-            caching.say(unkept)
+            say(f"note: {unkept}")
         if folder is not None and len(found[0]):
-            caching.save(folder, *found)
+            cache.save(folder, *found)
     return found

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, say
 from ..model.partition_rules import TOKENS
 from ..options import SampleSettings
 from ..settings import DataSettings, RunSettings, Source
-from .cache import say
 from .columns import strings, unread
-from .control_tokens import ControlTokens, Data
-from .masking import Inconsistent, special_tokens
+from .control_tokens import ControlTokens, Data, Literal, private_names, renamed, special_tokens
+from .encoding import added_tokens, without_start
+from .masking import Inconsistent
 from .messages import parse_messages, parse_tools
+from .reasoning import VARIABLES
 from .sources import records
 from .stops import end_tokens, generation_config
 from .template import ChatTemplate, TemplateRefusal
-from .texts import added_tokens, without_start
 from .tokenizer import chat_template
 from .values import ColumnRow, Malformed, text_of, without_fillers
 
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from ..hosts.single import SingleProcess
     from ..weights.checkpoint import HFCheckpoint
 
+
 MULTIPLE = 256
 """Prompts are padded to data.max_length, or to half, a quarter and so on of it, if that is a multiple of this
 on each device: splash attention and its balancing order need such lengths."""
+
+
 SHAPE = 'a line is {"messages": [...]}, or {"prompt": "..."} with a text or with messages'
 
 
@@ -114,8 +117,6 @@ def prompts(
     if data.chat_template or tokenizer.chat_template:
         variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         if data.reasoning is not None:
-            from .reasoning import VARIABLES
-
             variables |= VARIABLES[data.reasoning]
         template = ChatTemplate(chat_template(tokenizer, data, data_dir) or "", variables)
     read = _reader(tokenizer, data)
@@ -143,7 +144,7 @@ def prompts(
         raise UserError(f"{samples.prompts} is empty", SHAPE)
     if unused:
         counts = ", ".join(f"{name} in {count:,}" for name, count in unused.items())
-        say(f"columns of {samples.prompts} that the prompts do not contain: {counts}")
+        say(f"note: columns of {samples.prompts} that the prompts do not contain: {counts}")
     lengths = np.array([len(tokens) for tokens in encoded], np.int32)
     length = data.max_length
     while length % (2 * MULTIPLE * parts) == 0 and length // 2 >= lengths.max() + samples.max_tokens:
@@ -182,8 +183,6 @@ def _reader(tokenizer: Any, data: DataSettings) -> _Reader:
     if data.special_tokens != "text":
         return _Reader(backend, added_tokens(backend)[0], lambda text, *_: text)
     from tokenizers import Tokenizer
-
-    from .literal_tokens import Literal, private_names, renamed
 
     special, whole = special_tokens(tokenizer), backend.to_str()
     names = private_names(whole, special)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from .call_forms import FORMS
 from .columns import Unread
 
 NAMED = 5
@@ -48,24 +47,31 @@ KINDS = {
 }
 """Reasons for leaving rows out: the attribute of SplitReport, and its words."""
 
+
 COUNTS = (
     *("read", "kept", "removed", "truncated", "split", "pieces", "lone_ends", "substituted", "unended"),
     *("tokens", "targets"),
 )
 """The attributes of SplitReport that are plain numbers, and are added up."""
 
+
 KEPT = ("incomplete", "controlled")
 """The attributes of SplitReport with rows that are kept."""
+
 
 INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
 
 
 ADAPTED = {
-    **FORMS,
+    "json": "the chat template takes the arguments of tool calls as JSON text",
+    "null": "the chat template writes tool calls only in a message whose content is null, not empty",
+    "apart": "the chat template writes the text of a message after its tool calls, so the text is given as a "
+    "message of its own before them",
     "unopened": "the text before </think> or <channel|> counts as reasoning, although nothing opens it",
 }
-"""The changes to a sample's messages, and why each is made."""
+"""The changes to a sample's messages, and why each is made: those of template.CallForm, and of reasoning."""
+
 
 NAMED_COUNTS = ("unused", "texts", "values", "taken")
 """Attributes of SplitReport that count names of columns and keys, in the order of columns.Unread."""
@@ -350,11 +356,27 @@ class DataReport:
                 lines += [split.sentence(name), *(f"  {note}" for note in split.notes())]
         lines += [f"note: {note}" for note in self.notes]
         if self.eval is not None:
-            from .shared import evaluation_warning
-
             window = "" if self.steps_per_epoch is not None else "the first window that was read"
             warning = evaluation_warning(self.eval.shared, self.eval.samples, self.chooses, window)
             lines += [f"warning: {warning}"] if warning else []
         an_epoch = "" if self.steps_per_epoch is None else f"{self.steps_per_epoch:,} an epoch, "
         lines.append(f"steps: {an_epoch}{self.total_steps:,} in all")
         return "\n".join(lines)
+
+
+def evaluation_warning(count: int, samples: int, chooses: Sequence[str] = (), window: str = "") -> str:
+    """Return what to say of evaluation samples that are trained on, "" if there are none.
+
+    Args:
+        count, samples: those that are trained on, and all.
+        chooses: the recipe's keys that choose a step by the evaluation loss.
+        window: the name of the window of a stream that they were compared with, "" for all training data.
+    """
+    if not count:
+        return ""
+    how = f"all {samples:,}" if count == samples else f"{count:,} of the {samples:,}"
+    where = f", in {window}" if window else ""
+    out = f"{how} evaluation samples are also trained on{where}: their loss says nothing about new samples"
+    if chooses:
+        out += f", and {' and '.join(chooses)} would choose the step that knows them best"
+    return out

@@ -1,32 +1,33 @@
 """Stream the rows of every source of a recipe, for training and for evaluation.
 
-Training and evaluation have separate sources, or two parts of the same rows.
-"""
+Training and evaluation have separate sources, or two parts of the same rows. A function of the user's
+file may change each row before its format is read."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from difflib import get_close_matches
+from functools import cached_property, partial
+from importlib.machinery import SourceFileLoader
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..settings import DataSettings, Source
+from . import huggingface
 from .advice import SHAPES, advice
-from .files import located, read_file
-from .parsers import parser_of
+from .files import Record, count_rows, located, read_file
+from .formats import AnyRow, parser_of
 from .report import Problems, SplitReport
-from .text_files import Record
-from .values import ColumnRow, Malformed, without_fillers
-
-if TYPE_CHECKING:
-    from .division import Division
-    from .formats import AnyRow
-    from .transform import Transform
+from .values import ColumnRow, Malformed, kind, without_fillers
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,100 @@ def splits(data: DataSettings, data_dir: Path) -> tuple[Split, Split | None]:
     """Return the training split and, if any, the evaluation split. No source is read yet."""
     if data.eval_fraction is None:
         return Split("data.train", data.train), Split("data.eval", data.eval) if data.eval else None
-    from .division import Division
-
     division = Division(data.train, data.eval_fraction, data.eval_seed, data_dir)
     return (
         Split("data.train", data.train, division),
         Split("data.eval_fraction", data.train, division, held_out=True),
     )
+
+
+@dataclass(frozen=True)
+class Division:
+    """The rows of some sources, concatenated in order and divided by `choose`.
+
+    A row counts as it is in its source, up to the source's limit, even if it is not used later: rows that the
+    transform removes, malformed rows and overlong rows belong to one of the parts like any other row.
+    """
+
+    sources: Sequence[str | Source]
+    fraction: float
+    seed: int
+    data_dir: Path
+
+    @cached_property
+    def held_out(self) -> list[np.ndarray]:
+        """Return bool[rows] of each source. The first use counts the sources' rows.
+
+        Raises:
+            UserError: a source cannot be read, or no row is left to train on.
+        """
+        whole = [Source(source) if isinstance(source, str) else source for source in self.sources]
+        counts = [count(source, self.data_dir) for source in whole]
+        chosen = choose(sum(counts), self.fraction, self.seed)
+        return np.split(chosen, np.cumsum(counts)[:-1])
+
+
+def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
+    """Return bool[rows], True for the rows that are held out.
+
+    They are the rows that `datasets.Dataset.train_test_split(test_size=fraction, seed=seed)` puts into its
+    part "test". The order of rows within the two parts is not copied.
+
+    Raises:
+        UserError: no row is left to train on.
+    """
+    held_out = np.zeros(rows, bool)
+    number = math.ceil(fraction * rows)
+    if rows and number == rows:
+        raise UserError(
+            f"data.eval_fraction {fraction:g} holds out all rows of data.train ({rows})",
+            "give a smaller share, or more rows",
+        )
+    held_out[np.random.default_rng(seed).permutation(rows)[:number]] = True
+    return held_out
+
+
+def count(source: Source, data_dir: Path) -> int:
+    """Count the rows that `records` gives. Data sets of the hub, saved ones and Parquet files state their
+    count; other sources are read.
+
+    Raises:
+        UserError: as for `records`.
+    """
+    place, is_folder = located(source, data_dir)
+    if place is not None and not is_folder:
+        rows = count_rows(place, source.limit)
+    else:
+        rows = huggingface.hub_rows(source) if place is None else huggingface.folder_rows(place, source.split)
+    return rows if source.limit is None else min(rows, source.limit)
+
+
+Chosen = Sequence[np.ndarray] | None
+"""bool[rows] of each source, True where a row is taken; None takes all."""
+
+
+def open_rows(
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
+) -> list[Reader]:
+    """Return a reader for each source, in order. No source is read yet.
+
+    Args:
+        data_dir: the base of sources' relative paths (and of data.transform's, unless the script states an
+            absolute path).
+
+    Raises:
+        UserError: the transform cannot be loaded.
+    """
+    transforms: dict[str, Transform] = {}
+    readers = []
+    for number, given in enumerate(sources):
+        source, own = Source(given) if isinstance(given, str) else given, data.of(given)
+        if own.transform is not None and own.transform not in transforms:
+            transforms[own.transform] = Transform.load(own.transform, data_dir)
+        transform = transforms[own.transform] if own.transform is not None else None
+        part = None if chosen is None else chosen[number]
+        readers.append(Reader(source, own, data_dir, transform, part))
+    return readers
 
 
 class Reader:
@@ -179,36 +267,6 @@ class Reader:
         )
 
 
-Chosen = Sequence[np.ndarray] | None
-"""bool[rows] of each source, True where a row is taken; None takes all."""
-
-
-def open_rows(
-    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
-) -> list[Reader]:
-    """Return a reader for each source, in order. No source is read yet.
-
-    Args:
-        data_dir: the base of sources' relative paths (and of data.transform's, unless the script states an
-            absolute path).
-
-    Raises:
-        UserError: the transform cannot be loaded.
-    """
-    transforms: dict[str, Transform] = {}
-    readers = []
-    for number, given in enumerate(sources):
-        source, own = Source(given) if isinstance(given, str) else given, data.of(given)
-        if own.transform is not None and own.transform not in transforms:
-            from .transform import Transform
-
-            transforms[own.transform] = Transform.load(own.transform, data_dir)
-        transform = transforms[own.transform] if own.transform is not None else None
-        part = None if chosen is None else chosen[number]
-        readers.append(Reader(source, own, data_dir, transform, part))
-    return readers
-
-
 def records(source: Source, data_dir: Path) -> Iterator[Record]:
     """Yield the unparsed rows of a source with their places, at most `source.limit`.
 
@@ -218,7 +276,117 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
     place, is_folder = located(source, data_dir)
     if place is not None and not is_folder:
         return islice(read_file(place), source.limit)
-    from . import huggingface
-
     rows = huggingface.read_hub(source) if place is None else huggingface.read_folder(place, source.split)
     return islice(rows, source.limit)
+
+
+class Transform:
+    """A function row -> row or None.
+
+    It is called once for each row and reading, in the source's order. It gets the row as in the source (a
+    dict of columns by the source's names; data.fields is applied afterwards) and may change it. It should
+    depend on the row alone: every host calls it, and tokenized data is cached by content.
+
+    Attributes:
+        name: FILE.py:FUNCTION, for messages.
+    """
+
+    def __init__(self, name: str, path: Path, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._path = path
+        self._function = function
+
+    @classmethod
+    def load(cls, transform: str, folder: Path) -> Transform:
+        """Load the function of "FILE.py:FUNCTION".
+
+        Args:
+            folder: the base of a relative FILE.
+
+        Raises:
+            UserError: there is no such file or function, or importing the file fails.
+        """
+        file, _, function = transform.rpartition(":")
+        path = (folder / Path(file).expanduser()).absolute()
+        name = f"{path.name}:{function}"
+        if not file or not path.is_file():
+            raise UserError(
+                f"data.transform names {transform!r}, but there is no file {path}",
+                "write FILE.py:FUNCTION, and put the file next to train.py",
+            )
+        module = _imported(path)
+        found = getattr(module, function, None)
+        if not callable(found):
+            raise _no_function(module, path.name, function)
+        return cls(name, path, found)
+
+    def __call__(self, row: dict[str, Any], origin: str) -> dict[str, Any] | None:
+        """Return a row's replacement; None to leave the row out.
+
+        Raises:
+            UserError: the function raises, or returns neither a row nor None.
+        """
+        try:
+            made = self._function(row)
+        except (Exception, SystemExit) as error:
+            line = _line(error, self._path)
+            raise UserError(
+                f"{self._path.name}{f':{line}' if line else ''}: data.transform fails on {origin}: "
+                f"{type(error).__name__}: {first_line(error)}",
+                f"correct {self.name}; None leaves a row out",
+            ) from error
+        if made is None or isinstance(made, dict):
+            return made
+        raise UserError(
+            f"{self.name} returns {kind(made)} for {origin}", "data.transform returns a row (a dict) or None"
+        )
+
+
+def _imported(path: Path) -> ModuleType:
+    """Import the file as a module with a private name. No bytecode is written or read."""
+    name = f"_recipe_transform_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    loader = SourceFileLoader(name, str(path))
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look up their module there
+    try:
+        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), module.__dict__)
+    except SyntaxError as error:
+        raise UserError(
+            f"{path.name}:{error.lineno or 1} is not Python: {error.msg}", f"correct {path}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        line = _line(error, path)
+        missing = isinstance(error, ImportError)
+        raise UserError(
+            f"{path.name}{f':{line}' if line else ''}: the file of data.transform cannot be imported: "
+            f"{type(error).__name__}: {first_line(error)}",
+            "the file must not need other files: install the packages that it imports, and move the code of "
+            "other modules into it"
+            if missing
+            else f"correct {path}",
+        ) from error
+    return module
+
+
+def _no_function(module: ModuleType, file: str, function: str) -> UserError:
+    here = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    close = get_close_matches(function, here, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return UserError(
+        f"{file} has no function {function!r}", f"{hint}it has {', '.join(here) or 'no functions'}"
+    )
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """Return the last line of the user's file that an exception passed through."""
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..weights.checkpoint import HFCheckpoint
 
+
 CONFIG = "config.json"
+
+
 GENERATION = "generation_config.json"
 """transformers and vLLM read a model's end tokens from this file."""
 
+
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of config.json that transformers uses if a checkpoint has no generation_config.json."""
+
 
 LIMIT = "max_new_tokens"
 """A key that limits every request of a server, if the server reads the file from another folder than the

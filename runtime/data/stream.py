@@ -1,13 +1,13 @@
 """Read, tokenize and pack training data during the run, for data larger than the disk or the memory.
 
-The rows of all sources are cut into windows of data.stream_window rows. A seed draws how many of a window's
-rows each source gives, by the sources' weights, and orders the window's samples. Packing stays within a
-window. As without a stream, the rows of an optimizer step depend only on the data, the settings and the seed:
-not on the devices, nor on where a run was interrupted.
+Each source is a list of shards, and a cursor reads their rows, pass after pass. The rows of all sources
+are cut into windows of data.stream_window rows. A seed draws how many of a window's rows each source
+gives, by the sources' weights, and orders the window's samples. Packing stays within a window. As without
+a stream, the rows of an optimizer step depend only on the data, the settings and the seed: not on the
+devices, nor on where a run was interrupted.
 
-A checkpoint holds the place in each source at which the window of its last row begins. A resumed run reads
-that window again, and compares its digest with the digest in the checkpoint.
-"""
+A checkpoint holds the place in each source at which the window of its last row begins. A resumed run
+reads that window again, and compares its digest with the digest in the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,33 +16,170 @@ import json
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..errors import UserError, say
 from ..settings import DataSettings, Source
+from . import huggingface
+from .advice import check_split
 from .batches import BatchShape, Row, Schedule, Step
-from .cache import say
 from .encoding import Coding
-from .epochs import PackedRows, pack
-from .report import SplitReport
-from .samples import Samples, join
-from .shards import Cursor, shards_of
+from .epochs import PackedRows, measure_rows, pack
+from .files import READERS, TOLD, DataPath, Record, explained, kind_of, located, marked_lines, read_file
+from .report import SplitReport, evaluation_warning
+from .samples import Samples, common, fingerprints, join
 from .sources import open_rows
-from .text_files import Record
-from .tokenizing import Tokenizer
-from .usable import check_split, count_rows
+from .workers import Tokenizer
+
+Mark = Sequence[int]
+"""How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file, or another part of a source that is read like one.
+
+    Attributes:
+        about: its name and an identification of its content, as JSON values.
+        rows: yields the rows after a mark, each with the mark after it.
+    """
+
+    about: Sequence[Any]
+    rows: Callable[[Mark], Iterator[tuple[Record, Mark]]]
+
+
+def shards_of(source: Source, data_dir: Path) -> list[Shard]:
+    """Return the shards of a source, in the order of their names.
+
+    Raises:
+        UserError: it is missing, unreadable, of an unknown kind, or cannot be streamed.
+    """
+    place, is_folder = located(source, data_dir)
+    if place is not None and not is_folder:
+        return [_file_shard(place)]
+    if place is None:
+        commit, readers = huggingface.hub_shards(source)
+        return [Shard([source.path, commit, i], partial(_counted, rows)) for i, rows in enumerate(readers)]
+    files, saved = huggingface.folder_shards(place, source.split)
+    if saved is not None:
+        return [Shard([place.name, saved[1]], partial(_counted, saved[0]))]
+    return [_file_shard(file) for file in files]
+
+
+def beginning(source: Source, data_dir: Path, count: int) -> Iterator[Record]:
+    """Return the first rows of a source, in the order of its shards.
+
+    Raises:
+        UserError: as for `shards_of`.
+    """
+    rows = (row for shard in shards_of(source, data_dir) for row, _ in shard.rows(()))
+    return islice(rows, min(count, source.limit or count))
+
+
+def _file_shard(place: DataPath) -> Shard:
+    place.check()
+    try:
+        info = place.system.info(place.path) if place.system.exists(place.path) else {}
+    except Exception as error:
+        raise explained(place.name, error, place) from error
+    about = [place.name, *(str(info[name]) for name in TOLD if name in info)]
+    return Shard(about, partial(_rows_after, place))
+
+
+def _rows_after(place: DataPath, mark: Mark) -> Iterator[tuple[Record, Mark]]:
+    kind = kind_of(place.name) or ""
+    if kind == "jsonl":
+        return read_file(place, lambda place: marked_lines(place, *mark))
+
+    return _counted(lambda first: read_file(place, partial(READERS[kind], first=first)), mark)
+
+
+def _counted(rows: Callable[[int], Iterator[Record]], mark: Mark) -> Iterator[tuple[Record, Mark]]:
+    first = mark[0] if mark else 0
+    return ((row, [number]) for number, row in enumerate(rows(first), first + 1))
+
+
+class Cursor:
+    """Read the rows of a source, pass after pass over its shards.
+
+    Args:
+        number: the source's number in data.train.
+        seed: sets, with the pass, the shards' order; None keeps it. A source with a limit keeps it as well:
+            the limit selects its first rows.
+        after: the position of an earlier cursor, as JSON values; empty at the beginning.
+    """
+
+    def __init__(
+        self, source: Source, shards: Sequence[Shard], number: int, seed: int | None, after: Mapping[str, Any]
+    ) -> None:
+        self._source, self._shards, self._number = source, shards, number
+        self._seed = seed if source.limit is None else None
+        self._pass, self._shard = int(after.get("pass", 0)), int(after.get("shard", 0))
+        self._taken = int(after.get("rows", 0))
+        self._mark: Mark = after.get("mark", ())
+        self._rows: Iterator[tuple[Record, Mark]] | None = None
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Return the position after the last taken row: the pass, the shard in its order, the mark in the
+        shard, and the number of rows of the pass so far."""
+        return {"pass": self._pass, "shard": self._shard, "mark": list(self._mark), "rows": self._taken}
+
+    def take(self, count: int) -> Iterator[Record]:
+        """Take this many rows.
+
+        Raises:
+            UserError: the source cannot be read, or has no rows.
+        """
+        return (self._next() for _ in range(count))
+
+    def _next(self) -> Record:
+        while True:
+            if self._taken != self._source.limit and self._shard < len(self._shards):
+                if self._rows is None:
+                    self._rows = self._shards[self._order[self._shard]].rows(self._mark)
+                found = next(self._rows, None)
+                if found is not None:
+                    row, self._mark = found
+                    self._taken += 1
+                    return row
+                self._shard += 1
+            else:
+                self._begin_again()
+            self._rows, self._mark = None, ()
+
+    @property
+    def _order(self) -> Sequence[int]:
+        if self._seed is None:
+            return range(len(self._shards))
+        random = np.random.default_rng([self._seed, self._number, self._pass])
+        order: list[int] = random.permutation(len(self._shards)).tolist()
+        return order
+
+    def _begin_again(self) -> None:
+        path = self._source.path
+        if not self._taken:
+            raise UserError(f"{path} is empty", "a stream reads rows from it")
+        self._pass += 1
+        say(f"note: all {self._taken:,} rows of {path} are read; pass {self._pass + 1} over them begins")
+        self._shard = self._taken = 0
+
 
 HELD = 2
 """Windows that are in memory, in addition to the one that is being read."""
 
+
 PATIENCE = 30.0
 """Seconds to wait for a reader that has to end."""
+
 
 REMEMBERED = 1024
 """Number of windows whose beginnings are remembered, so that they can be read again."""
@@ -145,19 +282,17 @@ class Windows:
         check_split(f"data.train, window {begin.number + 1} of the stream", report, self._data)
         if begin.number:
             for note in report.notes():
-                say(note)
+                say(f"note: {note}")
             if self.held_out is not None:
                 self._compare(begin, samples, self.held_out)
         rows = self._rows(begin, samples)
-        count_rows(report, [rows], samples)
+        measure_rows(report, [rows], samples)
         return Window(begin, samples, rows, report), Begin(begin.number + 1, begin.first + len(rows), where)
 
     def _compare(self, begin: Begin, samples: Samples, held_out: np.ndarray) -> None:
-        from .shared import common, evaluation_warning, fingerprints
-
         count, window = common(held_out, fingerprints(samples)), f"window {begin.number + 1} of the stream"
         if warning := evaluation_warning(count, len(held_out), (), window):
-            say(warning)
+            say(f"note: {warning}")
 
     def close(self) -> None:
         """End a read that is in progress."""

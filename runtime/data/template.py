@@ -1,16 +1,23 @@
-"""Chat templates: Jinja as transformers runs it, and the places of the generation markers.
+"""Chat templates: Jinja as transformers runs it, the generation markers, and the form of tool calls.
 
-A template is a program from a model's repository, so it runs in Jinja's sandbox. It can use everything that
-transformers gives it: `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
+A template is a program from a model's repository, so it runs in Jinja's sandbox. It can use everything
+that transformers gives it: `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
 `raise_exception`, `strftime_now`, the filter `tojson`, loop controls and the tag `generation`.
-"""
+
+Templates differ in how they take an assistant's tool calls. Most take a call's arguments as an object,
+but DeepSeek's concatenate them as JSON text. Some write the calls of a message only if its content is
+null. Gemma 4's writes the text of a message after its calls and their results, although the model writes
+it before; as a message of its own, the text comes first. Short conversations with known texts show which
+form a template takes."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import jinja2
@@ -20,21 +27,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import UserError
 from ..limit import TooLong, limit
-from .call_forms import CallForm, call_form
+from .messages import REASONING
 
 Messages = list[dict[str, Any]]
+
+
 Span = tuple[int, int]
+
+
 Tools = list[dict[str, Any]] | None
+
 
 TODAY = datetime.datetime(2024, 7, 26)
 """The date of a template's `strftime_now`: the default of Llama's templates. With the current date, the same
 recipe would train on other tokens tomorrow, and a resumed run on others than before."""
 
+
 RENDER_SECONDS = 30.0
 """The time limit of a template for one conversation; milliseconds are usual."""
 
+
 LARGEST = 1 << 24
 """The most characters of a rendering, and items of an operation's result."""
+
 
 MOST_POWER = 64
 """The largest exponent: Python's integers are unbounded, and could fill the memory."""
@@ -207,3 +222,128 @@ def _to_json(
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+Render = Callable[[Messages, list[dict[str, Any]]], str | None]
+"""Render a conversation with tools; None if the template refuses it."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form in which a template takes a message that calls tools.
+
+    Attributes:
+        json: whether arguments are JSON text.
+        null: whether a content without text is null.
+        order: where the template writes a message's text: "before" its calls; "apart", before them if it is a
+            message of its own; "after" them; or "unknown", because it does not write both.
+    """
+
+    json: bool = False
+    null: bool = False
+    order: str = "before"
+
+    def applied(self, message: dict[str, Any]) -> tuple[str, ...]:
+        """Return the changes that apply to a message, as keys of `report.ADAPTED`."""
+        calls, content = message.get("tool_calls"), message.get("content")
+        if not calls or message.get("role") != "assistant":
+            return ()
+        apart = self.order == "apart" and bool((content or "").strip())
+        uses = {"json": self.json, "null": self.null and (apart or not content), "apart": apart}
+        return tuple(name for name, used in uses.items() if used)
+
+    def messages(self, messages: Messages) -> Messages:
+        """Return a conversation in this form."""
+        return [made for message in messages for made in self._of(message)]
+
+    def _of(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        applied = self.applied(message)
+        if "apart" in applied:
+            yield {key: item for key, item in message.items() if key not in ("tool_calls", "tool_responses")}
+            message = {key: item for key, item in message.items() if key not in REASONING} | {"content": ""}
+        if "null" in applied:
+            message = {**message, "content": None}
+        if "json" in applied:
+            message = {**message, "tool_calls": [_as_text(call) for call in message["tool_calls"]]}
+        yield message
+
+
+def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments", {})
+    # A source's own text stays as it is.
+    text = getattr(arguments, "text", "") or json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+PROBE_NAME, PROBE_KEY, PROBE_VALUE, PROBE_TEXT = "probe_name", "probe_key", "probe_value", "Probed text."
+
+
+PROBE_CALL = {
+    "id": "probe0000",
+    "type": "function",
+    "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}},
+}
+
+
+PROBE_PARAMETERS = {"type": "object", "properties": {PROBE_KEY: {"type": "string", "description": "A text."}}}
+
+
+PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": PROBE_NAME, "description": "A probe.", "parameters": PROBE_PARAMETERS},
+    }
+]
+
+
+PROBE_QUESTION = {"role": "user", "content": "Probed question?"}
+
+
+PROBE_ANSWER: Messages = [
+    {"role": "tool", "name": PROBE_NAME, "tool_call_id": PROBE_CALL["id"], "content": "Probed result."},
+    {"role": "assistant", "content": "Probed answer."},
+]
+
+
+def call_form(render: Render) -> CallForm:
+    """Return the form that a template takes; the plain one if it writes calls in none."""
+    for as_text, null in product((False, True), (False, True)):
+        form = CallForm(as_text, null)
+        if any(_writes_calls(render, form, rest) for rest in (PROBE_ANSWER, [])):
+            return CallForm(as_text, null, _order_of_text(render, form))
+    return CallForm(order="unknown")
+
+
+def _probed(render: Render, form: CallForm, messages: Messages) -> str:
+    return render(form.messages([PROBE_QUESTION, *messages]), PROBE_TOOLS) or ""
+
+
+def _writes_calls(render: Render, form: CallForm, rest: Messages) -> bool:
+    """Return whether a call is written, its arguments neither as Python's text nor as quoted JSON."""
+    text = _probed(render, form, [_probe_message("", True), *rest])
+    # The tool's own definition has the name and the key as well.
+    without = _probed(render, form, [_probe_message(PROBE_TEXT, False), *rest])
+    written = all(text.count(word) > without.count(word) for word in (PROBE_NAME, PROBE_VALUE))
+    return written and f"{{'{PROBE_KEY}'" not in text and f'\\"{PROBE_KEY}' not in text and "None" not in text
+
+
+def _order_of_text(render: Render, form: CallForm) -> str:
+    both = _probed(render, form, [_probe_message(PROBE_TEXT, True), *PROBE_ANSWER]) or _probed(
+        render, form, [_probe_message(PROBE_TEXT, True)]
+    )
+    text, call = both.find(PROBE_TEXT), both.find(PROBE_VALUE)
+    if 0 <= text < call:
+        return "before"
+    apart = [_probe_message(PROBE_TEXT, False), _probe_message("", True)]
+    header = _probed(render, form, [_probe_message(PROBE_TEXT, False)]).partition(PROBE_TEXT)[0]
+    for rest in (PROBE_ANSWER, []):
+        alone = _probed(render, form, [_probe_message("", True), *rest])
+        expected = header + PROBE_TEXT + alone[len(header) :]
+        if not alone.startswith(header) or _probed(render, form, [*apart, *rest]) != expected:
+            return "after" if 0 <= call < text else "unknown"
+    return "apart"
+
+
+def _probe_message(text: str, calls: bool) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": [PROBE_CALL]} if calls else {})}

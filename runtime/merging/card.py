@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..checkpoints.record import LOCK
-from ..data.places import HUB, address_of
+from ..data.files import HUB, address_of
 from ..model.reach import Reach
 from ..peft.known import refused_parts
 from ..training.objectives import OBJECTIVES, settings_of

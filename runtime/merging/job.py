@@ -241,7 +241,7 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
     if tokens := _new_tokens(job):
-        from ..data.new_tokens import with_tokens
+        from ..data.tokenizer import with_tokens
 
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
@@ -275,7 +275,7 @@ def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
     stops = beside_adapter(*files_of(job.base), job.ends or ())
     files = {GENERATION: stops, **job.own}
     if tokens := _new_tokens(job):
-        from ..data.new_tokens import with_tokens
+        from ..data.tokenizer import with_tokens
         from .own_files import tokenizer_of, with_own
 
         own = with_tokens(tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name)

@@ -51,7 +51,7 @@ class LoraSettings:
             ("layers.7.self_attn.q_proj"); "experts" and "router" for experts and routers.
         train_also: modules that are trained whole: "embed_tokens", "lm_head", norms, or regular expressions.
         train_tokens: tokens whose rows of the embedding are trained: numbers, or texts of the tokenizer.
-            `runtime.data.new_tokens.numbered` replaces the texts by numbers.
+            `runtime.data.tokenizer.numbered` replaces the texts by numbers.
         layers: indices of the adapted layers, None for all.
         rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
         rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..data.batches import TrainingData
-from ..data.evaluation import eval_line, eval_losses
+from ..data.batches import TrainingData, eval_line, eval_losses
 from ..metrics.run_report import Report
 from ..settings import TrainSettings
 from .stopping import Evaluations

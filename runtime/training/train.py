@@ -95,7 +95,7 @@ def _run(
     trace = session.arguments.trace
     schedule = session.schedule(learning_rate)
     if settings.lora is not None and settings.lora.train_tokens:
-        from ..data.new_tokens import numbered
+        from ..data.tokenizer import numbered
 
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
     settings = replace(settings, lora=session.kept(settings.lora))

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.lower import lower
-from recipec.runtime.data.parsers import parser_of
-from recipec.runtime.data.preferences import parse_preference
+from recipec.runtime.data.formats import parse_preference, parser_of
 from recipec.runtime.data.values import Malformed
 from recipec.spec.diagnostics import render_text
 from recipec.spec.language import Recipe

@@ -16,8 +16,7 @@ from recipec.compiler.port.dialects.axolotl_data import plain_type, user_defined
 from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
 from recipec.compiler.port.meaning import templates
 from recipec.runtime.data.encoding import Encoder, coding
-from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.parsers import parser_of
+from recipec.runtime.data.formats import ParsedSample, parser_of
 from recipec.runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer

@@ -14,8 +14,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new.source import NewData, as_turns, look
 from recipec.runtime.data.columns import is_text, said, stands, strings
-from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.parsers import parser_of
+from recipec.runtime.data.formats import ParsedSample, parser_of
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 from tests.new.public_rows import REFUSED, ROWS, A, C, Q, T

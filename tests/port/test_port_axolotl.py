@@ -9,7 +9,7 @@ import pytest
 
 from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import datasets
-from recipec.runtime.data.division import choose
+from recipec.runtime.data.sources import choose
 from tests.port.dialects import base, codes, finding, ported, spoken, values, verdict
 
 BASE = base("axolotl")

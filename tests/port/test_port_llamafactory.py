@@ -18,8 +18,7 @@ from recipec.compiler.port.port import Asked
 from recipec.compiler.port.port import port as port_files
 from recipec.compiler.port.read import read
 from recipec.compiler.port.recognize import role_of
-from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.parsers import parser_of
+from recipec.runtime.data.formats import ParsedSample, parser_of
 from tests.port.dialects import base, beside, codes, finding, ported, spoken, values
 
 BASE = base("llamafactory")

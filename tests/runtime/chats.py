@@ -95,7 +95,8 @@ def write(path: Path, conversations: Iterable[Sequence[dict[str, Any]]]) -> str:
 
 def renderer_of(tokenizer: Any, template: str, loss_on: str | Sequence[str]) -> Any:
     """Return a renderer for transformers' tokenizer and a template's text."""
-    from recipec.runtime.data.masking import Renderer, special_tokens
+    from recipec.runtime.data.control_tokens import special_tokens
+    from recipec.runtime.data.masking import Renderer
     from recipec.runtime.data.template import ChatTemplate
 
     compiled = ChatTemplate(template, tokenizer.special_tokens_map)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.data import cache as caching
-from recipec.runtime.data import tokenizing
+from recipec.runtime.data import workers
 from recipec.runtime.data.encoding import coding
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
 from recipec.runtime.data.samples import Samples
@@ -54,7 +54,7 @@ def equal(a: PreparedData, b: PreparedData) -> bool:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizing, "CHUNK", 16 * tokenizing.ROW)
+    monkeypatch.setattr(workers, "CHUNK", 16 * workers.ROW)
 
 
 def test_tokenizing_process_count_does_not_change_the_samples(folder: Path, small_chunks: None) -> None:
@@ -68,13 +68,13 @@ def test_tokenizing_starts_processes_only_for_many_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    start = tokenizing._Pool._start
-    monkeypatch.setattr(tokenizing._Pool, "_start", lambda pool: started.append(1) or start(pool))
-    monkeypatch.setattr(tokenizing, "_cores", lambda: 2)
+    start = workers._Pool._start
+    monkeypatch.setattr(workers._Pool, "_start", lambda pool: started.append(1) or start(pool))
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
     few = prepared(folder, workers=None)
     assert not started
-    monkeypatch.setattr(tokenizing, "CHUNK", 8 * tokenizing.ROW)
-    monkeypatch.setattr(tokenizing, "ALONE", 32 * tokenizing.ROW)
+    monkeypatch.setattr(workers, "CHUNK", 8 * workers.ROW)
+    monkeypatch.setattr(workers, "ALONE", 32 * workers.ROW)
     assert equal(prepared(folder, workers=None), few)
     assert len(started) == 2
 
@@ -87,7 +87,7 @@ def test_user_error_in_a_tokenizing_process_reaches_the_user(folder: Path, small
 def test_dead_tokenizing_process_is_reported(
     folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizing, "_PROGRAM", "import os; os._exit(9)")
+    monkeypatch.setattr(workers, "_PROGRAM", "import os; os._exit(9)")
     with pytest.raises(UserError, match=r"a tokenizing process ended unexpectedly \(exit status 9\)"):
         prepared(folder, workers=2)
 

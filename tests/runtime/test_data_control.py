@@ -10,14 +10,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recipec.runtime.data.control_tokens import ControlTokens
-from recipec.runtime.data.encoding import Encoder, coding
+from recipec.runtime.data.control_tokens import PRIVATE, ControlTokens, special_tokens
+from recipec.runtime.data.encoding import Encoder, coding, show
 from recipec.runtime.data.formats import ParsedSample, parse_chat
-from recipec.runtime.data.literal_tokens import PRIVATE
-from recipec.runtime.data.masking import special_tokens
 from recipec.runtime.data.prompts import prompts
 from recipec.runtime.data.report import SplitReport
-from recipec.runtime.data.showing import show
 from recipec.runtime.options import SampleSettings
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import CALL, GEMMA4, TOOLS, chat, published, tokenizer

@@ -10,9 +10,7 @@ import pytest
 
 from recipec.runtime.data.advice import advice
 from recipec.runtime.data.columns import Unread
-from recipec.runtime.data.formats import ParsedSample
-from recipec.runtime.data.parsers import parser_of
-from recipec.runtime.data.preferences import PreferenceRow, parse_preference
+from recipec.runtime.data.formats import ParsedSample, PreferenceRow, parse_preference, parser_of
 from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat
 

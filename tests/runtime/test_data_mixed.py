@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipec.runtime.data.epochs import tempered
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
-from recipec.runtime.data.tempering import tempered
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import MARKED, tokenizer, write

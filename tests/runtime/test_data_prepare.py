@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data.evaluation import eval_losses, source_names
+from recipec.runtime.data.batches import eval_losses, source_names
 from recipec.runtime.data.prepare import PreparedData, prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings

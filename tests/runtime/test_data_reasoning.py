@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.encoding import Encoder, coding
+from recipec.runtime.data.encoding import Encoder, coding, show
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.prompts import prompts
-from recipec.runtime.data.showing import show
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
 from recipec.runtime.options import SampleSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipec.runtime.data.shared import fingerprints, repeated
+from recipec.runtime.data.samples import fingerprints, repeated
 from recipec.runtime.settings import Source
 from tests.runtime.chats import write
 from tests.runtime.preparing import conversations, prepared

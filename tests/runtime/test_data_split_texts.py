@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.data.encoding import Encoder, coding
+from recipec.runtime.data.encoding import Encoder, coding, show
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.prepare import PreparedData
-from recipec.runtime.data.showing import show
 from recipec.runtime.settings import DataSettings, Source
 from tests.runtime.chats import tokenizer, write
 from tests.runtime.preparing import pieces, prepared

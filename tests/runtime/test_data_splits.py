@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipec.runtime.data.division import choose, count
 from recipec.runtime.data.prepare import PreparedData, Tokenizing, prepare
-from recipec.runtime.data.sources import open_rows, splits
+from recipec.runtime.data.sources import choose, count, open_rows, splits
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import chat, tokenizer, write

@@ -13,8 +13,7 @@ import pytest
 import torch
 import transformers
 
-from recipec.runtime.data.new_tokens import numbered, with_tokens
-from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.data.tokenizer import load_tokenizer, numbered, with_tokens
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, ModelSettings

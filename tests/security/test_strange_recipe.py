@@ -18,8 +18,7 @@ from recipec.compiler.cli import base as cli_base
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.runtime.data.cache import key
-from recipec.runtime.data.division import count
-from recipec.runtime.data.sources import records
+from recipec.runtime.data.sources import count, records
 from recipec.runtime.data.tokenizer import chat_template
 from recipec.runtime.endless import INTO_A_FILE
 from recipec.runtime.errors import UserError

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from ...checkpoints.saving import kept
-from ...data.batches import TrainingData
-from ...data.evaluation import eval_line, eval_losses
+from ...data.batches import TrainingData, eval_line, eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
 from ...metrics.loggers import Metrics

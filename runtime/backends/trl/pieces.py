@@ -14,8 +14,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...data.batches import Batch
-from ...data.evaluation import EvalPart
+from ...data.batches import Batch, EvalPart
 from ...data.prepare import PreparedData
 from ...errors import UserError
 from ...settings import TrainSettings

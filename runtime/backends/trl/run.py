@@ -157,7 +157,7 @@ def _run(job: _Job) -> int:
     base.verify()
     check_model(read_record(job.artifact), base)
     if lora is not None and lora.train_tokens:
-        from ...data.new_tokens import numbered
+        from ...data.tokenizer import numbered
 
         lora = numbered(lora, base, dict(model.add_tokens))
         job = replace(job, settings=replace(job.settings, lora=lora))

@@ -20,8 +20,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from ...data.batches import Batch
-from ...data.evaluation import eval_losses
+from ...data.batches import Batch, eval_losses
 from ...options import EarlyStopping
 from ...training.stopping import Evaluations
 from .checkpoints import DATA, TRAINED
@@ -69,7 +68,7 @@ class Surroundings:
         done: called on each process after an optimizer step, with its number, counted from 1, with its loss,
             learning_rate, norm (of the gradient before clipping), tokens and targets, and with the
             objective's other numbers.
-        evaluated: called with an optimizer step and the result of `runtime.data.evaluation.eval_losses`.
+        evaluated: called with an optimizer step and the result of `runtime.data.batches.eval_losses`.
         stop: returns whether this process asks to end the run.
     """
 

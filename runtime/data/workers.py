@@ -1,16 +1,18 @@
 """Turn rows into samples, in several processes if there are many rows.
 
-The processes are spawned, because JAX's threads do not survive a fork. Rows are cut into chunks by size
-alone, and results are joined in order. So the result does not depend on the number of processes.
-"""
+The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of rows from
+stdin, and writes pickled samples to stdout. Rows are cut into chunks by size alone, and results are joined in
+order. So the result does not depend on the number of processes."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError
 from ..in_order import in_order
@@ -28,27 +30,29 @@ from .encoding import Coding, Encoder
 from .formats import AnyRow, ParsedSample
 from .report import SplitReport
 from .samples import Samples, join
-
-if TYPE_CHECKING:
-    from .sources import Reader
+from .sources import Reader
 
 CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
 
+
 ALONE = 4 * CHUNK
 """Work that this process does by itself, in less time than other processes take to start."""
+
 
 ROW = 500
 """Work of a row in addition to its text, in characters."""
 
+
 MOST_WORKERS = 32
 
-Encoded = tuple[Samples, SplitReport]
+
+Tokenized = tuple[Samples, SplitReport]
 
 
 def tokenize(
     sources: Sequence[Reader], coding: Coding, data: DataSettings, workers: int | None, label: str
-) -> Encoded:
+) -> Tokenized:
     """Tokenize the rows of some sources; return the samples in order, and counts of all rows.
 
     Args:
@@ -73,7 +77,7 @@ class Tokenizer:
         self._pool: _Pool | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    def __call__(self, sources: Sequence[Reader], label: str | None) -> Encoded:
+    def __call__(self, sources: Sequence[Reader], label: str | None) -> Tokenized:
         """Return the samples and counts of some sources, with a progress line if there is a label for it."""
         chunks = _chunks(sources)
         first = list(islice(chunks, ALONE // CHUNK + 1))
@@ -101,7 +105,7 @@ class Tokenizer:
         if self._pool is not None:
             self._pool.close()
 
-    def _here(self, chunks: Iterable[tuple[int, list[AnyRow]]]) -> Iterator[tuple[int, Encoded]]:
+    def _here(self, chunks: Iterable[tuple[int, list[AnyRow]]]) -> Iterator[tuple[int, Tokenized]]:
         for source, rows in chunks:
             if self._encoder is None:
                 self._encoder = Encoder(self._coding)
@@ -109,7 +113,7 @@ class Tokenizer:
 
     def _in_processes(
         self, chunks: Iterable[tuple[int, list[AnyRow]]], count: int
-    ) -> Iterator[tuple[int, Encoded]]:
+    ) -> Iterator[tuple[int, Tokenized]]:
         if self._threads is None:
             self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenizing")
         assert self._pool is not None
@@ -157,7 +161,7 @@ class _Pool:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def encode(self, rows: list[AnyRow], source: int) -> Encoded:
+    def encode(self, rows: list[AnyRow], source: int) -> Tokenized:
         """Let the thread's own process encode some rows."""
         process = getattr(self._own, "process", None) or self._start()
         try:
@@ -192,13 +196,12 @@ class _Pool:
                     pass
 
     def _start(self) -> subprocess.Popen[bytes]:
-        package = __name__.rpartition(".")[0]
         root = Path(__file__).absolute().parents[__name__.count(".")]
         with self._lock:
             if self._closed:
                 raise RuntimeError("tokenizing has been stopped")
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(root), f"{package}.worker"],
+                [sys.executable, "-P", "-c", _PROGRAM, str(root), __name__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
@@ -225,3 +228,33 @@ def _cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
         return os.cpu_count() or 1
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    # Ctrl-C goes to the whole process group; this process ends when its parent closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = sys.stdin.buffer
+    # Output of libraries must not come between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    encoder = None
+    try:
+        while True:
+            try:
+                request = pickle.load(requests)
+            except EOFError:
+                return
+            try:
+                if encoder is None:
+                    encoder = Encoder(request)
+                    continue
+                answer: tuple[str, Any] = ("samples", encoder.encode(*request))
+            except UserError as error:
+                answer = ("user", (error.message, error.help))
+            except Exception:
+                answer = ("fault", traceback.format_exc())
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the parent has ended
