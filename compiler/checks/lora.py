@@ -21,7 +21,7 @@ from recipec.runtime.model.adapters import (
 )
 from recipec.runtime.model.families.base import LoraTarget
 from recipec.runtime.model.reach import expert_layer, reach
-from recipec.runtime.model.whole import trained_whole
+from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.core_schema import flow

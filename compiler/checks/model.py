@@ -8,7 +8,7 @@ from recipec.compiler.lowering import catalog, quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import padded
-from recipec.runtime.model.whole import trained_whole
+from recipec.runtime.model.selection import trained_whole
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 

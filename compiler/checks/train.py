@@ -19,7 +19,7 @@ from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.wording import line, listing, plural
 from recipec.runtime.model.adapters import matches
 from recipec.runtime.model.partition_rules import DATA
-from recipec.runtime.model.whole import selected
+from recipec.runtime.model.selection import selected
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
 from recipec.spec.core_schema import flow

@@ -27,10 +27,10 @@ from recipec.runtime.model.adapters import (
     build_adapters,
     lora_settings,
     meant,
+    parse_layers,
 )
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
-from recipec.runtime.model.layer_ranges import parse_layers
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel
 from recipec.runtime.weights.grown import with_vocabulary
 from recipec.spec.diagnostics import Diagnostic

@@ -11,7 +11,7 @@ from recipec.compiler.lowering.divided import resolve_specs
 from recipec.compiler.lowering.facts import Facts, gather
 from recipec.compiler.lowering.program import Program
 from recipec.runtime.model.adapters import placed
-from recipec.runtime.model.whole import train_only
+from recipec.runtime.model.selection import train_only
 from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
 from recipec.spec.load import Loaded, locate
 

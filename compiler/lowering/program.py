@@ -13,7 +13,7 @@ from recipec.runtime.model.adapters import TOKEN_ROWS, Adapter, LoraSettings
 from recipec.runtime.model.families import Architecture, Family
 from recipec.runtime.model.families.base import Parameter, Spec
 from recipec.runtime.model.reach import Reach, reach
-from recipec.runtime.model.whole import trained_whole
+from recipec.runtime.model.selection import trained_whole
 
 if TYPE_CHECKING:
     from recipec.spec.diagnostics import Diagnostic

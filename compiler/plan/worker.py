@@ -58,7 +58,7 @@ def compile_step(job: Job) -> Compiled | Failed:
     from recipec.compiler.lowering.libtpu import flags
     from recipec.compiler.lowering.lower import lower
     from recipec.runtime.errors import UserError
-    from recipec.runtime.model.mesh import compile_with
+    from recipec.runtime.model.sharding import compile_with
     from recipec.spec.load import load
 
     program = lower(load(job.recipe, job.sets), planning=True).program
@@ -99,10 +99,10 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     from recipec.compiler.plan.hlo.schedule import schedule
     from recipec.compiler.plan.kernels import KernelSeconds, kernels
     from recipec.compiler.plan.torus import Torus
-    from recipec.runtime.model import mesh as meshes
+    from recipec.runtime.model import sharding
 
     settings = run_settings(program)
-    mesh = meshes.arrange(settings.mesh.axes, devices)
+    mesh = sharding.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
     with mesh:
         made = abstract_step(program, job.layers, settings, mesh, job.backend)

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.initial import initial_adapters
-from ..model.whole import train_only
+from ..model.selection import train_only
 from ..peft.adapter import ROWS, open_adapter
 from ..peft.exporting import adapter_config, module_prefix
 from ..peft.fitting import fitting

@@ -51,7 +51,7 @@ def save_adapter(
         UserError: they cannot be written.
     """
     if initial is not None:
-        from ..model.principal import joined, plain
+        from ..model.initial import joined, plain
 
         lora, values = plain(lora), joined(values, initial)
     deltas = {name: Delta(a, b, lora.scale_of(name), *m) for name, (a, b, *m) in values.items()}

@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..metrics.loggers import FILE as METRICS
 from ..metrics.loggers import read_entries
-from ..model.adapters import Adapter, LoraSettings, Matrices, build_adapters, lora_settings
+from ..model.adapters import Adapter, ExpertAdapter, LoraSettings, Matrices, build_adapters, lora_settings
 from ..model.families.base import Parameter, parameter_path
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from . import manifest
@@ -66,7 +66,7 @@ class TrainedAdapters:
         record: the recipe.lock.json of the run.
         lock: its bytes.
         settings: the recipe's `lora` section; if the adapters started from the base's weights, the settings
-            of plain adapters that make the same change (`runtime.model.principal.plain`).
+            of plain adapters that make the same change (`runtime.model.initial.plain`).
         adapters: their layout.
         arrays: each adapter's Tunix arrays by its weight's path, in the order of Adapter.arrays.
         parameters: the parameters that were trained whole, and the embedding's trained rows.
@@ -93,11 +93,9 @@ class TrainedAdapters:
         out: dict[str, Delta | ReplacedTensor] = {}
         for adapter in self.adapters:
             parameter = parameters[adapter.target.weight]
-            if adapter.target.experts:
-                from ..model.expert_layout import products
-
+            if isinstance(adapter, ExpertAdapter):
                 scale = adapter.projections[0].scale
-                for source, a, b in products(adapter, parameter, *self.arrays[parameter.path]):
+                for source, a, b in adapter.tensors(parameter, *self.arrays[parameter.path]):
                     out[source.full_name(base.prefix)] = Delta(a, b, scale)
                 continue
             for part in adapter.projections:
@@ -176,7 +174,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     expected = {path: shape for adapter in adapters for path, shape, _ in adapter.arrays}
     whole: tuple[Parameter, ...] = ()
     if settings.trains_whole:
-        from ..model.whole import trained_whole
+        from ..model.selection import trained_whole
 
         whole = trained_whole(base.family.parameters(base.architecture), settings)
     expected |= {parameter.path: parameter.shape for parameter in whole}
@@ -200,7 +198,7 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
             raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
-        from ..model.principal import joined, plain, read_initial
+        from ..model.initial import joined, plain, read_initial
 
         found = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
         values = joined(found, read_initial(directory))

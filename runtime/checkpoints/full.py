@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import Spoiled, UserError
 from ..model.adapters import EMBEDDING, TOKEN_ROWS
 from ..model.families.base import Parameter, Source, parameter_path
-from ..model.whole import train_only
+from ..model.selection import train_only
 from ..weights.checkpoint import HFCheckpoint
 from .record import EARLIER, OTHER_RUN, unreadable
 

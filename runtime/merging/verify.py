@@ -260,7 +260,7 @@ def compare(
 def start_mesh(record: Mapping[str, Any]) -> Mesh:
     """Return the run's own mesh if its TPU is present, otherwise one CPU device. A mesh of several hosts
     would wait for the other hosts."""
-    from ..model.mesh import start
+    from ..model.sharding import start_mesh
 
     section = record["recipe"]["mesh"]
     axes = dict(section["axes"])
@@ -269,10 +269,10 @@ def start_mesh(record: Mapping[str, Any]) -> Mesh:
         print(f"note: verifying on the CPU: the run's mesh spans {hosts} hosts", file=sys.stderr)
     elif not (section.get("accelerator") or "").startswith("cpu"):
         try:
-            return start(MeshSettings("tpu", math.prod(axes.values()), axes))
+            return start_mesh(MeshSettings("tpu", math.prod(axes.values()), axes))
         except UserError as error:
             print(f"note: verifying on the CPU: {error.message}", file=sys.stderr)
-    return start(MeshSettings("cpu", 1, {axis: 1 for axis in axes}))
+    return start_mesh(MeshSettings("cpu", 1, {axis: 1 for axis in axes}))
 
 
 def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .families.base import PREFIXES, Architecture, Family, LoraTarget, Spec, arrays, sites
+from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Source, Spec, arrays, sites
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class LoraSettings:
         kind: "lora", or "dora" with a trained magnitude for each output.
         init: "peft" (A uniform, bound 1/sqrt(fan_in)), "qwix" (he_uniform, bound sqrt(6/fan_in)), "gaussian"
             (normal, deviation 1/rank), "zero_a" (A zero, B uniform, bound 1/sqrt(rank)), or one of the
-            starts that principal.py computes.
+            starts that initial.py computes.
         plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate divided by A's; None for the same rate.
         dtype: of the adapters.
         kv: "independent" adapters for fused projections, as in PEFT, or "shared" A, as in Qwix.
@@ -93,12 +93,12 @@ class LoraSettings:
 
     @property
     def principal(self) -> bool:
-        """Return whether A and B start from the base's weights (principal.py)."""
+        """Return whether A and B start from the base's weights (initial.py)."""
         return principal(self.init)
 
     @property
     def trains_whole(self) -> bool:
-        """Return whether modules, or rows of the embedding, are trained next to adapters (whole.py)."""
+        """Return whether modules, or rows of the embedding, are trained next to adapters (selection.py)."""
         return bool(self.train_also or self.train_tokens)
 
     def rank_of(self, module: str) -> int:
@@ -203,15 +203,11 @@ class Adapter:
 
     def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
         """Return A [rank, in], B [out, rank] and with DoRA the magnitudes [out] of each trained projection,
-        named and laid out as in PEFT; for experts see expert_layout.py.
+        named and laid out as in PEFT.
 
         Args:
             a, b, m: the arrays that `arrays` describes.
         """
-        if self.target.experts:
-            from . import expert_layout
-
-            return {self.projections[0].name: expert_layout.split(self, a, b)}
         flat = a.reshape(-1, self.rank)
         out: dict[str, Matrices] = {}
         for part in self.projections:
@@ -223,10 +219,6 @@ class Adapter:
 
     def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
         """Return the shapes of one projection in `split`: A [rank, in], B [out, rank], magnitudes [out]."""
-        if self.target.experts:
-            from . import expert_layout
-
-            return expert_layout.shapes(self)
         rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
         pair = (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
         return (*pair, (math.prod(rest),)) if self.dora else pair
@@ -243,11 +235,6 @@ class Adapter:
         """
         import numpy as np  # the compiler, which has no numpy, imports this module
 
-        if self.target.experts:
-            from . import expert_layout
-
-            low, high = parts[self.projections[0].name]
-            return expert_layout.join(self, low, high)
         dtype = parts[self.projections[0].name][0].dtype
         a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
         b = np.zeros(self.b_shape, dtype)
@@ -263,6 +250,72 @@ class Adapter:
                 place = array[part.slot] if self.target.fused else array
                 place[...] = values.reshape(place.shape)
         return (a.reshape(self.a_shape), b, *m)
+
+
+class ExpertAdapter(Adapter):
+    """The adapters of a layer's experts: one A and B for each expert of a weight.
+
+    PEFT has A [experts * rank, in] and B [out, rank * experts].
+    """
+
+    def split(self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None) -> dict[str, Matrices]:
+        count, rank = self.target.experts, self.rank
+        low = a.reshape(count, -1, rank).swapaxes(1, 2)
+        high = b.transpose(self._outputs).reshape(count, rank, -1)
+        if self.target.swapped:
+            low, high = high, low
+        pair = low.reshape(count * rank, -1), high.transpose(2, 1, 0).reshape(-1, rank * count)
+        return {self.projections[0].name: pair}
+
+    def shapes(self, part: Projection) -> tuple[tuple[int, ...], ...]:
+        ranks = self.rank * self.target.experts
+        low, high = math.prod(self.a_shape[1:-1]), math.prod(self.b_shape[2:])
+        return ((ranks, high), (low, ranks)) if self.target.swapped else ((ranks, low), (high, ranks))
+
+    def join(self, parts: Mapping[str, Matrices]) -> Matrices:
+        import numpy as np  # the compiler, which has no numpy, imports this module
+
+        low, high = parts[self.projections[0].name]
+        low = low.reshape(self.target.experts, self.rank, -1)
+        high = high.reshape(-1, self.rank, self.target.experts).transpose(2, 1, 0)
+        if self.target.swapped:
+            low, high = high, low
+        high = high.reshape([self.b_shape[axis] for axis in self._outputs])
+        low = low.swapaxes(1, 2).reshape(self.a_shape)
+        return np.ascontiguousarray(low), np.ascontiguousarray(high.transpose(np.argsort(self._outputs)))
+
+    @property
+    def _outputs(self) -> tuple[int, ...]:
+        """Return the axes of B, with the outputs in Hugging Face's order."""
+        rest = tuple(range(2, len(self.b_shape)))
+        return 0, 1, *(rest[::-1] if self.target.alternate else rest)
+
+    def tensors(
+        self, parameter: Parameter, a: np.ndarray, b: np.ndarray
+    ) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
+        """Yield A and B of each tensor that the weight is made of: one expert's, or all experts'.
+
+        Args:
+            parameter: the weight.
+            a, b: [experts, *in, rank] and [experts, rank, *out].
+        """
+        contract = self.target.contract
+        rest = [axis for axis in range(1, len(parameter.shape)) if axis not in contract]
+        for number, source in enumerate(parameter.sources):
+            place = parameter.place(number)
+            kept = [axis for axis, index in enumerate(place) if isinstance(index, slice)]
+            at = dict(zip(kept, source.transpose, strict=True))  # the tensor's axes, by the weight's
+            outputs = [axis for axis in rest if axis in at]
+            low = a[place[0]]
+            high = b[(place[0], slice(None), *(place[axis] for axis in rest))]
+            first = high.ndim - len(outputs)
+            order = [first + outputs.index(axis) for axis in sorted(outputs, key=at.__getitem__)]
+            high = high.transpose(*range(first), *order).reshape(*high.shape[:first], -1)
+            if min(map(at.__getitem__, outputs)) < min(at[axis] for axis in contract):
+                low, high = low.swapaxes(-1, -2), high.swapaxes(-1, -2)
+            else:  # [in, out]: (B A)^T = A^T B^T
+                low, high = high, low
+            yield source, low, high
 
 
 def meant(target: str, site: LoraTarget) -> tuple[str, ...]:
@@ -349,7 +402,8 @@ def build_adapters(
         rank = projections[-1].start + projections[-1].rank
         a_shape, b_shape = _pair(target, weight.shape, rank)
         a_spec, b_spec = _pair(target, spec, None)
-        out.append(Adapter(target, projections, a_shape, b_shape, a_spec, b_spec, lora.kind == "dora"))
+        kind = ExpertAdapter if target.experts else Adapter
+        out.append(kind(target, projections, a_shape, b_shape, a_spec, b_spec, lora.kind == "dora"))
     return out
 
 
@@ -370,7 +424,7 @@ def _pair(target: LoraTarget, weight: tuple[Any, ...], rank: Any) -> tuple[tuple
 
 
 def principal(init: str) -> bool:
-    """Return whether this kind of start computes the adapters from the base's weights (principal.py)."""
+    """Return whether this kind of start computes the adapters from the base's weights (initial.py)."""
     return init.startswith("pissa") or init in ("olora", "loftq")
 
 
@@ -380,11 +434,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     Records of older versions lack the keys that were added later. Patterns are recorded as pairs, whose order
     JSON keeps.
     """
-    tokens, chosen = tuple(section.get("train_tokens") or ()), None
-    if section["layers"] != "all":
-        from .layer_ranges import parse_layers
-
-        chosen = parse_layers(section["layers"], num_layers)
+    tokens, layers = tuple(section.get("train_tokens") or ()), section["layers"]
     if not all(type(token) in (int, str) for token in tokens):
         raise TypeError(f"train_tokens is {list(tokens)}")
     return LoraSettings(
@@ -394,7 +444,7 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         dropout=section["dropout"],
         train_also=tuple(section.get("train_also") or ()),
         train_tokens=tokens,
-        layers=chosen,
+        layers=None if layers == "all" else parse_layers(layers, num_layers),
         kind=section.get("kind", "lora"),
         init=section["init"],
         plus_ratio=section.get("plus_ratio"),
@@ -409,10 +459,38 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
     )
 
 
+def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Return the layer indices of "all", "20-59", "0-4,10" or a list.
+
+    Raises:
+        ValueError: for other text, or an index that is not in 0..num_layers-1.
+    """
+    if layers == "all":
+        return tuple(range(num_layers))
+    if isinstance(layers, str):
+        chosen: list[int] = []
+        for part in layers.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            if match is None:
+                raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
+            first = int(match[1])
+            last = int(match[2] or first)
+            # A larger range would fill memory before it is refused.
+            chosen += range(first, min(last, first + num_layers) + 1)
+    else:
+        chosen = list(layers)
+    outside = [i for i in chosen if not 0 <= i < num_layers]
+    if outside:
+        raise ValueError(f"layer {outside[0]} is not one of the model's {num_layers} (0 to {num_layers - 1})")
+    if not chosen:
+        raise ValueError("no layer is chosen")
+    return tuple(sorted(set(chosen)))
+
+
 def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:
     """Return the trained projections of a weight, each with its block of the rank axis."""
     out: list[Projection] = []
-    named = {module for one in lora.targets for module in meant(one, target)}
+    named = {module for name in lora.targets for module in meant(name, target)}
     for i, name in enumerate(target.modules):
         if name not in named:
             continue

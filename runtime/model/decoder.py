@@ -311,23 +311,23 @@ def _attention(config: Config, layer: int, parts: Collection[str]) -> nnx.Module
         return (Attention if config.architecture.latent is None else LatentAttention)(config, layer)
     if "delta" not in parts:
         return None
-    from .delta import DeltaNet
+    from .mixers import DeltaNet
 
     return DeltaNet(config)
 
 
 def _mamba(config: Config) -> nnx.Module:
-    from .mamba import Mamba
+    from .mixers import Mamba
 
     if config.architecture.mamba is None or not config.architecture.mamba.rank:
         return Mamba(config)
-    from .mamba1 import Mamba1
+    from .mixers import Mamba1
 
     return Mamba1(config)
 
 
 def _conv(config: Config) -> nnx.Module:
-    from .short_conv import ShortConv
+    from .mixers import ShortConv
 
     return ShortConv(config)
 

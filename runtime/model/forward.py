@@ -186,9 +186,9 @@ class Forward:
         bias = getattr(own, "bias", None)
         rows = None
         if own is None and _has_rows(model):
-            from .token_rows import trained
+            from .trained import trained_rows
 
-            rows = trained(model.embedder)
+            rows = trained_rows(model.embedder)
         config = getattr(holder, "config", None)
         softcap = getattr(model.config, "final_logit_softcap", None)
         return Head(
@@ -241,9 +241,9 @@ def _rows(model: Any) -> AbstractContextManager[None]:
     """Compute the model with the trained rows of its embedding, if it has any."""
     if not _has_rows(model):
         return nullcontext()
-    from .token_rows import replaced
+    from .trained import with_trained_rows
 
-    return replaced(model.embedder)
+    return with_trained_rows(model.embedder)
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:

@@ -23,11 +23,12 @@ from .adapters import EMBEDDING, TOKEN_ROWS, Adapter, LoraSettings, Matrices, bu
 from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
-from .frozen import freeze
 from .initial import initial_pair
-from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, product_of
+from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, magnitudes, product_of
 from .partition_rules import Rule, resolved
 from .recomputed import OF_TUNIX
+from .selection import train_only
+from .trained import attach_whole, first_rows, freeze
 
 if TYPE_CHECKING:
     from .quantize import Layout
@@ -89,8 +90,6 @@ def abstract_model(
         raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
     parameters = resolved(family.parameters(architecture), rules, axes)
     if settings.only:
-        from .whole import train_only
-
         parameters = train_only(parameters, settings.only)
     model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
     model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
@@ -120,8 +119,6 @@ def abstract_model(
     if lora is None:
         freeze(model, parameters)
     elif lora.trains_whole:
-        from .whole_arrays import attach_whole
-
         whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
@@ -192,18 +189,14 @@ def build(
         for (path, _, spec), value in zip(adapter.arrays, values, strict=False):
             arrays[path] = put(value.astype(lora_dtype), spec, mesh)
         if adapter.dora and isinstance(start, int):
-            from .dora import magnitudes
-
             path, _, spec = adapter.arrays[-1]
             lengths = functools.partial(magnitudes, adapter, dtype=dtype)
             made = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
             arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
     if lora is not None and lora.train_tokens:
-        from .token_rows import first_values
-
         rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
         embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
-        for path, value in first_values(base, embedding, lora).items():
+        for path, value in first_rows(base, embedding, lora).items():
             arrays[path] = put(value, rows.spec if path == TOKEN_ROWS else (None,), mesh)
     for path, variable in variables.items():
         variable.set_raw_value(arrays.pop(path))

@@ -1,9 +1,11 @@
-"""LoRA in a Tunix model: its arrays, its computation, and the gradients that are held at zero.
+"""LoRA and DoRA in a model: their arrays, their computation, and the gradients that are held at zero.
 
 Qwix intercepts the model's matrix products; this module adds the adapters to them. The products of all
 experts at once (experts.py) are not intercepted: their modules hold the provider, which gives them A and B.
 Adapters are attached before rematerialization is switched on. Every adapter must then take part in the
 traced computation, so that a missing one is noticed.
+
+DoRA adds to LoRA a magnitude for each output of a projection (Liu et al. 2024), computed as in PEFT.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import UserError
+from . import quantize
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
 from .matrices import letters
+from .quantize import dequantize
 from .recomputed import PROJECTION
 
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
@@ -169,13 +173,53 @@ class AdapterProvider(ProductProvider):
         scale = scales(adapter, inner.dtype)
         total = product + jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scale, b)
         if adapter.dora:
-            from .dora import magnitude_scale
-
             m = getattr(module, f"{name}_lora_m").value
             pair = a, b * jnp.broadcast_to(scale, b.shape[:1]).reshape(-1, *(1 for _ in rest))
             by = magnitude_scale(adapter, w_axes, weight, pair, m)
             total = jnp.einsum(f"{output},{rest}->{output}", total, by)
         return total.astype(product.dtype)
+
+
+def magnitude_scale(
+    adapter: Adapter, w_axes: str, weight: jax.Array, pair: tuple[jax.Array, jax.Array], m: jax.Array
+) -> jax.Array:
+    """Return the factor of the outputs of W + B A, [*rest of the weight]: m / |W + B A|; 1 for projections
+    without an adapter.
+
+    The length of each output's column gets no gradient (section 4.3 of the paper). It is computed without
+    W + B A itself, as |W|^2 + 2 W.(B A) + |B A|^2.
+
+    Args:
+        w_axes: a letter for each axis of the weight.
+        pair: A [*contracted, rank] and B [rank, *rest], B with LoRA's scale.
+        m: the magnitudes, [*rest].
+    """
+    weight, a, b = (jax.lax.stop_gradient(x.astype(jnp.float32)) for x in (weight, *pair))
+    contracted = "".join(w_axes[axis] for axis in adapter.target.contract)
+    rest = "".join(axis for axis in w_axes if axis not in contracted)
+    r, q, *_ = (letter for letter in "rqyz" if letter not in w_axes)
+    cross = jnp.einsum(f"{contracted}{r},{w_axes}->{r}{rest}", a, weight)
+    gram = jnp.einsum(f"{contracted}{r},{contracted}{q}->{r}{q}", a, a)
+    squares = jnp.einsum(f"{w_axes},{w_axes}->{rest}", weight, weight)
+    squares += (b * (2.0 * cross + jnp.einsum(f"{r}{q},{q}{rest}->{r}{rest}", gram, b))).sum(0)
+    scale = m / jnp.sqrt(squares)
+    trained = np.zeros(len(adapter.target.projections), bool)
+    trained[[part.slot for part in adapter.projections]] = True
+    if trained.all():
+        return scale
+    return jnp.where(trained.reshape(-1, *(1 for _ in scale.shape[1:])), scale, 1.0)
+
+
+def magnitudes(adapter: Adapter, weight: jax.Array | qwix.QArray, dtype: Any) -> jax.Array:
+    """Return the first magnitudes, float32[*rest of the weight]: the lengths of W's columns.
+
+    Args:
+        weight: W, or its codes and scales. Then the lengths are those of the numbers that they represent.
+        dtype: the model's.
+    """
+    if isinstance(weight, qwix.QArray):
+        weight = dequantize(weight, dtype)
+    return jnp.sqrt(jnp.square(weight.astype(jnp.float32)).sum(adapter.target.contract))
 
 
 @jax.custom_vjp
@@ -283,9 +327,7 @@ def product_of(settings: LoraSettings) -> Product:
 
         return product_of(settings.products == "both")
     if settings.quantize is not None:
-        from .quantize import product
-
-        return product
+        return quantize.product
     return _product
 
 

@@ -64,7 +64,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     found = fitting(found, base, wanted)
     arrays = arrays_of(found, base, wanted)
     if settings.principal:
-        from ..model.principal import halved
+        from ..model.initial import halved
 
         values = {
             name: parts
@@ -81,7 +81,7 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
 
     write_record(target, artifact)
     if initial is not None:
-        from ..model.principal import write_initial
+        from ..model.initial import write_initial
 
         write_initial(target, initial)
     _save(target, arrays, origin(found))
@@ -130,7 +130,7 @@ def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
     """Return the settings of the adapter that a recipe's run exports; an import expects the same."""
     if not settings.principal:
         return settings
-    from ..model.principal import plain as exported
+    from ..model.initial import plain as exported
 
     wanted = exported(settings)
     if found.config.rank != wanted.rank:
@@ -186,7 +186,7 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
             ) from error
         arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
     if settings.trains_whole:
-        from ..model.whole import trained_whole
+        from ..model.selection import trained_whole
 
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
             out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)

@@ -63,7 +63,7 @@ def whole_sources(base: Known, settings: LoraSettings, rows: bool = False) -> li
     """
     if not settings.trains_whole:
         return []
-    from ..model.whole import trained_whole
+    from ..model.selection import trained_whole
 
     whole = trained_whole(base.family.parameters(base.architecture), settings)
     return [source for p in whole for source in p.sources if rows or p.path != TOKEN_ROWS]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from ..model.mesh import LIBTPU_FLAGS
+from ..model.sharding import LIBTPU_FLAGS
 
 
 def machine(folder: Path) -> dict[str, Any]:

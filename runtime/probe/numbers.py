@@ -25,8 +25,7 @@ from jax.sharding import Mesh
 from ..merging.verify import logits as logits_of
 from ..model.families.base import parameter_path
 from ..model.loading import Built, build
-from ..model.mesh import arrange
-from ..model.sharding import Rows
+from ..model.sharding import Rows, arrange
 from ..settings import RunSettings
 from ..training.objectives import OBJECTIVES
 from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule

@@ -131,12 +131,12 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
 
 
 def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) -> int:
-    from ..model import mesh as meshes
+    from ..model import sharding
     from ..training.session import quiet
 
     quiet()
     report = Report()
-    mesh = meshes.start(probed.settings.mesh, hosts.count)
+    mesh = sharding.start_mesh(probed.settings.mesh, hosts.count)
     _machine(report, probed, output)
     _devices(report)
     with tempfile.TemporaryDirectory() as work:

@@ -1,4 +1,4 @@
-"""Start a run whose adapters are computed from the base model's weights (runtime.model.principal)."""
+"""Start a run whose adapters are computed from the base model's weights (runtime.model.initial)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..checkpoints.adapter_reader import Delta
 from ..merging.arithmetic import in_memory
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.families.base import Source
-from ..model.principal import Start, first_values, read_initial, write_initial
+from ..model.initial import Start, first_values, read_initial, write_initial
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
 

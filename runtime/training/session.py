@@ -259,12 +259,12 @@ def begin(
     from ..checkpoints.record import LOCK, first_record, placement, read_record, record_digest
     from ..data.prepare import Tokenizing, prepare
     from ..data.tokenizer import load_tokenizer
-    from ..model import mesh as meshes
+    from ..model import sharding
     from ..model.partition_rules import Placement
     from ..weights.checkpoint import HFCheckpoint
     from ..weights.locate import locate_model
 
-    mesh = meshes.start(settings.mesh, hosts.count)
+    mesh = sharding.start_mesh(settings.mesh, hosts.count)
     if jax.process_index() != hosts.number:
         raise UserError(
             f"this is process {hosts.number} of the run, and process {jax.process_index()} to its TPU",

@@ -75,7 +75,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
             LoraSettings' fields.
     """
     from recipec.runtime.backends.torchax import model as models
-    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import start_mesh
 
     base = HFCheckpoint.open(directory)
     settings = ModelSettings(
@@ -90,7 +90,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
         if full
         else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
     )
-    mesh = start(MeshSettings("cpu", 8, axes))
+    mesh = start_mesh(MeshSettings("cpu", 8, axes))
     with mesh:
         model = models.abstract_model(base.config, settings, lora, mesh, rules, base.architecture)
         arrays = models.load_base(model, base)

@@ -167,14 +167,14 @@ def main(result: str, script: str, *arguments: str) -> None:
     import jax
 
     from runtime.data import prepare, tokenizer
-    from runtime.model import loading, mesh
+    from runtime.model import loading, sharding
     from runtime.training.evaluating import Evaluating
     from runtime.training.trainer import Trainer
 
     began = float(os.environ[BEGAN])
     clock.spans.append((began, time.time(), "imports"))
     jax.monitoring.register_event_duration_secs_listener(clock.event)
-    clock.around(mesh, "start", "devices")
+    clock.around(sharding, "start_mesh", "devices")
     clock.around(tokenizer, "load_tokenizer", "data")
     clock.around(prepare, "prepare", "data")
     clock.around(loading, "build", "weights")

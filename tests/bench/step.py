@@ -57,11 +57,11 @@ def measure_temporaries(
     from tunix.sft import peft_trainer
 
     from recipec.runtime.model.forward import attention_mask
-    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import start_mesh
     from recipec.runtime.settings import MeshSettings
     from recipec.runtime.training.loss import batch_loss
 
-    mesh = mesh or start(MeshSettings("cpu", 8, dict(axes or {"fsdp": 8, "tp": 1})))
+    mesh = mesh or start_mesh(MeshSettings("cpu", 8, dict(axes or {"fsdp": 8, "tp": 1})))
     built = _abstract(dict(mesh.shape), dtype)
 
     def tunix(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:

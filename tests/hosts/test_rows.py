@@ -28,7 +28,7 @@ def test_processes_together_have_every_row_of_the_micro_batch(
     import jax
     from jax.sharding import NamedSharding
 
-    from recipec.runtime.model.mesh import arrange
+    from recipec.runtime.model.sharding import arrange
 
     mesh = arrange(axes, jax.devices())
     total = 2 * data_parallel(axes)

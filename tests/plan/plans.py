@@ -55,7 +55,7 @@ def abstract(
     import jax
 
     from recipec.compiler.plan.abstract import abstract_step
-    from recipec.runtime.model.mesh import arrange
+    from recipec.runtime.model.sharding import arrange
 
     settings = run_settings(program)
     mesh = arrange(settings.mesh.axes, jax.devices("cpu")[: settings.mesh.devices])

@@ -14,9 +14,8 @@ import transformers
 from recipec.compiler.lowering.catalog import Model, entries, find
 from recipec.compiler.port.meaning import adapters, experts
 from recipec.compiler.port.names import known
-from recipec.runtime.model.adapters import LoraSettings, build_adapters
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.layer_ranges import parse_layers
 
 SMALL = {
     "hidden_size": 16,

@@ -14,8 +14,7 @@ import transformers
 
 from recipec.compiler.lowering.catalog import Model, entries, find
 from recipec.compiler.port.meaning import adapters
-from recipec.runtime.model.adapters import LoraSettings, build_adapters
-from recipec.runtime.model.layer_ranges import parse_layers
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 
 
 @functools.cache

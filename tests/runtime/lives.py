@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     *("grain", "tensorboardX.event_file_writer", "transformers.models.auto.tokenization_auto"),
-    *("runtime.data", "runtime.model.mesh", "runtime.training.train", "runtime.training.trainer"),
+    *("runtime.data", "runtime.model.sharding", "runtime.training.train", "runtime.training.trainer"),
 )
 """Modules that a run imports; runtime/ is the repository's, as in the script."""
 

@@ -16,7 +16,7 @@ from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import OutputFolder
 from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
-from recipec.runtime.model.whole import trained_whole
+from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights
 from recipec.runtime.peft.known import ADAPTER_CONFIG, WEIGHTS
 from recipec.runtime.settings import ModelSettings
@@ -102,7 +102,7 @@ def save_run(
     write_lock(directory, base, section, mesh)
     settings = lora_settings(section, base.architecture.num_layers)
     if settings.principal:
-        from recipec.runtime.model.principal import write_initial
+        from recipec.runtime.model.initial import write_initial
         from recipec.runtime.training.first_values import computed
 
         write_initial(directory, computed(base, settings, 0))

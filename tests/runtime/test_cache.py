@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from recipec.runtime import cache
-from recipec.runtime.model.mesh import LIBTPU_FLAGS, compile_with
+from recipec.runtime.model.sharding import LIBTPU_FLAGS, compile_with
 from tests.conftest import ROOT
 
 SMALL = """

@@ -12,9 +12,8 @@ import pytest
 import torch
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from recipec.runtime.model.delta import gated_delta_rule
-from recipec.runtime.model.mesh import arrange
-from recipec.runtime.model.states import causal_conv
+from recipec.runtime.model.mixers import causal_conv, gated_delta_rule
+from recipec.runtime.model.sharding import arrange
 from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5

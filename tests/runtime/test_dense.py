@@ -15,7 +15,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.loading import abstract_model
-from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.training.loss import batch_loss
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -53,7 +53,7 @@ def traced(built: Any) -> str:
         model = nnx.merge(graph, adapters, rest)
         return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
 
-    with start(MeshSettings("cpu", 8, MESH)):
+    with start_mesh(MeshSettings("cpu", 8, MESH)):
         return str(jax.make_jaxpr(gradients)(adapters, rest))
 
 

@@ -25,7 +25,7 @@ from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.experts import run
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.qwen3_moe import FAMILY
-from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.known import REMAPPED
 from recipec.runtime.peft.parameters import OLD_NAMES
 from recipec.runtime.settings import MeshSettings
@@ -75,7 +75,7 @@ def test_expert_products_with_adapters_match_merged_weights(axes: dict[str, int]
         if axes is None:
             found = compute(x, adapters)
         else:
-            with start(MeshSettings("cpu", 4, axes)):
+            with start_mesh(MeshSettings("cpu", 4, axes)):
                 found = compute(x, adapters)
     unused = [expert for expert in range(experts) if expert not in choices]
     for gradient in found[0][1].values():

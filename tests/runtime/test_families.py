@@ -15,11 +15,10 @@ import transformers
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.fewer_layers import with_layers
-from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches, parse_layers
 from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import Parameter
 from recipec.runtime.model.families.decoder import DecoderFamily
-from recipec.runtime.model.layer_ranges import parse_layers
 from tests.runtime.decoders import YARN
 
 ENTRIES = catalog.entries()

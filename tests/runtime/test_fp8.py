@@ -21,7 +21,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.verify import token_rows
 from recipec.runtime.model.loading import build
-from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights import headers
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -109,7 +109,7 @@ def test_fp8_checkpoint_loads_like_bfloat16_checkpoint(case: str, tmp_path: Path
         theirs = load_model(base, settings).state_dict()
         assert theirs.keys() == model.state_dict().keys()
         assert all(theirs[name].equal(value.float()) for name, value in model.state_dict().items())
-    mesh = start(MeshSettings("cpu", 4, {"fsdp": 2, "tp": 2}))
+    mesh = start_mesh(MeshSettings("cpu", 4, {"fsdp": 2, "tp": 2}))
     ours, same = (jax.tree.leaves(build(one, settings, None, mesh).model) for one in (base, other))
     assert len(ours) == len(same) and all(map(np.array_equal, ours, same))
 

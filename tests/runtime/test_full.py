@@ -25,9 +25,9 @@ from recipec.runtime.merging.journal import RECORD
 from recipec.runtime.merging.verify import logits, token_rows
 from recipec.runtime.model.families import FAMILIES as ALL
 from recipec.runtime.model.families.decoder import DecoderFamily
-from recipec.runtime.model.frozen import Frozen
 from recipec.runtime.model.loading import abstract_model
-from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import start_mesh
+from recipec.runtime.model.trained import Frozen
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
@@ -171,7 +171,7 @@ def test_merged_folder_logits_match_trained_model(
     assert "the trained weights change logits by" in out
     one = rows()
     merged = torch_logits(case.load("merged"), one)
-    ours = logits(case.built, one, start(MeshSettings("cpu", 8, MESH)))
+    ours = logits(case.built, one, start_mesh(MeshSettings("cpu", 8, MESH)))
     theirs = torch_logits(case.by_torch, one)
     moved = np.abs(merged - torch_logits(case.reference, one)).max()
     from_tunix, from_torch = (float(np.abs(merged - other).max()) for other in (ours, theirs))

@@ -17,8 +17,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma4 import modeling_gemma4
 
 from recipec.runtime.model.gemma4_experts import mixture
-from recipec.runtime.model.mesh import start
 from recipec.runtime.model.norms import offset_rms_norm
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings
 
 pytestmark = pytest.mark.usefixtures("highest")
@@ -68,7 +68,7 @@ def test_gemma4_experts_match_transformers_outputs_and_gradients() -> None:
         return jnp.sum(mixture(moe, x, residual) * upstream), mixture(moe, x, residual)
 
     both = jax.jit(jax.grad(out, argnums=(0, 1, 2), has_aux=True))
-    with start(MeshSettings("cpu", 8, SLICED)):
+    with start_mesh(MeshSettings("cpu", 8, SLICED)):
         (to_x, to_residual, to_arrays), found = both(x, residual, arrays)
 
     inputs, read = (torch.tensor(value.reshape(-1, hidden), requires_grad=True) for value in (x, residual))
@@ -100,7 +100,7 @@ def test_each_device_computes_experts_only_for_local_rows() -> None:
     sizes = {"features": 16, "hidden_dim": 8, "num_experts_per_datapoint": 2}
     moe = SimpleNamespace(config=SimpleNamespace(dtype=jnp.float32), **sizes, **variables)
     x = jnp.ones((8, 5, 16))
-    with start(MeshSettings("cpu", 8, MESH)):
+    with start_mesh(MeshSettings("cpu", 8, MESH)):
         text = str(jax.make_jaxpr(lambda x: mixture(moe, x, x))(x))
     products = re.findall(r"(f32\[[\d,]+\]) = ragged_dot", text)
     # 8 rows of 5 tokens over 4 devices, 2 experts for each token; 8 features of an expert over 2 devices.

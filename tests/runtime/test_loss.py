@@ -13,8 +13,7 @@ import pytest
 from flax import nnx
 
 from recipec.runtime.model.forward import Head, attention_mask
-from recipec.runtime.model.mesh import start
-from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
 from recipec.runtime.training import loss
 from recipec.runtime.training.logps import token_logps
@@ -32,8 +31,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
 
 
-def start_mesh(**axes: int) -> Any:
-    return start(MeshSettings("cpu", 8, axes))
+def mesh_of(**axes: int) -> Any:
+    return start_mesh(MeshSettings("cpu", 8, axes))
 
 
 def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
@@ -119,7 +118,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
 def test_chunking_does_not_change_loss_or_gradients(
     tp: int, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mesh = start_mesh(fsdp=8 // tp, tp=tp)
+    mesh = mesh_of(fsdp=8 // tp, tp=tp)
     length = training.LENGTH - 3
     hidden, weight = random(vocabulary, length)
     weight = weight if tied else weight.T.copy()
@@ -154,7 +153,7 @@ def test_chunking_does_not_change_loss_or_gradients(
 
 
 def test_chunks_fit_memory_limit_with_little_padding() -> None:
-    with start_mesh(fsdp=4, tp=2) as mesh:
+    with mesh_of(fsdp=4, tp=2) as mesh:
         rows, tp = 8 // mesh.shape["fsdp"], mesh.shape["tp"]
         for length, count in ((1, 1), (16, 1), (512, 8), (3072, 12), (4099, 17)):
             chunks = loss.Chunks.of((8, length, 64), 262_144)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from recipec.runtime.model import layers
-from recipec.runtime.model.mesh import arrange
+from recipec.runtime.model.mixers import mamba1_scan, mamba2_scan
+from recipec.runtime.model.sharding import arrange
 from tests.runtime import decoders, training
 from tests.runtime.test_delta import by_sequence, close, segments
 from tests.runtime.training import QUICK
@@ -75,15 +76,13 @@ def check_scan(
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_mamba2_packed_scan_matches_separate_sequences(case: tuple[Any, ...]) -> None:
-    from recipec.runtime.model.mamba import scan
-
     axes, groups, heads, length, rows, of_device = case
     random = np.random.default_rng([length, groups])
     x = random.standard_normal((len(rows), length, heads, 7))
     step = np.exp(random.uniform(-6, 2, x.shape[:3]))
     rate = -np.exp(random.uniform(-4, 2, heads))
     states = (random.standard_normal((len(rows), length, groups, 5)) for _ in range(2))
-    check_scan(scan, recurrent, [x, step, rate, *states], rows, axes, (of_device, 7))
+    check_scan(mamba2_scan, recurrent, [x, step, rate, *states], rows, axes, (of_device, 7))
 
 
 @pytest.mark.parametrize(
@@ -124,26 +123,21 @@ def recurrent_of_mamba1(x: Any, step: Any, rate: Any, b: Any, c: Any) -> Any:
 
 
 def test_mamba1_packed_scan_matches_separate_sequences() -> None:
-    from recipec.runtime.model.mamba1 import scan
-
     length, features, rows = 150, 6, PACKED
     random = np.random.default_rng([length, features])
     x = random.standard_normal((len(rows), length, features))
     step = np.exp(random.uniform(-6, 2, x.shape))
     rate = -np.exp(random.uniform(-4, 3, (features, 7)))
     states = (random.standard_normal((len(rows), length, 7)) for _ in range(2))
-    check_scan(scan, recurrent_of_mamba1, [x, step, rate, *states], rows, {"fsdp": 2, "tp": 2}, (3,))
+    check_scan(mamba1_scan, recurrent_of_mamba1, [x, step, rate, *states], rows, {"fsdp": 2, "tp": 2}, (3,))
 
 
 def test_the_backward_pass_does_not_keep_the_states_of_all_tokens() -> None:
-
-    from recipec.runtime.model.mamba1 import scan
-
     length, features, states = 2048, 128, 16
     x, b = jnp.zeros((1, length, features)), jnp.zeros((1, length, states))
     arrays = (x, x, jnp.zeros((features, states)), b, b)
     ids = jnp.ones((1, length), jnp.int32)
-    within = partial(scan, segment_ids=ids)
+    within = partial(mamba1_scan, segment_ids=ids)
     gradients = jax.grad(lambda *arrays: within(*arrays).sum(), (0, 1, 2, 3, 4))
     used = jax.jit(gradients).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
     assert used < length * features * states * 4

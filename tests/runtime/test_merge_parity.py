@@ -27,9 +27,9 @@ from recipec.runtime.merging.sampling import Sampled, check_tensors
 from recipec.runtime.merging.verify import LogitDifferences, logits, set_adapters, token_rows
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.initial import halved
 from recipec.runtime.model.loading import build
-from recipec.runtime.model.mesh import start as start_mesh
-from recipec.runtime.model.principal import halved
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.peft.known import keys_as_values
 from recipec.runtime.settings import MeshSettings, ModelSettings

@@ -16,8 +16,7 @@ from recipec.runtime.checkpoints.record import INITIAL
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.model.initial import initial_adapters
-from recipec.runtime.model.principal import svd_lowrank
+from recipec.runtime.model.initial import initial_adapters, svd_lowrank
 from recipec.runtime.training import first_values
 from tests import tiny
 from tests.runtime import training

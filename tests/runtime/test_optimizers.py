@@ -80,9 +80,9 @@ NAMES = ("adamw", "lion", "adafactor", "muon")
 
 
 def start() -> Any:
-    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import start_mesh
 
-    return start(MeshSettings("cpu", 8, MESH))
+    return start_mesh(MeshSettings("cpu", 8, MESH))
 
 
 def toy(mesh: Any, dtype: str = "float32") -> Any:

@@ -94,9 +94,9 @@ def built(model: Path) -> Callable[[str | None], Any]:
 
 
 def start(axes: dict[str, int]) -> Any:
-    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import start_mesh
 
-    return start(MeshSettings("cpu", math.prod(axes.values()), axes))
+    return start_mesh(MeshSettings("cpu", math.prod(axes.values()), axes))
 
 
 def variables(built: Any) -> dict[str, Any]:

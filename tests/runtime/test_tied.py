@@ -31,7 +31,7 @@ from recipec.runtime.merging.verify import logits, token_rows
 from recipec.runtime.model.families.base import TIE, UnsupportedCheckpoint, tie_setting
 from recipec.runtime.model.families.description import DecoderArchitecture
 from recipec.runtime.model.loading import build
-from recipec.runtime.model.mesh import start
+from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import MeshSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -223,7 +223,7 @@ def test_head_of_other_values_is_computed_as_in_transformers(
     bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = HFCheckpoint.open(bases("own"))
-    built = build(base, settings_of(bases("own")), None, mesh := start(MeshSettings("cpu", 4, MESH)))
+    built = build(base, settings_of(bases("own")), None, mesh := start_mesh(MeshSettings("cpu", 4, MESH)))
     found, expected = logits(built, rows(), mesh), answers(load(bases("own")))
     assert differs(found, expected) <= LIMIT
     assert differs(answers(load(bases("tied"))), expected) > 0.1, "the head matters"

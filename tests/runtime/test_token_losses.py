@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as f
 from flax import nnx
 
-from recipec.runtime.model.mesh import start
-from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings, TrainSettings
 from recipec.runtime.training import loss
 from recipec.runtime.training.objective_losses import objective_loss
@@ -88,7 +87,7 @@ def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.M
     one["loss_mask"] = np.random.default_rng(4).random(one["tokens"].shape) < 0.7
     one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
     expected = in_torch(train, states, head, before, one)
-    mesh = start(MeshSettings("cpu", 8, axes))
+    mesh = start_mesh(MeshSettings("cpu", 8, axes))
     monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * (training.ROWS // axes["fsdp"]) * vocabulary)
     monkeypatch.setattr(loss, "SMALL_BYTES", 0)
     with mesh, jax.default_matmul_precision("highest"):
@@ -103,7 +102,7 @@ def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.M
 def test_eaft_does_not_gather_logits_split_by_tp() -> None:
     """Gather the few likeliest tokens for an entropy, not the vocabulary."""
     states, head = random(VOCABULARY + 3, LENGTH)
-    mesh = start(MeshSettings("cpu", 8, {"fsdp": 2, "tp": 4}))
+    mesh = start_mesh(MeshSettings("cpu", 8, {"fsdp": 2, "tp": 4}))
     one = training.packed_batch()
     one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
     with mesh:

@@ -18,9 +18,8 @@ from recipec.runtime.checkpoints.adapter_reader import restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
-from recipec.runtime.model import mesh
-from recipec.runtime.model.mesh import start
-from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.model import sharding
+from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
 from tests import tiny
 from tests.runtime import training
@@ -167,19 +166,19 @@ def test_non_finite_step_names_its_micro_batches_and_rows(part: int | None, rows
 
 
 def test_rows_not_divisible_by_mesh_are_refused() -> None:
-    mesh = start(MeshSettings("cpu", 8, MESH))
+    mesh = start_mesh(MeshSettings("cpu", 8, MESH))
     with pytest.raises(ValueError, match="6 rows"):
         shard_rows({"tokens": np.zeros((6, 4), np.int32)}, mesh)
 
 
 def test_mesh_start_refuses_missing_or_mismatched_devices() -> None:
     with pytest.raises(UserError, match="16 CPU devices"):
-        start(MeshSettings("cpu", 16, {"fsdp": 16}))
+        start_mesh(MeshSettings("cpu", 16, {"fsdp": 16}))
     with pytest.raises(UserError, match="need 4 devices"):
-        start(MeshSettings("cpu", 8, {"fsdp": 4}))
+        start_mesh(MeshSettings("cpu", 8, {"fsdp": 4}))
     with pytest.raises(UserError, match="no TPU on this machine"):
-        start(MeshSettings("tpu", 8, {"fsdp": 8}))
-    assert start(MeshSettings("cpu", 2, {"fsdp": 2, "tp": 1})).size == 2
+        start_mesh(MeshSettings("tpu", 8, {"fsdp": 8}))
+    assert start_mesh(MeshSettings("cpu", 2, {"fsdp": 2, "tp": 1})).size == 2
 
 
 def test_only_libtpus_complaint_about_an_absent_tpu_is_hidden(
@@ -195,13 +194,13 @@ def test_only_libtpus_complaint_about_an_absent_tpu_is_hidden(
         return devices
 
     monkeypatch.setattr(jax, "devices", loaded)
-    monkeypatch.setattr(mesh, "CHIPS", (str(tmp_path / "accel*"),))
+    monkeypatch.setattr(sharding, "CHIPS", (str(tmp_path / "accel*"),))
     with pytest.raises(UserError, match="no TPU on this machine: No jellyfish"):
-        start(MeshSettings("tpu", 8, {"fsdp": 8}))
+        start_mesh(MeshSettings("tpu", 8, {"fsdp": 8}))
     assert capfd.readouterr().err == ""
-    start(MeshSettings("cpu", 8, {"fsdp": 8}))
+    start_mesh(MeshSettings("cpu", 8, {"fsdp": 8}))
     assert capfd.readouterr().err == "libtpu: INVALID_ARGUMENT\n"
     (tmp_path / "accel0").touch()
     with pytest.raises(UserError, match="no TPU on this machine: No jellyfish"):
-        start(MeshSettings("tpu", 8, {"fsdp": 8}))
+        start_mesh(MeshSettings("tpu", 8, {"fsdp": 8}))
     assert capfd.readouterr().err == "libtpu: INVALID_ARGUMENT\n", "a chip is there: every message counts"

@@ -20,8 +20,7 @@ from recipec.runtime.interrupts import Interrupts
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.loading import build as build_model
-from recipec.runtime.model.mesh import start
-from recipec.runtime.model.sharding import shard_rows
+from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import CheckpointSettings, MeshSettings, ModelSettings, TrainSettings
 from recipec.runtime.training.trainer import Checkpointing, Trainer
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -91,7 +90,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
             weights, also the folder of their initial values, which are computed if the folder has none.
     """
     base = HFCheckpoint.open(directory).grown(options.pop("vocab_size", None))
-    mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
+    mesh = start_mesh(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),
         family=base.family.name,

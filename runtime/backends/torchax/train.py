@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import optax
 
     from ...hosts.group import ProcessGroup
-    from ...model.principal import Start
+    from ...model.initial import Start
     from ...weights.checkpoint import HFCheckpoint
     from .model import Arrays
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
     from ...data.prepare import PreparedData
-    from ...model.principal import Start
+    from ...model.initial import Start
     from ...weights.checkpoint import HFCheckpoint
     from ..report import BackendReport
 
@@ -317,7 +317,7 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
 def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) -> Start:
     """Return the initial values of adapters that start from the base's weights. The main process computes
     them when the run begins."""
-    from ...model.principal import read_initial, write_initial
+    from ...model.initial import read_initial, write_initial
     from ...training.first_values import computed
     from ..model import start
 

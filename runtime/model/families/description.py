@@ -78,7 +78,7 @@ AFTER = Places(None, "post_attention_layernorm", None, "post_feedforward_layerno
 
 @dataclass(frozen=True)
 class Delta:
-    """The sizes of a gated delta net (runtime/model/delta.py).
+    """The sizes of a gated delta net (runtime/model/mixers.py).
 
     Attributes:
         key_heads, value_heads: the first number divides the second.
@@ -106,7 +106,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Mamba:
-    """The sizes of a Mamba 2 mixer (runtime/model/mamba.py), or by `rank` of a Mamba 1 mixer (mamba1.py).
+    """The sizes of a Mamba 2 mixer (runtime/model/mixers.py), or by `rank` of a Mamba 1 mixer.
 
     Attributes:
         heads, head_dim: of the state; `groups` divides the heads, and those of a group share b and c. In
@@ -163,7 +163,7 @@ class Mamba:
 
 @dataclass(frozen=True)
 class Conv:
-    """The sizes of a gated short convolution (runtime/model/short_conv.py).
+    """The sizes of a gated short convolution (runtime/model/mixers.py).
 
     Attributes:
         taps: tokens that it sees, the token itself included.
