@@ -34,7 +34,7 @@ help:
 
 # Where Python may not write byte code, every script would compile what it imports of the repository anew.
 compiled: .venv/.dev
-	$(BIN)/python -m compileall -qq spec compiler runtime templates
+	$(BIN)/python -m compileall -qq spec compiler port runtime templates
 
 quickstart: .venv/.train
 	$(BIN)/python -m recipec.compiler.rehearse.quickstart

@@ -56,7 +56,7 @@ class Commands(TyperGroup):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        _add_flags(self)
+        add_flags(self)
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         _begin()
@@ -183,14 +183,15 @@ def _begin() -> None:
     _unlog()
 
 
-def _add_flags(group: TyperGroup) -> None:
-    flags = _flags()
-    group.params.extend(flags)
-    for command in group.commands.values():
-        if isinstance(command, TyperGroup):
-            _add_flags(command)
-        else:
-            command.params.extend(flags)
+def add_flags(command: Any) -> None:
+    """Give --quiet and --verbose to a command, or to a group and all of its commands."""
+    _extend(command, _flags())
+
+
+def _extend(command: Any, flags: list[Any]) -> None:
+    command.params.extend(flags)
+    for inner in getattr(command, "commands", {}).values():
+        _extend(inner, flags)
 
 
 def _flags() -> list[Any]:

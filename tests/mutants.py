@@ -28,7 +28,7 @@ from queue import Queue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("spec", "compiler", "runtime", "templates")
+PRODUCT = ("spec", "compiler", "port", "runtime", "templates")
 SECONDS = 1200
 """The limit for the tests of one mutant. pytest itself ends each test much earlier."""
 

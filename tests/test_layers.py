@@ -22,7 +22,7 @@ import pytest
 from tests import mutants
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("spec", "compiler", "runtime", "templates")
+PACKAGES = ("spec", "compiler", "port", "runtime", "templates")
 NAME = "recipec."
 """The prefix under which other folders import the packages."""
 FOLDERS = (*PACKAGES, "scripts", "tests")
@@ -43,6 +43,7 @@ DOORS = {
     "compiler.emitters": {
         *("compiler.emitters.backends", "compiler.emitters.emit", "compiler.emitters.render"),
         *("compiler.emitters.notebook", "compiler.emitters.python_text", "compiler.emitters.recipe_text"),
+        "compiler.emitters.commented_recipe",
     },
     "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
     "compiler.watch": {"compiler.watch.watch"},
@@ -62,6 +63,23 @@ DOORS = {
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside of it."""
+
+READ_BY_PORT = {
+    # Models, machines, and the checks of the recipe that it writes.
+    *("compiler.lowering.arrangements", "compiler.lowering.catalog", "compiler.lowering.formats"),
+    *("compiler.lowering.hardware", "compiler.lowering.lower", "compiler.lowering.positions"),
+    *("compiler.lowering.program", "compiler.lowering.sources"),
+    *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
+    *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
+    "runtime.training.objectives",
+    # Texts of recipes, modules and pages.
+    *("compiler.emitters.commented_recipe", "compiler.emitters.python_text", "compiler.pages.html"),
+    "compiler.wording",
+    # What the command does next to the port itself: files, models of the hub, plans.
+    *("compiler.artifacts.artifact", "compiler.artifacts.writing", "compiler.cli.base", "compiler.cli.plan"),
+    *("compiler.hub.fetch", "compiler.plan.results", "compiler.plan.search"),
+}
+"""The modules outside of spec/ that port/ imports. No package imports port/."""
 
 PRIVATE = re.compile(r"\bimport\b(?:[^\n(]*|\s*\([^)]*)\b_[^_]")
 """A statement that may import a private name."""
@@ -195,11 +213,12 @@ def said(importer: str, one: Import) -> str:
 @pytest.mark.parametrize(
     ("room", "strangers"),
     [
-        ("runtime", {"spec", "compiler", "templates", "scripts", "tests"}),
-        ("spec", {"compiler", "runtime", "templates", "scripts", "tests"}),
-        ("templates", {"spec", "compiler", "runtime", "scripts", "tests"}),
-        ("compiler", {"scripts", "tests"}),
-        ("scripts", {"tests"}),
+        ("runtime", {"spec", "compiler", "port", "templates", "scripts", "tests"}),
+        ("spec", {"compiler", "port", "runtime", "templates", "scripts", "tests"}),
+        ("templates", {"spec", "compiler", "port", "runtime", "scripts", "tests"}),
+        ("compiler", {"port", "scripts", "tests"}),
+        ("port", {"scripts", "templates", "tests"}),
+        ("scripts", {"port", "tests"}),
     ],
 )
 def test_packages_do_not_import_forbidden_packages(room: str, strangers: set[str]) -> None:
@@ -221,6 +240,17 @@ def test_outside_imports_of_a_package_are_exactly_the_listed_modules(room: str, 
         if inside(one.module, room) and not inside(module, room)
     }
     assert entered == doors
+
+
+def test_port_imports_exactly_the_listed_modules_of_other_packages() -> None:
+    """Except for its scripts, which compare ports with whole runs, and are not distributed."""
+    entered = {
+        imported.module
+        for module in set(those("port")) - set(those("port.scripts"))
+        for imported in imports(module)
+        if imported.module.partition(".")[0] in ("compiler", "runtime")
+    }
+    assert entered == READ_BY_PORT
 
 
 def test_families_and_adapters_import_only_the_standard_library() -> None:
@@ -256,7 +286,7 @@ def at_once(module: str) -> set[str]:
 def test_compiler_imports_only_packages_of_a_plain_installation() -> None:
     """Let `recipe build` work with a distribution that is installed without extras."""
     wrong = {}
-    for module in set(those("spec", "compiler")) - set(those(*ELSEWHERE)):
+    for module in set(those("spec", "compiler", "port")) - set(those(*ELSEWHERE, "port.scripts")):
         needed = {name for name in at_once(module) if name not in MODULES} - sys.stdlib_module_names
         if needed - BASE:
             wrong[module] = needed - BASE
@@ -329,7 +359,9 @@ def test_functions_have_at_most_seven_parameters() -> None:
                 given = node.args
                 names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
                 count = len(names) - (names[:1] in (["self"], ["cls"]))
-                command = inside(module, "compiler.cli") and "Annotated" in ast.unparse(given)
+                command = (
+                    inside(module, "compiler.cli") or module == "port.cli"
+                ) and "Annotated" in ast.unparse(given)
                 if count > MOST_PARAMETERS and not command:
                     wrong[f"{module}.{node.name}"] = count
     assert wrong.keys() == SCRIPTS, wrong

@@ -17,7 +17,6 @@ from recipec.compiler.cli import models as cli_models
 from recipec.compiler.cli import new as cli_new
 from recipec.compiler.cli import parity as cli_parity
 from recipec.compiler.cli import plan as cli_plan
-from recipec.compiler.cli import port as cli_port
 from recipec.compiler.cli import report as cli_report
 from recipec.compiler.cli import serve as cli_serve
 from recipec.compiler.cli import sweep as cli_sweep
@@ -43,13 +42,13 @@ from recipec.compiler.cli.base import (
     show,
 )
 from recipec.compiler.cli.guard import guarded
-from recipec.compiler.terminal import Commands
+from recipec.compiler.cli.plugins import AllCommands, plugins
 
 app = typer.Typer(
     name="recipe",
     help="Compile one YAML recipe into a folder that fine-tunes and serves a model on TPUs.",
     no_args_is_help=True,
-    cls=Commands,
+    cls=AllCommands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -169,7 +168,7 @@ def diff(
 
 
 for command in (
-    *(cli_new.new, cli_parity.parity, cli_plan.plan, cli_plan.calibrate, cli_plan.cost, cli_port.port),
+    *(cli_new.new, cli_parity.parity, cli_plan.plan, cli_plan.calibrate, cli_plan.cost),
     *(cli_report.report, cli_sweep.sweep, cli_watch.watch, cli_lsp.lsp, cli_trained.chat, cli_trained.push),
 ):
     app.command()(command)
@@ -249,10 +248,11 @@ def main() -> NoReturn:
 def _with_command(first: list[str]) -> typer.Typer:
     """The application with the command that is asked for alone, since typer makes all that it has before it
     runs one; whole where the first argument names none."""
-    made = copy.copy(app)
-    made.registered_commands = [one for one in app.registered_commands if _name(one) in first]
-    made.registered_groups = [one for one in app.registered_groups if one.name in first]
-    return made if made.registered_commands or made.registered_groups else app
+    part = copy.copy(app)
+    part.registered_commands = [command for command in app.registered_commands if _name(command) in first]
+    part.registered_groups = [group for group in app.registered_groups if group.name in first]
+    known = part.registered_commands or part.registered_groups
+    return part if known or plugins().keys() & {*first} else app
 
 
 def _name(command: CommandInfo) -> str | None:

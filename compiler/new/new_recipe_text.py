@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from recipec.compiler.emitters.commented_recipe import Line, recipe_text
 from recipec.compiler.lowering.catalog import is_directory, title
 from recipec.compiler.lowering.first_rows import LOOKED_AT
 from recipec.compiler.lowering.formats import ALONE
@@ -14,8 +15,6 @@ from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, dtype
 from recipec.compiler.new.source import PLACEHOLDER, NewData
-from recipec.compiler.port.ledger import Line
-from recipec.compiler.port.write import recipe_text
 from recipec.compiler.wording import listing, plural, quantity, which_layers
 from recipec.runtime.model.families import Architecture
 from recipec.spec.language import VERSION

@@ -11,6 +11,7 @@ from typing import Any
 from recipec.compiler.emitters.recipe_text import to_yaml
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.arrangements import concerns_mesh
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.positions import positions
@@ -20,7 +21,6 @@ from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Pr
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.new_recipe_text import Contents, write
 from recipec.compiler.new.source import NewData
-from recipec.compiler.port.mesh import concerns
 from recipec.compiler.wording import divisors
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.spec.diagnostics import Diagnostic
@@ -106,9 +106,9 @@ def make(asked: NewRecipeOptions) -> Made:
         if made is not None:
             return made
         first = first or problem
-        if problem is not None and not concerns(problem):
+        if problem is not None and not concerns_mesh(problem):
             break
-    if first is None or concerns(first):
+    if first is None or concerns_mesh(first):
         raise refusal(probe, asked.accelerator, asked.method, first)
     raise ArtifactError(first.message, first.help)
 

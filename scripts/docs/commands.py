@@ -31,7 +31,9 @@ def pages() -> tuple[Page, ...]:
     from recipec.compiler.cli.main import app
 
     command: Any = get_command(app)
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="recipe")
+    context = typer.Context(command)
+    commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    text = get_docs_for_click(obj=command, ctx=context, name="recipe")
     text = text[text.index("**Usage**") :].replace("```console\n$ ", "```text\n")
     # Each command under its own name, its whole first sentence in lists, and defaults that are not links.
     text = re.sub(
@@ -40,8 +42,8 @@ def pages() -> tuple[Page, ...]:
         text,
         flags=re.M,
     )
-    groups = {f"{name} ": one.commands for name, one in command.commands.items() if hasattr(one, "commands")}
-    for group, names in {"": command.commands, **groups}.items():
+    groups = {f"{name} ": one.commands for name, one in commands.items() if hasattr(one, "commands")}
+    for group, names in {"": commands, **groups}.items():
         for name, one in names.items():
             said = (one.help or "").partition("\n\n")[0]
             line = f"* [`recipe {group}{name}`](#{_anchor(group + name)}): {said}"

@@ -60,7 +60,7 @@ write_checkpoint(pathlib.Path("small"), config, dtype="float32")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the checkout with the page's files, and with a recipe of one of the family's models in work/."""
     root = tmp_path_factory.mktemp("checkout")
-    for name in ("recipec", "spec", "compiler", "runtime", "templates", "docs"):
+    for name in ("recipec", "spec", "compiler", "port", "runtime", "templates", "docs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, root / name, symlinks=True, ignore=ignored)
     files = {block.title: block.text for block in blocks(ROOT / "docs" / "extending.md") if block.title}

@@ -16,7 +16,7 @@ from recipec.compiler.plan import pool
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
     """Make a folder with packages of the same names as recipec's."""
-    for name in ("recipec", "spec", "compiler", "templates", "runtime"):
+    for name in ("recipec", "spec", "compiler", "port", "templates", "runtime"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the working folder')\n")
     return tmp_path
@@ -35,7 +35,7 @@ def test_started_python_modules_always_get_the_safe_path_flag(root: Path) -> Non
     module = re.compile(r'"-m", "(recipec|runtime)\.')
     found = [
         f"{path.relative_to(root)}: {line.strip()}"
-        for package in ("compiler", "runtime")
+        for package in ("compiler", "port", "runtime")
         for path in (root / package).rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if module.search(line)

@@ -29,7 +29,7 @@ def test_version_is_defined_in_one_place(root: Path) -> None:
     assert str(Version(__version__)) == __version__
     literals = [
         path.relative_to(root).as_posix()
-        for package in ("spec", "compiler", "templates", "runtime")
+        for package in ("spec", "compiler", "port", "templates", "runtime")
         for path in (root / package).rglob("*.py")
         if f'{__version__}"' in path.read_text(encoding="utf-8")
     ]
@@ -128,7 +128,11 @@ def test_texts_name_only_extras_that_exist(root: Path) -> None:
     """A name that pip does not know installs nothing, with a warning."""
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     files = [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile", *(root / "docs").glob("*.md")]
-    files += [*(root / "templates").rglob("*.j2"), *(root / "compiler").rglob("*.py")]
+    files += [
+        *(root / "templates").rglob("*.j2"),
+        *(root / "compiler").rglob("*.py"),
+        *(root / "port").rglob("*.py"),
+    ]
     named = {
         (path.name, name)
         for path in files

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.rehearse import quickstart
-from scripts import coming_from
+from recipec.port.scripts import coming_from
 from tests.docs import shell
 from tests.docs.blocks import Block
 from tests.report import writing

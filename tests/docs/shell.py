@@ -22,7 +22,10 @@ OTHERS = {"cat", "cd", "cp", "curl", "docker", "export", "gcloud", "git", "head"
 OTHERS |= {"pipx", "pre-commit", "sed", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
 """Programs that a page may name besides this project's own."""
 
-OWN_FOLDERS = ("recipec", "recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")
+OWN_FOLDERS = (
+    *("recipec", "recipes", "scripts", "spec", "compiler", "port", "templates", "runtime", "tests"),
+    "docs",
+)
 SCRIPTS = {
     "train.py": ("training/arguments.py", "settings.py", "training/session.py"),
     "merge.py": ("merging/merge.py",),

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering import catalog
-from recipec.compiler.port.keys import tools
-from scripts import coming_from
+from recipec.port.keys import tools
+from recipec.port.scripts import coming_from
 from tests.compiler import test_catalog
 from tests.docs.blocks import Block, blocks
 
@@ -52,7 +52,9 @@ def test_tables_match_the_results_of_port(update: bool) -> None:
     if update:
         coming_from.PAGE.write_text(made, encoding="utf-8")
         text = made
-    assert coming_from.BLOCK.findall(text) and text == made, "run: python -m scripts.coming_from write"
+    assert coming_from.BLOCK.findall(text) and text == made, (
+        "run: python -m recipec.port.scripts.coming_from write"
+    )
     assert {block[1] for block in coming_from.BLOCK.findall(text)} == set(coming_from.TRIED)
 
 

@@ -71,7 +71,7 @@ def templates() -> dict[str, Any]:
     from llamafactory.data.processor.supervised import SupervisedDatasetProcessor
     from llamafactory.data.template import TEMPLATES
 
-    from recipec.compiler.port.meaning.templates import LLAMAFACTORY
+    from recipec.port.meaning.templates import LLAMAFACTORY
     from tests.runtime.chats import tokenizer
 
     settings = SimpleNamespace(mask_history=False, train_on_prompt=False, cutoff_len=10**6)
@@ -106,7 +106,7 @@ def prompts() -> dict[str, Any]:
         "summarizetldr": (strategies.SummarizeTLDRPromptTokenizingStrategy, prompters.SummarizeTLDRPrompter),
         "alpaca": (strategies.AlpacaPromptTokenizingStrategy, prompters.AlpacaPrompter),
     }
-    from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
+    from recipec.port.dialects.axolotl_prompts import PROMPTS
 
     out: dict[str, Any] = {}
     for name in (*PROMPTS, "user_defined"):

@@ -24,7 +24,9 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from tests.interpreters import interpreter
 
-PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
+PACKAGES = ("recipec", "spec", "compiler", "port", "templates", "runtime")
+OUTSIDE = ("port/scripts/", "port/README.md")
+"""Parts of the packages' folders that are for those who work on the project."""
 PAGE = "docs/diagnostics.md"
 """The page of the codes, which is a part of the package."""
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
@@ -36,6 +38,18 @@ STRAY = (
     *("spec/__pycache__/load.pyc", "compiler/data/own.csv", "compiler/.load.py.swp", "templates/a~"),
 )
 """Files in a checkout that are no part of a distribution."""
+AXOLOTL = """\
+base_model: Qwen/Qwen3-0.6B
+datasets: [{path: org/chats, type: chat_template}]
+adapter: lora
+lora_r: 16
+lora_alpha: 16
+lora_target_linear: true
+sequence_len: 1024
+micro_batch_size: 1
+num_epochs: 1
+learning_rate: 1e-4
+"""
 ISOLATED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RECIPEC_CACHE")
 
 
@@ -66,7 +80,8 @@ def tracked(root: Path) -> list[str]:
     text = run(
         "git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, PAGE, cwd=root
     )
-    return sorted(line for line in text.splitlines() if (root / line).is_file())
+    files = [line for line in text.splitlines() if (root / line).is_file()]
+    return sorted(file for file in files if not file.startswith(OUTSIDE))
 
 
 def clone(root: Path, folder: Path, mode: int | None = None, when: float = 1.0e9) -> Path:
@@ -163,7 +178,10 @@ def test_wheel_and_sdist_contain_exactly_the_tracked_files(root: Path, dist: Pat
         for name in package:
             assert archive.read(installed[name]) == (root / name).read_bytes(), name
         entry = archive.read(f"{info}/entry_points.txt").decode()
-    assert entry == "[console_scripts]\nrecipe = recipec.compiler.cli.main:main\n"
+    assert entry == (
+        "[console_scripts]\nrecipe = recipec.compiler.cli.main:main\n\n"
+        "[recipec.commands]\nport = recipec.port.cli:port\n"
+    )
     with tarfile.open(dist / NAMES[1]) as source:
         names = sorted(name.partition("/")[2] for name in source.getnames())
     assert names == sorted([*package, *BESIDE, "PKG-INFO"])
@@ -197,15 +215,19 @@ def walk(root: Path, folder: Path, command: Path, artifact: Mapping[str, str]) -
     asked = ("--model", "google/gemma-3-270m-it", "--accelerator", "cpu-8", "--data", "gs://bucket/a.jsonl")
     say("new", "mine", *asked, "--format", "chat", "--serve", "none")
     made = str(next(folder.rglob("mine.yaml")))
-    assert say("check", recipe, made).splitlines() == [f"{recipe}: ok", f"{made}: ok"]
+    (folder / "axolotl.yaml").write_text(AXOLOTL)
+    say("port", "axolotl.yaml", "-o", "ported.yaml", "--devices", "8")
+    assert say("check", recipe, made, "ported.yaml").splitlines() == [
+        f"{name}: ok" for name in (recipe, made, "ported.yaml")
+    ]
 
 
 def look(root: Path, python: Path, folder: Path) -> None:
     """Check that an environment holds only recipec and its dependencies."""
     code = (
         "import json, sys; from importlib import metadata; "
-        "from recipec import spec, compiler, templates, runtime;"
-        "print(json.dumps([sys.path, [m.__file__ for m in (spec, compiler, templates, runtime)],"
+        "from recipec import spec, compiler, port, templates, runtime;"
+        "print(json.dumps([sys.path, [m.__file__ for m in (spec, compiler, port, templates, runtime)],"
         "[d.name for d in metadata.distributions()]]))"
     )
     path, files, names = json.loads(run(python, "-P", "-c", code, cwd=folder))

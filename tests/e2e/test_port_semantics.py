@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.dialects.axolotl_data import plain_type, user_defined
-from recipec.compiler.port.dialects.axolotl_prompts import PROMPTS
-from recipec.compiler.port.meaning import templates
+from recipec.port.dialects.axolotl_data import plain_type, user_defined
+from recipec.port.dialects.axolotl_prompts import PROMPTS
+from recipec.port.meaning import templates
 from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample, parser_of
 from recipec.runtime.settings import DataSettings

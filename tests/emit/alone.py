@@ -14,7 +14,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-OURS = ("spec", "compiler", "templates", "runtime")
+OURS = ("spec", "compiler", "port", "templates", "runtime")
 
 
 def forget() -> None:
@@ -62,7 +62,7 @@ def main(folders: list[str]) -> None:
                 module = import_module(name.removesuffix(".__init__"))
                 assert str(module.__file__) == os.path.join(folder, "runtime", path), module
         present = {name.split(".")[0] for name in sys.modules}
-        assert not present & {"recipec", "spec", "compiler", "templates"}, artifact
+        assert not present & {"recipec", "spec", "compiler", "port", "templates"}, artifact
         print(f"alone: {artifact.name}")
 
 

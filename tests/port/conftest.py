@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.port import dialects
-from recipec.compiler.port.port import Asked, Ported, port
+from recipec.port import dialects
+from recipec.port.port import Asked, Ported, port
 from tests.port import fake
 
 Port = Callable[..., Ported]

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from recipec.compiler.port import dialects
-from recipec.compiler.port.ledger import Finding, Ledger, Verdict
-from recipec.compiler.port.read import read
-from recipec.compiler.port.source import Source, Sources
+from recipec.port import dialects
+from recipec.port.ledger import Finding, Ledger, Verdict
+from recipec.port.read import read
+from recipec.port.source import Source, Sources
 
 KEYS = Path(__file__).parent / "keys"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from recipec.compiler.port.keys import Keys
-from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import training
-from recipec.compiler.port.source import MISSING
+from recipec.port.keys import Keys
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import training
+from recipec.port.source import MISSING
 
 NAME = "fake"
 TITLE = "Faketune"

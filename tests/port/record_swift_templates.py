@@ -2,7 +2,7 @@
 
     PYTHON tests/port/record_swift_templates.py TOKENIZER
 
-PYTHON is one with the ms-swift of scripts/dialects.py; TOKENIZER a folder with the tokenizer of
+PYTHON is one with the ms-swift of port/scripts/dialects.py; TOKENIZER a folder with the tokenizer of
 tests.runtime.chats. A conversation's text is cut where what is learned begins and ends: the first part is not
 learned, the second is.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "swift_templates.json"
-TABLE = HERE.parents[1] / "compiler" / "data" / "chat_templates.json"
+TABLE = HERE.parents[1] / "port" / "data" / "chat_templates.json"
 SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = [
     {"role": "user", "content": "The fox?"},

@@ -1,4 +1,4 @@
-"""Compare compiler/data/chat_templates.json and dialects.json with their sources, and test the templates."""
+"""Compare port/data/chat_templates.json and dialects.json with their sources, and test the templates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.lowering.catalog import find
-from recipec.compiler.port.keys import DATA
-from recipec.compiler.port.meaning import templates
-from recipec.compiler.port.names import TEMPLATES, known, written_by
+from recipec.port.keys import DATA
+from recipec.port.meaning import templates
+from recipec.port.names import TEMPLATES, known, written_by
+from recipec.port.scripts import chat_templates, dialects
+from recipec.port.scripts.dialects import Package
 from recipec.runtime.data.template import ChatTemplate
-from scripts import chat_templates, dialects
-from scripts.dialects import Package
 from tests.port import record_model_templates, wheels
 from tests.port.record_swift_templates import OUTPUT, SYSTEM, TALK
 
@@ -26,14 +26,16 @@ RECORDED = json.loads(OUTPUT.read_text(encoding="utf-8"))
 def test_chat_templates_json_matches_its_sources() -> None:
     made = chat_templates.text(chat_templates.catalog(wheels.fetch()))
     assert TEMPLATES.read_text(encoding="utf-8") == made, (
-        "run: python -m scripts.chat_templates build/dialects"
+        "run: python -m recipec.port.scripts.chat_templates build/dialects"
     )
 
 
 @pytest.mark.e2e
 def test_dialects_json_matches_its_sources() -> None:
     made = dialects.text(dialects.catalog(wheels.fetch()))
-    assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
+    assert DATA.read_text(encoding="utf-8") == made, (
+        "run: python -m recipec.port.scripts.dialects build/dialects"
+    )
 
 
 def test_swift_templates_match_recorded_texts_and_loss_spans() -> None:

@@ -1,4 +1,4 @@
-"""Test scripts/coverage.py on a folder of a few configs."""
+"""Test port/scripts/coverage.py on a folder of a few configs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import coverage
+from recipec.port.scripts import coverage
 
 AXOLOTL = """\
 base_model: {model}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port import dialects
-from recipec.compiler.port.keys import keys_of, tools
-from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.source import Source, Sources, parts
+from recipec.port import dialects
+from recipec.port.keys import keys_of, tools
+from recipec.port.ledger import Ledger
+from recipec.port.source import Source, Sources, parts
 from tests.port.dialects import base, beside
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.keys import Keys, keys_of
-from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, datasets, sharding, training
-from recipec.compiler.port.source import Sources
+from recipec.port.keys import Keys, keys_of
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, datasets, sharding, training
+from recipec.port.source import Sources
 from tests.port.dialects import codes, samples, source, spoken
 
 

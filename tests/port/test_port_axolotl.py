@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.ledger import Ledger, Verdict
-from recipec.compiler.port.meaning import datasets
+from recipec.port.ledger import Ledger, Verdict
+from recipec.port.meaning import datasets
 from recipec.runtime.data.sources import choose
 from tests.port.dialects import base, codes, finding, ported, spoken, values, verdict
 

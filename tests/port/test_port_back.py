@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.port.back_keys import DIALECTS
-from recipec.compiler.port.keys import keys_of, tools
+from recipec.port.back_keys import DIALECTS
+from recipec.port.keys import keys_of, tools
 from recipec.runtime.training.objectives import OBJECTIVES
 
 ROOT = Path(__file__).parents[2]

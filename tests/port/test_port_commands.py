@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering.hardware import from_text
-from recipec.compiler.port.port import Asked, Ported, port
-from recipec.compiler.port.shell import Shell, Unreadable, shown
+from recipec.port.port import Asked, Ported, port
+from recipec.port.shell import Shell, Unreadable, shown
 
 MODEL = "--model_name_or_path Qwen/Qwen3-8B --dataset_name example/notes"
 

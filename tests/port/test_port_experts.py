@@ -12,8 +12,8 @@ import pytest
 import transformers
 
 from recipec.compiler.lowering.catalog import Model, entries, find
-from recipec.compiler.port.meaning import adapters, experts
-from recipec.compiler.port.names import known
+from recipec.port.meaning import adapters, experts
+from recipec.port.names import known
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 from recipec.runtime.model.families import FAMILIES
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recipec.compiler.port.ledger import Verdict
+from recipec.port.ledger import Verdict
 from tests.port.dialects import KEYS, codes, finding, ported, spoken
 
 TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in KEYS.iterdir()}

@@ -29,12 +29,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from recipec.compiler.emitters.python_text import source
 from recipec.compiler.lowering.catalog import entries, find
 from recipec.compiler.lowering.optimization import schedule
-from recipec.compiler.port.dialects.trl import SHIPPED
-from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, sharding, templates, training
-from recipec.compiler.port.source import Sources
+from recipec.port.dialects.trl import SHIPPED
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, sharding, templates, training
+from recipec.port.scripts.dialects import TUNIX
+from recipec.port.source import Sources
 from recipec.spec.language.train import Train
-from scripts.dialects import TUNIX
 from tests.port import wheels
 from tests.port.dialects import base, beside, ported
 from tests.port.dialects import source as file

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.port.dialects.llamafactory import target_modules
-from recipec.compiler.port.keys import keys_of
-from recipec.compiler.port.ledger import Ledger, Verdict
-from recipec.compiler.port.meaning import adapters
-from recipec.compiler.port.meaning.models import resolve
-from recipec.compiler.port.port import Asked
-from recipec.compiler.port.port import port as port_files
-from recipec.compiler.port.read import read
-from recipec.compiler.port.recognize import role_of
+from recipec.port.dialects.llamafactory import target_modules
+from recipec.port.keys import keys_of
+from recipec.port.ledger import Ledger, Verdict
+from recipec.port.meaning import adapters
+from recipec.port.meaning.models import resolve
+from recipec.port.port import Asked
+from recipec.port.port import port as port_files
+from recipec.port.read import read
+from recipec.port.recognize import role_of
 from recipec.runtime.data.formats import ParsedSample, parser_of
 from tests.port.dialects import base, beside, codes, finding, ported, spoken, values
 

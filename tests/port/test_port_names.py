@@ -1,6 +1,6 @@
 """Test the tools' names of models and templates, and what the templates write and learn.
 
-scripts/same_run.py compares runs with ms-swift's own.
+port/scripts/same_run.py compares runs with ms-swift's own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from recipec.compiler.lowering.catalog import entries, find
-from recipec.compiler.port.ledger import Verdict
-from recipec.compiler.port.meaning import templates
-from recipec.compiler.port.meaning.adapters import default_targets, fused
-from recipec.compiler.port.meaning.models import chat_sibling
-from recipec.compiler.port.names import known, tokenizer_of, written_by
+from recipec.port.ledger import Verdict
+from recipec.port.meaning import templates
+from recipec.port.meaning.adapters import default_targets, fused
+from recipec.port.meaning.models import chat_sibling
+from recipec.port.names import known, tokenizer_of, written_by
 from tests.port.dialects import codes, finding, ported
 
 MESSAGES = [

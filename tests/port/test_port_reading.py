@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.port.keys import Keys, tools
-from recipec.compiler.port.ledger import Ledger, Verdict
-from recipec.compiler.port.port import Asked, port
-from recipec.compiler.port.read import read
-from recipec.compiler.port.settle import NAMES, older_beside, renamed
-from recipec.compiler.port.source import MISSING, Source, Sources
-from recipec.compiler.port.typed import typed
+from recipec.port.keys import Keys, tools
+from recipec.port.ledger import Ledger, Verdict
+from recipec.port.port import Asked, port
+from recipec.port.read import read
+from recipec.port.settle import NAMES, older_beside, renamed
+from recipec.port.source import MISSING, Source, Sources
+from recipec.port.typed import typed
 from tests.port import dialects
 
 YAML = """\
@@ -65,7 +65,7 @@ def code(folder: Path, content: str | bytes, name: str = "config.yaml") -> str:
 
 
 def texts(data: Any) -> Any:
-    """Return PyYAML's values with the two differences that compiler.port.read names."""
+    """Return PyYAML's values with the two differences that port.read names."""
     if isinstance(data, dict):
         names = {True: "on", 7: "7"}
         return {names.get(key, key): texts(value) for key, value in data.items()}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.port.report import CHANGES, MOST_LINES, OTHER_DEFAULTS, headline, markdown, terminal
+from recipec.port.report import CHANGES, MOST_LINES, OTHER_DEFAULTS, headline, markdown, terminal
 from tests.port.conftest import CONFIG, Port
 
 OPTIM = "optim: {rate: 0.1}\nnoise: 0.1\nnoises: 0.2\nimages: 3\n"

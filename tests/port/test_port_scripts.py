@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.port.port import Asked, Ported, port
-from recipec.compiler.port.python_source import MAX_BYTES
+from recipec.port.port import Asked, Ported, port
+from recipec.port.python_source import MAX_BYTES
 
 HEAD = """\
 import torch

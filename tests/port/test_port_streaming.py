@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.port.ledger import Ledger, Verdict
 from tests.port import test_port_llamafactory, test_port_scripts
 from tests.port.dialects import base, codes, finding, ported, verdict
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.common import COMMON, say_common
-from recipec.compiler.port.dialects import KNOWN
-from recipec.compiler.port.keys import REASONS, Keys, Row, table
-from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, losses, trainer, training
-from recipec.compiler.port.source import Sources
+from recipec.port.common import COMMON, say_common
+from recipec.port.dialects import KNOWN
+from recipec.port.keys import REASONS, Keys, Row, table
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, losses, trainer, training
+from recipec.port.source import Sources
 from recipec.spec import words
 from recipec.spec.structure import section_at
 from tests.port.dialects import codes, finding, source
@@ -34,7 +34,7 @@ unused j: not read
 TABLES = {
     f"{name}.{title}": rows
     for name in ("axolotl_data", *KNOWN)
-    for title, rows in vars(import_module(f"recipec.compiler.port.dialects.{name}")).items()
+    for title, rows in vars(import_module(f"recipec.port.dialects.{name}")).items()
     if isinstance(rows, tuple) and rows and isinstance(rows[0], Row)
 }
 SHARED = {

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from recipec.compiler.lowering.catalog import Model, entries, find
-from recipec.compiler.port.meaning import adapters
+from recipec.port.meaning import adapters
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from recipec.compiler.lowering.catalog import find
-from recipec.compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
-from recipec.compiler.port.keys import tools
-from recipec.compiler.port.ledger import Verdict
+from recipec.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
+from recipec.port.keys import tools
+from recipec.port.ledger import Verdict
 from tests.port.dialects import base, codes, ported, samples, spoken, unspoken, values, verdict
 from tests.port.test_port_names import rendered
 
@@ -172,7 +172,7 @@ def test_validation_dataset_is_ported_only_with_run_val_interval(tmp_path: Path)
 def test_qwen2_5_template_learns_answer_header_and_unmasked_end(
     tmp_path: Path, length: int | None, whole: bool, learned: str, after: str
 ) -> None:
-    """Train as torchtune 0.6.1 does: scripts/same_run.py compares its tokens and masks with a port's."""
+    """Train as torchtune 0.6.1 does: port/scripts/same_run.py compares its tokens and masks with a port's."""
     tokenizer = {"_component_": "torchtune.models.qwen2_5.qwen2_5_tokenizer", "max_seq_len": length}
     content = {**changed("dataset", train_on_input=whole), "tokenizer": tokenizer}
     template = str(ported("torchtune", tmp_path, content).value("data.chat_template"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.ledger import Ledger
+from recipec.port.ledger import Ledger
 from tests.port.dialects import base, beside, codes, ported, spoken, values
 
 ARGUMENTS, ADAPTER = base("trainer"), beside("trainer")["adapter_config"]

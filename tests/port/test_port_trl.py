@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.port.keys import tools
+from recipec.port.keys import tools
 from recipec.spec.document import Refused
 from tests.port import dialects
 from tests.port.dialects import samples

@@ -1,4 +1,4 @@
-"""Check the pages about ports: options, examples, and the runs that scripts/same_run.json records.
+"""Check the pages about ports: options, examples, and the runs that port/scripts/same_run.json records.
 
 With SAME_RUN_ENVIRONMENTS, a folder of the tools' environments, `make nightly` repeats these runs. Without it
 there are no such tests.
@@ -15,8 +15,19 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.port import dialects
-from scripts.same_run import PAGE, TOOLS, Run, Sample, compared, page, recorded, same, same_run, samples
+from recipec.port import dialects
+from recipec.port.scripts.same_run import (
+    PAGE,
+    TOOLS,
+    Run,
+    Sample,
+    compared,
+    page,
+    recorded,
+    same,
+    same_run,
+    samples,
+)
 
 PART = re.compile(r"<!-- (tests/port/examples/\S+) -->\n(.*?)<!-- end -->", re.S)
 

@@ -1,4 +1,4 @@
-"""Keep the wheels and archives that compiler/data/dialects.json is made from, in build/dialects."""
+"""Keep the wheels and archives that port/data/dialects.json is made from, in build/dialects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from scripts import dialects
+from recipec.port.scripts import dialects
 
 OPTIMIZERS = {"torch_optimi": "0.3.3", "flashoptim": "0.1.4", "torchao": "0.18.0"}
 """Packages of optimizers that Axolotl constructs."""

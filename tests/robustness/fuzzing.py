@@ -176,7 +176,9 @@ def _line(draw: random.Random, tree: dict[tuple[str, ...], list[str]], files: li
 
 def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield every command's words and its options."""
-    for word, command in group.commands.items():
+    context = typer.Context(group)
+    for word in group.list_commands(context):
+        command = group.get_command(context, word)
         if hasattr(command, "commands"):
             yield from _commands(command, (*name, word))
         else:
@@ -185,12 +187,17 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 WORK = (
-    *("plan.session.run", "plan.session.plan_run", "cli.plan.compare", "rehearse.rehearse.rehearse"),
-    *("parity.run.parity", "explain.preview.preview", "serving.compose.up", "serving.compose.down"),
-    *("serving.verify.verify", "port.plan.plan", "lsp.server.make_server"),
-    *("watch.watch.watch_lines", "watch.watch.watch_screen"),
+    *("compiler.plan.session.run", "compiler.plan.session.plan_run", "compiler.cli.plan.compare"),
+    *(
+        "compiler.rehearse.rehearse.rehearse",
+        "compiler.parity.run.parity",
+        "compiler.explain.preview.preview",
+    ),
+    *("compiler.serving.compose.up", "compiler.serving.compose.down", "compiler.serving.verify.verify"),
+    *("port.plan.plan", "compiler.lsp.server.make_server"),
+    *("compiler.watch.watch.watch_lines", "compiler.watch.watch.watch_screen"),
 )
-"""Functions of recipec.compiler that train, compile, serve or do not end. Each ends the command."""
+"""Functions of recipec that train, compile, serve or do not end. Each ends the command."""
 
 
 @contextmanager
@@ -207,7 +214,7 @@ def without_work(done: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch("typer.main.get_command", _command))
         for name in WORK:
-            stack.enter_context(mock.patch(f"recipec.compiler.{name}", instead(name)))
+            stack.enter_context(mock.patch(f"recipec.{name}", instead(name)))
         yield
 
 

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.port.ledger import Line
-from recipec.compiler.port.meaning import conversion
-from recipec.compiler.port.write import recipe_text
+from recipec.compiler.emitters.commented_recipe import Line, recipe_text
+from recipec.port.meaning import conversion
 from recipec.spec.load import load
 
 BREAKING = 'x"""\n    open("CANARY", "w")\n    """'

@@ -61,7 +61,7 @@ def test_no_retired_code_is_used_again() -> None:
 
 
 def test_codes_in_the_sources_are_exactly_the_registered_codes(root: Path) -> None:
-    sources = [file for part in ("spec", "compiler") for file in (root / part).rglob("*.py")]
+    sources = [file for part in ("spec", "compiler", "port") for file in (root / part).rglob("*.py")]
     given = used(*(file for file in sources if file != Path(codes.__file__).resolve()))
     assert given == set(CODES)
 

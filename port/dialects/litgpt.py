@@ -1,0 +1,402 @@
+"""litgpt's finetune lora, qlora and full: YAML as its --config reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipec.compiler.lowering.catalog import Model, is_directory, original_of
+from recipec.compiler.wording import listing
+from recipec.port.common import say_common
+from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, conversion, datasets, models, training
+from recipec.port.meaning.models import Named
+from recipec.port.names import known, tokenizer_of
+
+NAME = "litgpt"
+TITLE = "litgpt"
+MARKS = words(
+    """checkpoint_dir out_dir precision lora_query lora_key lora_value lora_projection lora_mlp lora_head
+    num_nodes data.class_path train.global_batch_size train.lr_warmup_steps train.micro_batch_size
+    train.save_interval eval.max_new_tokens logger_name quantize devices"""
+)
+KEYS = table("""
+log train.log_interval
+evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation
+    eval.evaluate_example
+lost train.max_time=null
+exact train.min_lr: litgpt finetune does not read it: the cosine ends at zero
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+number lora_dropout -> lora.dropout
+""")
+OLDER = {"learning_rate": 3e-4, "weight_decay": 0.02, "beta1": 0.9, "beta2": 0.95}
+"""Keys of `train` for AdamW in litgpt 0.3, which had no `optimizer`, with the defaults of finetune lora."""
+OF_OLDER = table("""
+number learning_rate -> train.optimizer.learning_rate
+number weight_decay -> train.optimizer.weight_decay
+number beta1 -> train.optimizer.b1
+number beta2 -> train.optimizer.b2
+""")
+OF_DATA = table("""
+lost ignore_index=-100
+files num_workers download_dir file_url file_name repo_id
+""")
+
+FLAGS = {
+    "lora_query": ("q_proj",),
+    "lora_key": ("k_proj",),
+    "lora_value": ("v_proj",),
+    "lora_projection": ("o_proj",),
+    "lora_mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+QUANTIZED = {
+    "bnb.nf4": (4, "nf4", False),
+    "bnb.nf4-dq": (4, "nf4", True),
+    "bnb.fp4": (4, "fp4", False),
+    "bnb.fp4-dq": (4, "fp4", True),
+    "bnb.int8-training": (8, "nf4", False),
+}
+TRAIN = {
+    "save_interval": 1000,
+    "global_batch_size": 16,
+    "micro_batch_size": 1,
+    "lr_warmup_steps": 100,
+    "epochs": 5,
+}
+"""The defaults of `train` in finetune lora and full, as far as they differ from those of TrainArgs."""
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key."""
+    source = ledger.sources.main
+    method = _method(Keys(ledger, source, TITLE))
+    given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
+    keys = Keys(ledger, source, TITLE, {**defaults_of("litgpt", method), **given})
+    train = keys.below("train", {**defaults_of("litgpt", "train"), **TRAIN})
+    named = _model(keys)
+    if method == "lora":
+        _lora(keys, named.model if named else None)
+    else:
+        ledger.set("lora", None, "full fine-tuning")
+        adapters.refuse_quantized(keys, "quantize", "add lora_r, or remove quantize")
+    devices = _devices(keys)
+    _batch(train, devices)
+    _length(train)
+    _schedule(train)
+    _optimizer(keys, train)
+    _precision(keys, method == "lora")
+    _data(keys, train, named)
+    _rest(keys, train)
+
+
+def _method(keys: Keys) -> str:
+    """Return the method, lora (which includes qlora) or full: from the keys, or else from the file's name."""
+    name = keys.source.path.stem.lower()
+    if any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_")):
+        return "lora"
+    if "adapter" in name:
+        help = "port a configuration of finetune lora or full"
+        message = "litgpt's adapter methods learn prefixes, which have no counterpart in recipec"
+        keys.refuse("checkpoint_dir", "E1149", message, help)
+    return "lora" if "lora" in name else "full"
+
+
+def _model(keys: Keys) -> Named | None:
+    name = keys.text("checkpoint_dir")
+    if name is None:
+        help = "--set checkpoint_dir=checkpoints/Qwen/Qwen3-8B"
+        if keys.given("model_name") and not keys.given("initial_checkpoint_dir"):
+            keys.refuse("model_name", *pretraining(help))
+            return None
+        keys.refuse("checkpoint_dir", "E1144", "the file names no model", help)
+        return None
+    named = models.resolve(_id(name), keys.source.path.parent)
+    if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
+        named = models.resolve(original, keys.source.path.parent)
+    parts = name.removeprefix("checkpoints/").strip("/").split("/")
+    if named.model is None and (len(parts) != 2 or is_directory(name)) and "/" in name.strip("/"):
+        named = models.resolve(name if is_directory(name) else f"./{name}", keys.source.path.parent)
+        keys.same("checkpoint_dir", {"model.id": named.id}, "the weights in this folder")
+        return named
+    if named.note:
+        keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
+    last = "the last part of the folder's path is litgpt's name for the model"
+    whole = named.id == "/".join(name.rstrip("/").split("/")[-2:])
+    note = "the last two parts of the folder's path are the model's id" if whole else last
+    keys.same("checkpoint_dir", {"model.id": named.id}, note)
+    return named
+
+
+def _id(folder: str) -> str:
+    """Return the id for a checkpoint's folder: its last two names, or the id of litgpt's name of a model."""
+    owner, name = ["", "", *filter(None, folder.split("/"))][-2:]
+    known_as: str = known(NAME, "names").get(name, "")
+    if known_as and owner in ("", "checkpoints", known_as.partition("/")[0]):
+        return known_as
+    return f"{owner}/{name}" if owner else name
+
+
+def _lora(keys: Keys, model: Model | None) -> None:
+    keys.follow(OF_LORA)
+    targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
+    if not targets:
+        keys.refuse("lora_query", "E1148", "no projection carries an adapter", "lora_query: true")
+    targets, note = adapters.fused(model, targets)
+    for flag in FLAGS:
+        keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
+    adapters.say_head(keys, "lora_head")
+    keys.ledger.set(
+        "lora.init", "peft", "A is uniform with the bound 1/sqrt(fan_in) and B is zero, as in the tool"
+    )
+    name = keys.choice("quantize", QUANTIZED)
+    precision = keys.text("precision") or "bf16-mixed"
+    if name is None:
+        keys.same("quantize", note="not quantized")
+        return
+    if "mixed" in precision:
+        message = "litgpt stops if the base model is quantized and mixed precision is on"
+        key = "precision" if keys.given("precision") else "quantize"
+        keys.refuse(key, "E1145", message, "precision: bf16-true")
+    made = adapters.quantized(*QUANTIZED[name])
+    keys.say("quantize", {"lora.quantize": made.value}, made.note)
+
+
+def _devices(keys: Keys) -> int:
+    given = keys.value("devices")
+    nodes = keys.integer("num_nodes") or 1
+    if given in ("auto", -1, "-1"):
+        keys.same("devices", note="all GPUs of the machine; --devices gives their number")
+        return keys.ledger.devices or nodes
+    count = keys.integer("devices") or 1
+    if keys.given("quantize") and count * nodes > 1:
+        keys.refuse(
+            "devices", "E1145", "litgpt trains on a quantized base model only with one GPU", "devices: 1"
+        )
+    note = f"{count * nodes} data-parallel devices, which share the global batch"
+    keys.passive(("devices", "num_nodes"), note)
+    return keys.ledger.devices or count * nodes
+
+
+def _batch(train: Keys, devices: int) -> None:
+    """Record the global batch, which is divided among devices and micro-batches, rounded down."""
+    rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
+    accumulation = rows // devices // micro
+    if accumulation < 1:
+        stops = f"litgpt stops at a global_batch_size of {rows}"
+        message = f"{stops}, with {micro} rows on each of {devices} devices"
+        train.refuse("global_batch_size", "E1145", message, f"global_batch_size: {micro * devices}")
+        accumulation = 1
+    made = training.Batch(micro, accumulation, devices)
+    note = "" if made.rows == rows else f"{made.rows} rows: litgpt rounds {rows} down to {made}"
+    train.say("micro_batch_size", {"train.micro_batch_size": micro})
+    sets = {"train.global_batch_size": made.rows}
+    if note and train.given("global_batch_size"):
+        train.same("global_batch_size", sets, note)
+    train.say("global_batch_size", sets, note)
+    why = "litgpt takes the mean of its micro-batches' means"
+    why += ", on each device by itself" if devices > 1 else ""
+    train.ledger.set("train.loss_normalization", "micro_batches", why)
+
+
+def _length(train: Keys) -> None:
+    steps, epochs = train.integer("max_steps"), train.integer("epochs")
+    if steps:
+        note = "" if epochs is None else f"litgpt runs at most {epochs} epochs"
+        train.say("max_steps", {"train.steps": steps}, note)
+        train.same("epochs", note="max_steps sets the length of the run, unless the epochs are shorter")
+    else:
+        train.say("epochs", {"train.epochs": epochs})
+        train.same("max_steps", note="null: whole epochs")
+
+
+def _schedule(train: Keys) -> None:
+    steps = train.integer("lr_warmup_steps")
+    train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
+    train.ledger.set(
+        "train.schedule.name", "cosine", "litgpt's schedule: a linear warm-up, then a cosine to zero"
+    )
+    for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
+        if train.given(key):
+            message = f"litgpt's finetune stops at {key}, which only pretrain reads"
+            train.refuse(key, "E1145", message, f"remove {key}")
+        train.same(key, note="null: finetune does not read it")
+
+
+def _optimizer(keys: Keys, train: Keys) -> None:
+    """Record the optimizer: a name, or a class with its arguments. In litgpt 0.3 it is AdamW."""
+    found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
+    if not keys.stands("optimizer") and any(train.given(key) for key in OLDER):
+        keys.ledger.set("train.optimizer.name", "adamw", "the optimizer of litgpt 0.3, as these keys say")
+        full = {"learning_rate": 3e-3} if keys.ledger.value("lora", "") is None else {}
+        train.defaults = {**OLDER, **full, **train.defaults}
+        train.follow(OF_OLDER)
+        keys.ledger.set("train.optimizer.eps", 1e-8, "torch.optim.AdamW's default")
+    elif isinstance(found, dict):
+        name = str(found.get("class_path") or "torch.optim.AdamW")
+        training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
+    else:
+        training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
+    keys.ledger.set(
+        "train.optimizer.max_grad_norm", None, "litgpt does not clip gradients when it fine-tunes"
+    )
+
+
+def _precision(keys: Keys, lora: bool) -> None:
+    half = "recipec uses bfloat16 instead of float16: more range, three bits less precision"
+    notes = {
+        "bf16-mixed": "recipec keeps the weights in bfloat16; litgpt in float32",
+        "bf16-true": "",
+        "32-true": "",
+        "16-mixed": half,
+        "16-true": half,
+    }
+    found = keys.choice("precision", notes) or "bf16-mixed"
+    made = "float32" if found == "32-true" else "bfloat16"
+    keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
+    whole = found.endswith("true") and made == "bfloat16"
+    if lora:
+        dtype = "bfloat16" if whole else "float32"
+        keys.ledger.set("lora.dtype", dtype, "litgpt keeps adapters in this precision")
+    elif made == "bfloat16":
+        keys.ledger.set("train.optimizer.master_weights", not whole)
+
+
+def _logs(keys: Keys) -> None:
+    name, log = keys.text("logger_name"), keys.below("log")
+    project = log.text("project")
+    if name == "wandb":
+        model = (keys.text("checkpoint_dir") or "").rstrip("/").rpartition("/")[2]
+        sets = {training.PROJECT: project or f"finetune-{model}"}
+        log.same("project", sets if log.given("project") else None)
+        keys.same("logger_name", sets)
+        for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
+            log.unless(key, training.OFF, f"set {variable} in the environment of the run")
+    elif name in ("mlflow", "litlogger"):
+        keys.unless("logger_name", (), f"recipec does not log to this service: {training.LOGS}")
+    keys.same("logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log")
+    keys.mappings(("log",))
+    log.passive(keys.mapping("log"), "a log")
+
+
+def _rest(keys: Keys, train: Keys) -> None:
+    seed = keys.integer("seed")
+    if keys.given("seed"):
+        note = "recipec uses another random generator: other draws of the same distribution"
+        keys.same("seed", {"train.seed": seed}, note)
+    keys.say("seed", {"train.seed": seed})
+    every = train.integer("save_interval")
+    kept = train.given("save_interval") and every
+    train.same("save_interval", {"checkpoint.every_steps": every} if kept else None)
+    evaluation = keys.below("eval")
+    steps = evaluation.integer("interval")
+    evaluation.same("interval", {"train.eval_every": steps} if steps else None)
+    keys.mappings(("data", "train", "eval", "optimizer"))
+    keys.below("data").mappings(("init_args",))
+    keys.below("optimizer").mappings(("init_args",))
+    training.directory(keys, "out_dir")
+    _logs(keys)
+    keys.follow(KEYS)
+    say_common(keys, NAME)
+
+
+SOURCES = {
+    "Alpaca": "yahma/alpaca-cleaned",
+    "Alpaca2k": "mhenrichsen/alpaca_2k_test",
+    "AlpacaGPT4": "vicgalle/alpaca-gpt4",
+}
+"""Modules for one data set, with the same rows on the hub."""
+
+DEFAULT_FRACTION = 0.05
+"""The share of a JSON file's rows that litgpt holds out by default."""
+
+
+def _data(keys: Keys, train: Keys, named: Named | None) -> None:
+    found = keys.value("data")
+    name = (
+        found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
+    )
+    name = str(name or "litgpt.data.Alpaca").rpartition(".")[2]
+    section = keys.below("data.init_args")
+    known = f"litgpt.data.{name}"
+    section.defaults = defaults_of(NAME, known) if known in tools()[NAME]["sections"] else {}
+    datasets.length(train, "max_seq_length")
+    keys.ledger.set("data.packing", False, "litgpt does not pack samples when it fine-tunes")
+    if name not in (*SOURCES, "JSON"):
+        names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
+        message = f"the data module {name} has no counterpart in recipec"
+        key = "data.class_path" if keys.stands("data.class_path") else "data"
+        help = f"write its rows to a file, with class_path: litgpt.data.JSON; recipec reads {names}"
+        keys.refuse(key, "E1143", message, help)
+        return
+    source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
+    if isinstance(found, dict):
+        copy = "the Hugging Face Hub's copy of the same rows, which may have been corrected"
+        note = "" if name in ("JSON", "Alpaca2k") else copy
+        keys.below("data").say("class_path", {"data.train": [source]}, note)
+    else:
+        keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
+        keys.say("data", {"data.train": [source]}, "the Hugging Face Hub's copy of the same rows")
+    _held_out(section, name)
+    _prompts(section, named)
+    on = "completion" if section.flag("mask_prompt") else "all"
+    section.say("mask_prompt", {"data.loss_on": on})
+    seed = section.integer("seed")
+    section.say("seed", {"data.shuffle_seed": seed})
+    section.follow(OF_DATA)
+
+
+def _json(section: Keys) -> Any:
+    path = section.text("json_path")
+    if path is None:
+        section.refuse("json_path", "E1143", "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
+        return ""
+    if path.endswith((".json", ".jsonl")):
+        section.same("json_path", note="data.train")
+        return path
+    folder = section.source.path.parent / path
+    files = {}
+    for split in ("train", "val"):
+        lines = (folder / f"{split}.jsonl").is_file() and not (folder / f"{split}.json").is_file()
+        files[split] = f"{path.rstrip('/')}/{split}.json{'l' if lines else ''}"
+    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with the files train and val")
+    return files["train"]
+
+
+def _held_out(section: Keys, name: str) -> None:
+    folder = bool(section.ledger.value("data.eval"))
+    if name == "JSON" and not folder and not section.given("val_split_fraction"):
+        section.defaults = {**section.defaults, "val_split_fraction": DEFAULT_FRACTION}
+    share = section.number("val_split_fraction")
+    if folder or share is None:
+        section.same("val_split_fraction", note="the folder has its own evaluation rows")
+        return
+    if not 0 < share < 1:
+        message = f"val_split_fraction is {share:g}, and must be between 0 and 1"
+        section.refuse("val_split_fraction", "E1160", message, "val_split_fraction: 0.05")
+        return
+    sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
+    section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
+
+
+def _prompts(section: Keys, named: Named | None) -> None:
+    """Record the prompt style, which a transform writes. Only Alpaca's style uses the rows' `input`."""
+    style = section.text("prompt_style") or "alpaca"
+    text = defaults_of(NAME, "styles").get(style)
+    if style == "default":
+        made = {"data.format": "prompt_completion"}
+        fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
+        section.say("prompt_style", {**made, **fields})
+    elif style == "alpaca" or text:
+        begins = named and named.model and tokenizer_of(named.model) in known("adds_bos")
+        text = text.removeprefix("<|begin_of_text|>") if text and begins else text
+        prompt = conversion.Prompt("", text, input=None) if text else conversion.alpaca_prompt()
+        section.ledger.files[conversion.FILE] = conversion.prompts(prompt, f"litgpt's {style} style")
+        section.say(
+            "prompt_style", {"data.format": "prompt_completion", "data.transform": conversion.TRANSFORM}
+        )
+    else:
+        message = f"the prompt style {style} has no counterpart in recipec"
+        section.refuse("prompt_style", "E1163", message, "prompt_style: alpaca, or default")

@@ -1,0 +1,497 @@
+"""oumi's training configs: transformers' and TRL's trainers, and oumi's own loop, in one YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recipec.port.common import say_common
+from recipec.port.keys import Keys, defaults_of, keys_of, table, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    experts,
+    losses,
+    models,
+    rows,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.port.meaning.adapters import Chosen
+from recipec.port.meaning.models import Named
+from recipec.port.meaning.rows import CHAT, Rows
+from recipec.port.meaning.sharding import Launch
+from recipec.port.meaning.trainer import Run
+
+NAME = "oumi"
+TITLE = "oumi"
+MARKS = words(
+    """model.model_name model.model_max_length model.torch_dtype_str data.train.datasets training.trainer_type
+    training.enable_gradient_checkpointing training.per_device_train_batch_size training.use_peft
+    training.optimizer training.lr_scheduler_type peft.lora_r peft.peft_save_mode peft.q_lora
+    fsdp.enable_fsdp deepspeed.enable_deepspeed"""
+)
+OF_MODEL = table("""
+part attn_implementation
+derived tokenizer_pad_token text_only
+speed shard_for_eval
+generation chat_template_kwargs tool_call_parser
+lost tokenizer_kwargs={} processor_kwargs={} model_kwargs={}
+anew load_pretrained_weights=true
+learned adapter_model=null: training starts from new adapters; lora.start_from starts from others
+learned freeze_layers=[]
+setting adapter_trainable -> adapter_model
+""")
+OF_TRAINING = table("""
+exact use_deterministic: XLA's steps are always deterministic
+log enable_mlflow include_alternative_mfu_metrics include_performance_metrics log_examples log_model_summary
+    dep_log_level metrics_function profiler telemetry
+checkpoints save_epoch save_final_model try_resume_from_last_checkpoint
+speed dataloader_main_process_only empty_device_cache_steps
+launch nccl_default_timeout_minutes
+padding label_ignore_index
+method grpo gkd gold reward_functions reward_function_kwargs verl_config_overrides
+part lr_scheduler_kwargs
+exact sgd_momentum: only sgd reads it
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+lost lora_task_type=CAUSAL_LM
+export peft_save_mode
+files bnb_4bit_quant_storage llm_int8_skip_modules
+part lora_exclude_modules
+""")
+OF_FSDP = table("""
+mesh enable_fsdp sharding_strategy cpu_offload backward_prefetch forward_prefetch use_orig_params
+    state_dict_type auto_wrap_policy min_num_params transformer_layer_cls sync_module_states
+part mixed_precision
+""")
+OF_DEEPSPEED = table("""
+mesh enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param overlap_comm
+    contiguous_gradients reduce_bucket_size allgather_bucket_size allgather_partitions reduce_scatter
+    round_robin_gradients stage3_prefetch_bucket_size stage3_param_persistence_threshold
+    stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save
+    sub_group_size zero_allow_untested_optimizer zero_force_ds_cpu_optimizer activation_checkpointing
+    memory_efficient_linear
+log steps_per_print wall_clock_breakdown
+part precision
+lost train_batch_size=auto train_micro_batch_size_per_gpu=auto gradient_accumulation_steps=auto
+    gradient_clipping=auto: the keys of training apply
+""")
+OF_SPLIT = table("""
+exact target_col: the columns are those of the data set's own class
+part seed mixture_strategy use_torchdata collator_kwargs train_target
+exact stream: recipec reads the whole data set first, and shuffles all of it
+""")
+OF_SOURCE = table("""
+part dataset_path subset split shuffle seed shuffle_buffer_size
+derived trust_remote_code
+speed transform_num_workers
+""")
+
+TRAINERS = {"trl_sft": "sft", "trl_dpo": "dpo", "hf": "sft", "oumi": "sft"}
+"""The objective of each trainer that has a counterpart."""
+INITS: Mapping[str, Any] = {"default": True, "random": False}
+
+SYSTEMS = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.",
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.",
+)
+"""The system messages of oumi's AlpacaDataset, with an input and without."""
+ALPACA = conversion.Prompt("{instruction}\n\n### Input:\n{input}", "{instruction}")
+PLAIN = conversion.Prompt("{instruction}\n\n{input}", "{instruction}")
+CHATS = words(
+    """HuggingFaceH4/ultrachat_200k allenai/tulu-3-sft-mixture Magpie-Align/Llama-3-Magpie-Pro-1M-v0.1
+    Magpie-Align/Magpie-Pro-300K-Filtered"""
+)
+"""Data sets whose classes in oumi read conversations as a recipe does."""
+PAIRS = {
+    "argilla/magpie-ultra-v0.1": ("instruction", "response"),
+    "CohereForAI/aya_dataset": ("inputs", "targets"),
+    "O1-OPEN/OpenO1-SFT": ("instruction", "output"),
+}
+TEXTS = words(
+    """wikimedia/wikipedia roneneldan/TinyStories allenai/dolma bigcode/starcoderdata Salesforce/wikitext
+    HuggingFaceFW/fineweb-edu EleutherAI/pile allenai/c4 nampdn-ai/tiny-textbooks tiiuae/falcon-refinedweb"""
+)
+OWN = words(
+    """nvidia/ChatQA-Training-Data nvidia/ChatRAG-Bench uiuc-convai/CoALM-IT allenai/WildChat-1M
+    argilla/databricks-dolly-15k-curated-en tatsu-lab/alpaca_eval trl-lib/tldr openai/gsm8k
+    d1shs0ap/countdown text_dpo_jsonl debug_sft debug_dpo debug_pretraining"""
+)
+"""Data sets whose classes in oumi change a row in ways that no recipe does."""
+IMAGES = words("hf_vision vl_sft vision_language_jsonl vision_dpo_jsonl coco_captions mnist_sft")
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE)
+    keys.mappings(("model", "data", "training", "peft", "fsdp", "deepspeed"))
+    given = {"trainer_type": "HF", "mixed_precision_dtype": "NONE"}
+    run = keys.below("training", {**defaults_of(NAME, "training"), **given})
+    model = keys.below("model", defaults_of(NAME, "model"))
+    kind = _trainer(run)
+    objective = TRAINERS.get(kind, "sft")
+    if objective != "sft":
+        ledger.set("train.objective", objective, f"training.trainer_type is {kind.upper()}")
+    named = _model(model)
+    launch = _launch(keys)
+    peft = keys.below("peft", {**defaults_of(NAME, "peft"), "lora_init_weights": "default"})
+    chosen = _lora(run, peft, named, kind)
+    inner = Keys(ledger, keys.source, "TRL", defaults_of("trl", objective), "training.trainer_kwargs.")
+    _data(keys, run, inner, named, kind)
+    if objective == "dpo":
+        inner.say("beta", {"train.beta": inner.number("beta")})
+        if run.flag("use_peft") and inner.flag("disable_dropout"):
+            inner.say("disable_dropout", {"lora.dropout": 0.0})
+            peft.same("lora_dropout", note="disable_dropout sets it to zero")
+        losses.dpo(inner)
+        inner.follow(losses.OF_PREFERENCES)
+    elif kind == "trl_sft":
+        losses.supervised(inner)
+    if run.flag("use_peft") and "lora.dropout" not in ledger.lines:
+        adapters.say_dropout(peft, chosen)
+    _run(run, model, launch, kind)
+    for section, rules in (("fsdp", OF_FSDP), ("deepspeed", OF_DEEPSPEED)):
+        keys.below(section).follow(rules)
+    model.follow(OF_MODEL)
+    run.follow(OF_TRAINING)
+    peft.follow(adapters.FEATURES)
+    say_common(inner, "trl", training.OFF)
+    run.same("trainer_kwargs", note="empty")
+    for each in (model, run, peft):
+        say_common(each, NAME, training.OFF)
+
+
+def _trainer(run: Keys) -> str:
+    kind = str(run.value("trainer_type")).lower()
+    if kind not in TRAINERS:
+        message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
+        run.refuse("trainer_type", "E1149", message, "training.trainer_type: TRL_SFT")
+    run.same(
+        "trainer_type", note="the training that a recipe describes" if kind != "oumi" else "oumi's own loop"
+    )
+    return kind
+
+
+def _model(keys: Keys) -> Named | None:
+    named = models.say_model(keys, "model_name", "model_revision")
+    models.say_flash(keys)
+    if (tokenizer := keys.text("tokenizer_name")) is not None:
+        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
+    keys.same("tokenizer_name", note="the model's own")
+    template = keys.text("chat_template")
+    made = templates.of("oumi", template, named.model if named else None)
+    if made.known:
+        keys.say("chat_template", made.sets, made.note)
+    elif template not in (None, "auto"):
+        if template not in templates.written_by(NAME):
+            made = replace(made, note="oumi itself has none of this name")
+        message = templates.unknown("oumi's chat template", template, made)
+        keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
+    keys.same("chat_template", note="the tokenizer's own template")
+    return named
+
+
+def _launch(keys: Keys) -> Launch:
+    fsdp, deepspeed = keys.below("fsdp"), keys.below("deepspeed")
+    launch = Launch().with_(fsdp.flag("enable_fsdp"), deepspeed.flag("enable_deepspeed"))
+    precision = fsdp.text("mixed_precision") if launch.fsdp else None
+    return replace(launch, mixed_precision=precision)
+
+
+def _lora(run: Keys, keys: Keys, named: Named | None, kind: str) -> Chosen | None:
+    if not run.flag("use_peft"):
+        run.say("use_peft", {"lora": None}, "" if run.given("use_peft") else "full fine-tuning")
+        run.same("use_peft", note="full fine-tuning")
+        adapters.refuse_quantized(keys, "q_lora", "training.use_peft: true, or remove peft.q_lora")
+        keys.unused(keys_of(NAME, "peft"), "training.use_peft is off")
+        return None
+    run.same("use_peft", note="it adds the lora section")
+    keys.follow(OF_LORA)
+    model = named.model if named else None
+    spec: Any = keys.texts("lora_target_modules")
+    spec = "all-linear" if spec == ["all-linear"] else spec
+    excluded = "|".join(f"({one})" for one in keys.listed("lora_exclude_modules"))
+    parameters = keys.listed("lora_target_parameters")
+    chosen = adapters.say_targets(
+        keys, "lora_target_modules", model, spec, exclude=excluded or None, parameters=parameters
+    )
+    adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    start = str(keys.value("lora_init_weights")).lower()
+    adapters.say_init(keys, "lora_init_weights", INITS.get(start, start))
+    _quantized(keys, model, kind)
+    return chosen
+
+
+def _quantized(keys: Keys, model: Any, kind: str) -> None:
+    keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    details = ("q_lora_bits", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_compute_dtype")
+    if not keys.flag("q_lora"):
+        keys.same("q_lora", note="not quantized")
+        keys.passive(details, "not quantized")
+        return
+    bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
+    if bits not in (4, 8):
+        keys.refuse("q_lora_bits", "E1160", f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4")
+        bits = 4
+    made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
+    keys.say("q_lora", {"lora.quantize": made.value}, made.note)
+    if not keys.given("bnb_4bit_quant_type") and bits == 4:
+        keys.default(
+            "bnb_4bit_quant_type", code, {"lora.quantize": made.value}, f"oumi's default; {made.note}"
+        )
+    if keys.given("bnb_4bit_compute_dtype") and "16" not in str(keys.value("bnb_4bit_compute_dtype")):
+        keys.say("bnb_4bit_compute_dtype", {}, "recipec computes products of the base model in model.dtype")
+    keys.passive(details, "part of lora.quantize")
+    if kind.startswith("trl"):
+        keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantized base model")
+
+
+def _data(keys: Keys, run: Keys, inner: Keys, named: Named | None, kind: str) -> None:
+    data = keys.below("data")
+    data.mappings(("train", "validation", "test"))
+    split = data.below("train", defaults_of(NAME, "split"))
+    evaluates = trainer.evaluation(run)
+    made, found, plain = _sources(split, "data.train", inner, kind)
+    held = data.below("validation", defaults_of(NAME, "split"))
+    others: tuple[list[Any], list[Rows], str | None] = ([], [], None)
+    if evaluates and held.value("datasets"):
+        others = _sources(held, "data.eval", inner, kind)
+        held.follow(OF_SPLIT)
+        held.passive(("collator_name", "pack"), "the same as in data.train")
+    else:
+        data.unused(("validation",), "the run does not evaluate")
+    data.unused(("test",), "the run does not read it")
+    form = _form(split, (made, found), others[:2])
+    if kind == "trl_dpo":
+        keys.ledger.set("data.format", "preference")
+    elif plain and not found:
+        losses.form(inner, "sft", plain, (split, "datasets"))
+    _loss(split, inner, str(keys.ledger.value("data.format")), bool(found))
+    _packing(split, inner, form)
+    own = keys.below("model").text("chat_template") in (None, "auto")
+    if own and named is not None and named.model is not None and form is not None and form.format == "chat":
+        templates.say_own(keys.ledger, named.model)
+    _length(keys.below("model"), inner, kind, found, split)
+    split.follow(OF_SPLIT)
+    if made:
+        split.said.discard("datasets")
+
+
+Read = tuple[list[Any], list[Rows]]
+
+
+def _form(split: Keys, train: Read, held: Read) -> Rows | None:
+    """Set the form of the rows. Conversations with different columns are set for each source."""
+    (sources, found), (others, alike) = train, held
+    forms = [*found, *alike]
+    known = len(found) == len(sources) and len(alike) == len(others)
+    if rows.alike(forms) or not known or len({one.format for one in forms}) > 1:
+        return rows.say(split, "datasets", found)
+    made = rows.apart(split.ledger, list(zip([*sources, *others], forms, strict=True)))
+    for path, part in (("data.train", made[: len(sources)]), ("data.eval", made[len(sources) :])):
+        if part:
+            split.ledger.set(path, part)
+    return found[0]
+
+
+def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any], list[Rows], str | None]:
+    """Return a split's data sets, the forms of their rows, and the first data set that TRL itself reads."""
+    entries = split.value("datasets")
+    if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
+        message = f"{split.prefix}datasets is not a list of data sets"
+        split.refuse("datasets", "E1143", message, "datasets: [{dataset_name: OWNER/NAME}]")
+        return [], [], None
+    sources, found, plain = [], [], None
+    for index in range(len(entries)):
+        one = split.below(f"datasets[{index}]", defaults_of(NAME, "dataset"))
+        one.follow(OF_SOURCE)
+        made, what = _source(one, kind)
+        name = one.text("dataset_name")
+        if made is not None:
+            sources.append(made)
+        if what is not None:
+            found.append(what)
+        else:
+            plain = plain or name
+    if sources:
+        split.ledger.set(path, sources)
+    return sources, found, plain
+
+
+def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
+    name, folder = keys.text("dataset_name"), keys.text("dataset_path")
+    inner = keys.below("dataset_kwargs")
+    if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
+        message = f"`{name}` has images, and recipec's models read text"
+        keys.refuse("dataset_name", "E1150", message, "name a data set of text")
+        keys.passive(("dataset_kwargs",), "of the data set")
+        return None, None
+    where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
+    what = _rows(keys, inner, str(name), where, kind)
+    place = datasets.place(where) if where else datasets.Place(None, "it has no name")
+    if place.path is None:
+        keys.refuse(
+            "dataset_name",
+            "E1143",
+            f"recipec cannot read this source: {place.note}",
+            "dataset_name: OWNER/NAME",
+        )
+        return None, what
+    hub = place.path.startswith("hf://")
+    split = keys.text("split") if hub and keys.text("split") != "train" else None
+    limit = keys.integer("sample_count")
+    made = datasets.source(place.path, split, keys.text("subset") if hub else None, limit)
+    keys.same("dataset_name", note="part of data.train")
+    keys.same(
+        "sample_count",
+        note=f"recipec takes the first {limit} rows; oumi takes the first of the shuffled rows if "
+        "it shuffles",
+    )
+    share = keys.number("mixture_proportion")
+    if share is not None:
+        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        keys.say("mixture_proportion", {}, "recipec draws by weights until it has gone through each source")
+    keys.same("mixture_proportion", note="all rows")
+    return made, what
+
+
+def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | None:
+    """Return what oumi's class for a data set makes of a row, or None if TRL reads the columns."""
+    only = inner.flag("assistant_only")
+    inner.passive(("hf_dataset_path", "dataset_name_override", "limit"), "part of data.train")
+    inner.passive(("assistant_only", "response_template", "instruction_template"), "part of data.loss_on")
+    columns: tuple[str, ...] = (
+        "messages_column",
+        "prompt_column",
+        "response_column",
+        "include_system_prompt",
+        "format",
+    )
+    what = None
+    if name in ("yahma/alpaca-cleaned", "tatsu-lab/alpaca"):
+        systems = None if inner.value("include_system_prompt") is False else SYSTEMS
+        what = Rows("chat", transform=conversion.alpaca_messages(ALPACA, "oumi's alpaca", systems))
+    elif name == "PromptResponseDataset":
+        asked, answered = inner.text("prompt_column"), inner.text("response_column")
+        what = rows.pairs(asked or "instruction", answered or "output")
+    elif name == "HuggingFaceDataset":
+        column = inner.text("messages_column") or "messages"
+        what = CHAT if column == "messages" else Rows("chat", {"messages": column})
+    elif name in ("text_sft", "text_sft_jsonl"):
+        row = datasets.first_row(where, keys.source.path.parent) or {}
+        plain = inner.text("format") == "alpaca" or "instruction" in row
+        made = conversion.alpaca_messages(PLAIN, "oumi's text_sft")
+        what = Rows("chat", transform=made) if plain else CHAT
+    elif name in PAIRS:
+        what = rows.pairs(*PAIRS[name])
+    elif name in CHATS:
+        what = CHAT
+    elif name in TEXTS:
+        what = Rows("text")
+        columns = (*columns, "seq_length", "dataset_text_field")
+    elif name in OWN or (kind in ("hf", "oumi") and not keys.given("dataset_path")):
+        message = f"recipec cannot convert rows as oumi's class for `{name}` does"
+        keys.refuse("dataset_name", "E1142", message, "write its conversations to a file: text_sft_jsonl")
+    inner.passive((*columns, "return_tensors"), "part of data.format")
+    if what is not None and only and what.format == "chat":
+        keys.ledger.set(
+            "data.loss_on", "assistant", "assistant_only: the loss covers what the assistant says"
+        )
+    keys.same("dataset_kwargs", note="empty")
+    return what
+
+
+def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
+    """Record which tokens carry loss: by oumi's collator, or by TRL for rows that it reads itself."""
+    name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
+    kwargs = split.mapping("collator_kwargs")
+    if "vision" in name:
+        split.refuse("collator_name", "E1150", f"{name}: recipec's models read text", "text_with_padding")
+    elif form == "preference":
+        split.same("collator_name", note="the loss compares the answers of preferences")
+    elif "completions_only" in name:
+        turns = {"end_of_turn_template", "instruction_template"} & set(kwargs)
+        every = "all" in target or (not target and turns)
+        split.say("collator_name", {"data.loss_on": "assistant" if every else "last_assistant"})
+    elif tokenized:
+        if "data.loss_on" not in split.ledger.lines:
+            split.default(
+                "collator_name", name or None, {"data.loss_on": "all"}, "oumi's default: every token"
+            )
+    elif form != "None":
+        losses.masks(inner, form)
+    split.same("collator_name", note="padding alone")
+    inner.passive(
+        ("assistant_only_loss", "completion_only_loss", "dataset_kwargs"), "the rows are already tokenized"
+    )
+
+
+def _packing(split: Keys, inner: Keys, form: Rows | None) -> None:
+    cut = "a sample in recipec attends only to itself, and is whole or truncated; the tool cuts rows anywhere"
+    if split.flag("pack") or (form is not None and form.format == "text"):
+        split.say("pack", {"data.packing": True}, cut)
+        split.ledger.set("data.packing", True, cut)
+        inner.passive(("packing", "packing_strategy"), "data.train.pack holds")
+    elif form is not None:
+        split.say("pack", {"data.packing": False})
+        inner.passive(("packing", "packing_strategy"), "TRL does not pack tokenized rows")
+    else:
+        losses.packing(inner)
+    split.same("pack", note="off")
+
+
+def _length(model: Keys, inner: Keys, kind: str, found: list[Rows], split: Keys) -> None:
+    """Record model_max_length, also for TRL. Without it, max_length applies to rows that TRL reads."""
+    if model.given("model_max_length") or found or not kind.startswith("trl"):
+        datasets.length(model, "model_max_length")
+        inner.passive(("max_length",), "model_max_length holds" if kind.startswith("trl") else "not read")
+    else:
+        datasets.length(inner, "max_length")
+
+
+def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
+    mixed = str(run.value("mixed_precision_dtype")).lower()
+    run.defaults = {**run.defaults, "bf16": mixed == "bf16", "fp16": mixed == "fp16"}
+    dtype = str(model.value("torch_dtype_str"))
+    kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
+    dtype = kinds.get(dtype, dtype)
+    if dtype not in ("auto", "bfloat16", "float16", "float32"):
+        model.refuse("torch_dtype_str", "E1160", f"recipec has no type {dtype}", "torch_dtype_str: bfloat16")
+    if mixed in ("bf16", "fp16") and dtype != "float32":
+        message = f"mixed precision with weights in {dtype}: oumi requires float32"
+        run.refuse("mixed_precision_dtype", "E1145", message, "torch_dtype_str: float32")
+    if run.given("warmup_steps") and run.given("warmup_ratio"):
+        message = "warmup_steps and warmup_ratio exclude each other"
+        run.refuse("warmup_ratio", "E1145", message, "keep one of them")
+    what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
+    trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
+    note = "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else trainer.HALF
+    model.say("torch_dtype_str", {"model.dtype": run.ledger.value("model.dtype")}, note)
+    run.same("mixed_precision_dtype", note="part of model.dtype")
+    if run.ledger.value("train.optimizer.name") == "sgd":
+        run.say("sgd_momentum", {"train.optimizer.momentum": run.number("sgd_momentum") or 0.0})
+    if kind == "oumi":
+        run.ledger.set(
+            "train.loss_normalization", "micro_batches", "oumi's loop takes the mean of each micro-batch"
+        )
+    trainer.memory(run, launch, "enable_gradient_checkpointing")
+    run.say("enable_tensorboard", {"train.log.tensorboard": run.flag("enable_tensorboard")})
+    if run.flag("enable_wandb"):
+        project = "oumi" if kind == "oumi" else "huggingface"
+        run.say(
+            "enable_wandb", {training.PROJECT: project}, f"WANDB_PROJECT, or else `{project}`, as in recipec"
+        )
+    run.same("enable_wandb", note="off")
+    if run.given("enable_mlflow") and run.flag("enable_mlflow"):
+        run.say("enable_mlflow", {training.EXPERIMENT: "Default"}, training.BY_MLFLOW)
+    trainer.bookkeeping(run)

@@ -1,0 +1,522 @@
+"""ms-swift's sft and rlhf: the YAML or JSON of its arguments, or a checkpoint's args.json."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from recipec.compiler.lowering.catalog import entries
+from recipec.compiler.wording import listing
+from recipec.port.common import say_common, say_start, say_tokens
+from recipec.port.keys import Keys, defaults_of, keys_of, table, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    experts,
+    losses,
+    models,
+    rows,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.port.meaning.models import Named
+from recipec.port.meaning.rows import Rows
+from recipec.port.meaning.sharding import Launch
+from recipec.port.meaning.trainer import Run
+from recipec.port.names import known
+from recipec.runtime.training.objectives import OBJECTIVES
+
+NAME = "swift"
+TITLE = "ms-swift"
+MARKS = words(
+    """tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl
+    agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset
+    lazy_tokenize quant_bits quant_method target_regex use_hf dataset_shuffle truncation_strategy
+    packing_length freeze_vit freeze_aligner freeze_llm lora_dtype init_weights global_world_size
+    local_world_size model_suffix norm_bbox use_chat_template vit_lr aligner_lr rpo_alpha torch_dtype
+    lorap_lr_ratio bnb_4bit_use_double_quant train_dataloader_shuffle add_version task_type"""
+)
+KEYS = table("""
+derived use_swift_lora disable_auto_column_mapping model_type task_type model_suffix model_info model_meta
+    model_dir ckpt_dir swift_version hub rank local_world_size training_args mcore_model experts_impl
+    local_repo_path check_model num_labels problem_type
+files add_version create_checkpoint_symlink load_args load_data_args load_from_cache_file dataset_num_proc
+    download_mode lazy_tokenize packing_num_proc strict hub_token safe_serialization max_shard_size
+    ignore_args_error
+speed device_groups use_ray max_memory vit_gradient_checkpointing use_logits_to_keep
+    dataloader_multiprocessing_context zero_hpz_partition_size enable_npu_model_patch
+log acc_strategy eval_metric metric swanlab_token swanlab_exp_name swanlab_notification_method
+    swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email swanlab_smtp_server
+    swanlab_smtp_port swanlab_email_language
+checkpoints resume_only_model use_flash_ckpt max_epochs
+evaluation eval_use_evalscope eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args
+    val_dataset_shuffle
+generation max_new_tokens temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs
+    top_logprobs structured_outputs_regex response_prefix template_backend ds3_gather_for_generation
+media max_pixels norm_bbox freeze_vit freeze_aligner vit_lr aligner_lr
+padding padding_side padding_free packing_strategy
+part attn_impl attn_implementation dataset_shuffle train_dataloader_shuffle stopping_strategy agent_template
+    enable_thinking preserve_thinking add_non_thinking_prefix disable_ignore_empty_think use_chat_template
+    is_binary_loss_scale
+exact use_hf max_model_len: recipec reads an id as one of the Hugging Face Hub
+exact group_by_length: recipec does not group samples of similar length
+lost early_stop_interval=null model_kwargs=null/{}
+lost hqq_axis=null: a setting of another quantization
+learned adapters=[] init_strategy=null freeze_parameters=[] freeze_parameters_regex=null
+    freeze_parameters_ratio=0 trainable_parameters=[] trainable_parameters_regex=null freeze_llm=false
+    enable_channel_loss=false mrl_dims=null use_galore=false lisa_activated_layers=0 optimizer=null
+    decision_drop_instructions=0 decision_subsample_options=0 decision_state_as_text=0
+    decision_shuffle_fields=false
+learned external_plugins=[] custom_register_path=[] callbacks=[]: custom code, which recipec does not read
+learned custom_dataset_info=[]: a separate file, which recipec does not read
+""")
+OF_LORA = table("""
+integer lora_rank -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
+""")
+OF_RLHF = table("""
+learned rpo_alpha=null ref_adapters=[]
+derived ref_model_type ref_model_revision
+""")
+PRESETS = re.compile(r"(galore|lisa|lora_ga|fourier|boft|vera|adapter|adalora|llamapro|reft)_")
+"""Matches settings of methods that `tuner_type`, `use_galore` or `init_weights` switch on."""
+
+TYPES = {"dpo": "dpo", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "kto": "kto"}
+"""Kinds of rlhf with a counterpart, and its objective."""
+SIMPO = {"loss_type": "simpo", "beta": 2.0}
+"""The values in which the kind simpo differs from cpo."""
+OTHERS = "recipec takes the row before on a device; ms-swift in the whole step"
+OF_PREFERENCES = ("beta", "rpo_alpha", "ld_alpha", "ref_model")
+
+OWN = {
+    "qwen3_5": words("qwen3_5"),
+    "llama3": words("llama3_2"),
+    "gemma3": words("gemma3 gemma3_text gemma3_vision"),
+    "gemma4": words("gemma4 gemma4_text"),
+}
+"""ms-swift's templates that are not written out; a tokenizer's own template takes their place."""
+FOLLOWS = "recipec uses the tokenizer's own template; whitespace and reasoning may differ"
+END = "recipec trains on the end of an answer only after the last answer"
+NO_TOOLS = "recipec leaves out rows with tool calls, because this template writes none"
+BOTH = "recipec counts an empty thought before both answers as part of them; dpo's loss does not change"
+CUT_OFF = "recipec leaves out a row with no answer left; in ms-swift the row takes a place in its step"
+UNREAD = "ms-swift does not use it with preferences or label smoothing"
+COGNITION = words("swift/self-cognition modelscope/self-cognition")
+"""Data sets with marks for the names of the model and of its author."""
+READS = {"": "", "AlpacaZhPreprocessor()": "", "LongAlpacaPreprocessor()": "Answer: "}
+"""Preprocessors that read rows by their columns, with the text that they remove from the beginning of
+answers. AlpacaZhPreprocessor also removes a word from the beginning of inputs."""
+HUB = "use_hf is off, so ms-swift reads ModelScope;"
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE)
+    objective = _objective(keys)
+    given = {"optim": "adamw_torch_fused", "fp16": False, "bf16": True, "warmup_ratio": None}
+    keys.defaults = {**defaults_of(NAME, "sft"), **given}
+    if objective != "sft":
+        keys.defaults |= {
+            **defaults_of("trl", objective),
+            **keys.defaults,
+            **defaults_of(NAME, "rlhf"),
+            "beta": 0.1,
+            "loss_type": None,
+            "train_sampling_strategy": "random",
+            **(SIMPO if keys.text("rlhf_type") == "simpo" else {}),
+        }
+        ledger.set("train.objective", objective, f"rlhf_type is {keys.text('rlhf_type') or objective}")
+    launch, taken = trainer.placement(keys, _launch(keys))
+    named = _model(keys)
+    run = _lora(keys, named, objective)
+    _data(keys, named, objective)
+    if objective != "sft":
+        keys.say("beta", {"train.beta": keys.number("beta")})
+        if objective == "dpo":
+            losses.dpo(keys, words("sigmoid robust"))
+        elif objective == "cpo":
+            losses.cpo(keys)
+        elif objective == "kto":
+            losses.kto(keys)
+    _run(keys, run, launch, taken)
+    experts.say_coefficient(keys, "router_aux_loss_coef", named.model if named else None)
+    _start(keys)
+    keys.follow(KEYS)
+    keys.passive(
+        [key for key in keys.source.data if PRESETS.match(str(key))], "a setting of a method that is off"
+    )
+    say_tokens(keys, "new_special_tokens")
+    say_common(keys, NAME, training.OFF)
+    keys.passive(keys_of(NAME, "rlhf"), "a setting of another rlhf_type")
+
+
+def _start(keys: Keys) -> None:
+    """Record the start adapter. For preferences, it is also the reference if ref_adapters equals it."""
+    if keys.flag("resume_only_model") and keys.given("resume_from_checkpoint"):
+        say_start(keys, "resume_from_checkpoint", of_base=True)
+        keys.same(
+            "resume_only_model", note="recipec starts with a new optimizer, and at the beginning of the data"
+        )
+    alike = keys.given("adapters") and keys.value("adapters") == keys.value("ref_adapters")
+    say_start(keys, "adapters", of_base=not alike)
+    if alike and "adapters" in keys.said:
+        keys.same("ref_adapters", note="the reference is a copy of the adapter that training starts from")
+    keys.follow(OF_RLHF)
+
+
+def _objective(keys: Keys) -> str:
+    kind = keys.text("rlhf_type")
+    if kind is None:
+        kind = "dpo" if any(keys.given(key) for key in OF_PREFERENCES) else "sft"
+        if kind == "dpo":
+            keys.ledger.defaulted("rlhf_type", kind, {"train.objective": kind}, "ms-swift's default for rlhf")
+        return kind
+    if kind not in TYPES:
+        message = f"ms-swift's rlhf_type {kind} has no counterpart: recipes train like {listing(TYPES)}"
+        keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
+        return "dpo"
+    keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
+    return TYPES[kind]
+
+
+def _launch(keys: Keys) -> Launch:
+    launch = trainer.launched(keys)
+    count = keys.integer("global_world_size") if keys.given("global_world_size") else None
+    if count is not None and count > 0:
+        launch = replace(launch, processes=count)
+        keys.same("global_world_size", note=f"{count} processes, which multiply the rows of a step")
+    keys.same("global_world_size", note="one process")
+    shared = keys.integer("sequence_parallel_size") or 1
+    keys.same("sequence_parallel_size", note=sharding.sharing(shared))
+    if keys.given("deepspeed_autotp_size") and (size := keys.integer("deepspeed_autotp_size")):
+        shared *= size
+    keys.same("deepspeed_autotp_size", note="devices that share their rows")
+    return replace(launch, shared=launch.shared * max(shared, 1))
+
+
+def _model(keys: Keys) -> Named | None:
+    """Record the model. ModelScope's ids equal those of the Hugging Face hub, or ms-swift lists both."""
+    name = keys.text("model")
+    if "flash" in (keys.text("attn_impl") or ""):
+        keys.same("attn_impl", {"model.attention": "splash"}, "the TPU's fused kernel")
+    other = keys_of(NAME, "models").get(name or "")
+    if name is None or keys.flag("use_hf") or (other is None and name.startswith((".", "/", "~"))):
+        named = models.say_model(keys, "model", "model_revision")
+    else:
+        named = models.resolve(other[1] if other else name, keys.source.path.parent)
+        how = f"ms-swift's id for it is {named.id}" if other else "it uses the same id"
+        note = f"{HUB} recipec reads the Hugging Face Hub, where {how}"
+        local = named.model is not None and named.id not in entries() and not other
+        keys.say("model", {"model.id": named.id}, "" if local else note)
+        if keys.text("model_revision") not in (None, "master"):
+            keys.unless(
+                "model_revision", (), "a revision of ModelScope, which the Hugging Face Hub does not have"
+            )
+        keys.same("model_revision", note="the newest, as in ms-swift")
+    if keys.text("task_type") not in (None, "causal_lm"):
+        message = f"the task {keys.value('task_type')} has no counterpart: recipec trains language models"
+        keys.refuse("task_type", "E1149", message, "task_type: causal_lm")
+    return named
+
+
+def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
+    """Record the adapters' keys. Their default learning rate is ten times that of full fine-tuning."""
+    kind = keys.text("tuner_type") or "lora"
+    if kind not in ("lora", "full"):
+        keys.refuse(
+            "tuner_type",
+            "E1149",
+            f"the tuner {kind} is not LoRA, and has no counterpart in recipec",
+            "tuner_type: lora",
+        )
+    keys.same("tuner_type", {"lora": None} if kind == "full" else None, "it adds the lora section")
+    keys.unless("tuner_backend", ("peft", "unsloth"), "recipec uses PEFT's arithmetic instead")
+    keys.same("tuner_backend", note="the same arithmetic")
+    rate = keys.number("learning_rate")
+    if rate is None:
+        rate = 1e-5 if kind == "full" else 1e-4
+        keys.defaults = {**keys.defaults, "learning_rate": rate}
+    run = Run(kind != "full", rate)
+    details = (
+        "bnb_4bit_quant_type",
+        "bnb_4bit_use_double_quant",
+        "bnb_4bit_compute_dtype",
+        "bnb_4bit_quant_storage",
+    )
+    if not run.lora:
+        keys.ledger.set("lora", None, "full fine-tuning")
+        adapters.refuse_quantized(keys, "quant_method", "tuner_type: lora, or remove quant_method")
+        off = (
+            "quant_bits",
+            "target_modules",
+            "target_regex",
+            "target_parameters",
+            "modules_to_save",
+            "init_weights",
+        )
+        own = [key for key in keys_of(NAME, "sft") if key.startswith("lora_")]
+        keys.passive((*own, *off, *details, "use_rslora", "use_dora"), "tuner_type is full")
+        return run
+    keys.follow(OF_LORA)
+    chosen = _targets(keys, named)
+    adapters.say_init(keys, "init_weights", str(keys.value("init_weights")))
+    if objective == "sft":
+        adapters.say_dropout(keys, chosen)
+    else:
+        keys.ledger.set("lora.dropout", 0.0, "TRL's preference trainers switch dropout off")
+        keys.same("lora_dropout", note="TRL's preference trainers switch it off")
+    method, bits = keys.text("quant_method"), keys.integer("quant_bits")
+    dtype = (keys.text("lora_dtype") or "float32").removeprefix("torch.")
+    keys.ledger.set(
+        "lora.dtype",
+        dtype if dtype in ("float32", "bfloat16") else "float32",
+        "PEFT keeps adapters in this type",
+    )
+    keys.same("lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits")
+    if method is not None and (method != "bnb" or bits not in (4, 8)):
+        message = f"a base model in {bits} bits by {method} has no counterpart: recipes have nf4 and int8"
+        keys.refuse("quant_method", "E1146", message, "quant_method: bnb, with quant_bits: 4")
+    elif method is not None:
+        code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
+        left = experts.has_experts(named.model if named else None)
+        made = adapters.quantized(bits, code if code in ("nf4", "fp4") else "nf4", nested, left)
+        keys.say("quant_method", {"lora.quantize": made.value}, made.note)
+    keys.passive(("quant_method", "quant_bits", *details), "part of lora.quantize")
+    keys.follow(adapters.FEATURES)
+    return run
+
+
+def _targets(keys: Keys, named: Named | None) -> adapters.Chosen | None:
+    model = named.model if named else None
+    key = "target_regex" if keys.given("target_regex") else "target_modules"
+    spec: Any = keys.texts(key)
+    names = [spec] if isinstance(spec, str) and key == "target_modules" else spec
+    if isinstance(names, list) and "all-linear" in names:
+        spec = "all-linear"
+    elif isinstance(names, list):
+        spec = names
+    parameters = keys.listed("target_parameters")
+    chosen = adapters.say_targets(keys, key, model, spec, parameters=parameters)
+    adapters.say_parameters(keys, "target_parameters", chosen)
+    keys.passive(("target_modules", "target_regex"), "target_regex holds")
+    return chosen
+
+
+def _data(keys: Keys, named: Named | None, objective: str) -> None:
+    ranking, judged = objective != "sft", OBJECTIVES[objective].format
+    columns = keys.value("columns")
+    columns = columns if isinstance(columns, dict) else {}
+    if keys.given("columns") and not columns:
+        keys.refuse("columns", "E1160", "columns is not a mapping of names", "columns: {question: query}")
+    keys.same("columns", note="part of data.transform")
+    sets = _sources(keys, "dataset")
+    if sets:
+        keys.ledger.set("data.train", sets)
+    elif "dataset" not in keys.said:
+        keys.refuse(
+            "dataset", "E1143", "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
+        )
+    drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
+    keys.say(
+        "dataset",
+        {"data.train": sets},
+        "for #N, recipec takes the first N rows; ms-swift draws N rows" if drawn else "",
+    )
+    system = keys.text("system")
+    if system is not None and system.endswith(".txt"):
+        keys.refuse(
+            "system", "E1160", f"the text of {system} is not among the files", "system: the text itself"
+        )
+    keys.same("system", note="part of data.transform")
+    names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
+    kinds = {"ranking": judged == "preference", "label": judged == losses.UNPAIRED}
+    made = conversion.by_columns(system, names, filled=_filled(keys), prefix=_prefix(keys), **kinds)
+    rows.say(keys, "dataset", [Rows(judged or "chat", transform=made)])
+    keys.learned("cached_dataset", ([],), "recipec does not read tokenized rows")
+    _held_out(keys)
+    _loss(keys, ranking)
+    _template(keys, named, ranking)
+    _lengths(keys, ranking)
+
+
+def _filled(keys: Keys) -> dict[str, tuple[str, str]]:
+    """Return the names of the model and of its author, in Chinese and in English. One name is for both."""
+    out = {}
+    for mark, key in (("{{NAME}}", "model_name"), ("{{AUTHOR}}", "model_author")):
+        if names := keys.listed(key):
+            out[mark] = (names[0], names[-1])
+        keys.same(key, note="only swift/self-cognition uses it")
+    return out if COGNITION & {*re.split(r"[#\s,\[\]'\"]+", str(keys.value("dataset")))} else {}
+
+
+def _read(name: str) -> str:
+    """Return the preprocessor of a data set by its name, "" if rows are read by their columns."""
+    sets = keys_of(NAME, "datasets")
+    return next((reads for id, (reads, other) in sets.items() if name in (id, other)), "")
+
+
+def _prefix(keys: Keys) -> str:
+    """Return the text to remove from the beginning of all answers. Refuse data sets that differ in it."""
+    names = [re.split("[:#]", text.rpartition("::")[2])[0] for text in keys.listed("dataset")]
+    prefixes = {READS.get(_read(name), "") for name in names}
+    if len(prefixes) > 1:
+        message = "ms-swift removes a word from the answers of only one of the data sets"
+        keys.said.discard("dataset")
+        keys.refuse("dataset", "E1142", message, "keep only data sets of one kind")
+    return max(prefixes, default="")
+
+
+def _sources(keys: Keys, key: str) -> list[Any]:
+    """Return the sources, each written `[hf::|ms::]ID_OR_PATH[:SUBSET/...][#COUNT]`."""
+    out: list[Any] = []
+    sets = keys_of(NAME, "datasets")
+    for text in keys.listed(key):
+        hub, _, rest = text.rpartition("::")
+        head, _, count = rest.rpartition("#") if re.search(r"#\d+$", rest) else (rest, "", "")
+        name, _, subsets = head.partition(":")
+        local = datasets.is_local(name)
+        use_hf = keys.flag("use_hf") if hub not in ("hf", "ms") else hub == "hf"
+        reads, other = _read(name), sets.get(name, ["", None])[1]
+        if local or use_hf:
+            other = name
+        if other is None:
+            message = f"`{name}` is a data set of ModelScope, which recipec does not read"
+            help = "use_hf: true, if the Hugging Face Hub has it; or download it, and name the file"
+            keys.refuse(key, "E1143", message, help)
+        elif reads not in READS and (name not in COGNITION or subsets):
+            message = f"ms-swift reads the rows of `{name}` with its own code: {reads}"
+            keys.refuse(key, "E1142", message, "write its conversations to a file, and name that file")
+        else:
+            path = datasets.place(other).path or other
+            for subset in subsets.split("/") if subsets and not local else [None]:
+                out.append(datasets.source(path, None, subset, int(count) if count else None))
+    return out
+
+
+def _held_out(keys: Keys) -> None:
+    share, others = keys.number("split_dataset_ratio") or 0.0, keys.value("val_dataset")
+    strategy = keys.text("eval_strategy") or str(keys.value("save_strategy") or "steps")
+    evaluates = bool(others or share) and strategy != "no"
+    every = keys.value("eval_steps") if keys.given("eval_steps") else keys.value("save_steps")
+    keys.defaults = {**keys.defaults, "eval_strategy": strategy if evaluates else "no", "eval_steps": every}
+    if evaluates:
+        trainer.evaluation(keys)
+    keys.passive(("eval_strategy", "eval_steps"), "the run does not evaluate")
+    if others and evaluates:
+        keys.same("val_dataset", {"data.eval": _sources(keys, "val_dataset")})
+    elif share and evaluates:
+        sets = {"data.eval_fraction": share, "data.eval_seed": keys.integer("data_seed") or 0}
+        keys.say("split_dataset_ratio", sets, "another random generator: other rows")
+    keys.passive(("val_dataset", "cached_val_dataset", "split_dataset_ratio"), "the run holds out no rows")
+
+
+def _scale(keys: Keys, ranking: bool) -> list[str]:
+    """Return what is trained on, and the strategies that modify it."""
+    return (keys.text("loss_scale") or ("last_round" if ranking else "default")).split("+")
+
+
+def _loss(keys: Keys, ranking: bool) -> None:
+    kinds = {"default": "assistant", "last_round": "last_assistant", "all": "all"}
+    parts = [part for part in _scale(keys, ranking) if part != "ignore_empty_think"]
+    base = next((part for part in parts if part in kinds), "default")
+    others = [part for part in parts if part not in kinds]
+    if others:
+        message = (
+            f"`loss_scale` changes what is learned: {'+'.join(others)} weights tokens, and "
+            "recipec weights all tokens equally"
+        )
+        keys.refuse("loss_scale", "E1180", message, f"loss_scale: {base}")
+    if ranking:
+        keys.same("loss_scale", note="the loss compares the answers of preferences")
+    else:
+        keys.say("loss_scale", {"data.loss_on": kinds[base]})
+    if not ranking and keys.flag("enable_dft_loss") and not keys.number("label_smoothing_factor"):
+        losses.weighted(keys, "enable_dft_loss", "dft")
+    keys.same("enable_dft_loss", note="off" if not keys.flag("enable_dft_loss") else UNREAD)
+    share = keys.value("interleave_prob")
+    keys.unless("interleave_prob", (None,), f"shares of {share}: recipec concatenates the data sets")
+
+
+def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
+    """Record the template. ms-swift's own templates follow a tokenizer's template, or are written out."""
+    name, model = keys.text("template"), named.model if named else None
+    of_models = known(NAME, "of_models").items()
+    taken = name or next((found for part, found in of_models if named and part in named.id), None)
+    own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
+    if keys.value("use_chat_template") is False:
+        keys.refuse(
+            "use_chat_template", "E1147", "only swift pt trains on texts without a template", "remove the key"
+        )
+    changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
+    changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
+    made = templates.of(NAME, taken, model, changes)
+    if made.known:
+        forgets = made.forgets and "last_round" in _scale(keys, ranking)
+        last_alone = forgets or keys.value("preserve_thinking") is False
+        made = templates.of(NAME, taken, model, {**changes, "last_alone": last_alone})
+        counts = ranking and "<think>" in str(made.sets) and not keys.flag("disable_ignore_empty_think")
+        notes = (made.note, NO_TOOLS, templates.PIECES, END if made.last else "", BOTH if counts else "")
+        note = "; ".join(filter(None, notes))
+        if name is None:
+            keys.default("template", taken, made.sets, f"ms-swift's for this model: {note}")
+        else:
+            keys.say("template", made.sets, note)
+    elif own:
+        keys.default("template", None, {}, FOLLOWS) if name is None else keys.say("template", {}, FOLLOWS)
+        if model is not None:
+            templates.say_own(keys.ledger, model)
+    else:
+        message = templates.unknown("ms-swift's template", name, made)
+        keys.refuse("template", "E1147", message, "--set template=null takes the tokenizer's own")
+
+
+def _lengths(keys: Keys, ranking: bool) -> None:
+    datasets.length(keys, "max_length")
+    strategy = keys.text("truncation_strategy") or "delete"
+    if strategy in ("delete", "right") and keys.value("max_length") is not None:
+        sets = {"data.overlong": "drop" if strategy == "delete" else "truncate"}
+        keys.say("truncation_strategy", sets, "" if strategy == "delete" else CUT_OFF)
+        keys.ledger.set(
+            "data.overlong", sets["data.overlong"], "ms-swift's default" if strategy == "delete" else ""
+        )
+    elif strategy == "split":
+        keys.say(
+            "truncation_strategy",
+            {},
+            "recipec truncates a sample that is longer than a row; the tool continues it in other rows",
+        )
+    keys.unless("truncation_strategy", ("delete", "right"), "recipec truncates the end, not the start")
+    packing = keys.flag("packing") and not ranking
+    keys.say("packing", {"data.packing": packing}, "other samples share a row" if packing else "")
+    if packing and keys.given("packing_length"):
+        keys.say("packing_length", {"data.max_length": keys.integer("packing_length")}, "the length of a row")
+    keys.same("packing_length", note="the length of a row if samples are packed")
+
+
+def _run(keys: Keys, run: Run, launch: Launch, taken: sharding.DeepSpeed) -> None:
+    if not keys.given("gradient_accumulation_steps"):
+        each = keys.integer("per_device_train_batch_size") or 1
+        count = max(1, math.ceil(16 / max(each, 1) / sharding.devices(keys.ledger, launch)))
+        keys.defaults = {**keys.defaults, "gradient_accumulation_steps": count}
+        note = "ms-swift's default: 16 rows per step, or one row per device if there are more devices"
+        keys.default("gradient_accumulation_steps", count, {"train.global_batch_size": None}, note)
+    dtype = (keys.text("torch_dtype") or "auto").removeprefix("torch.")
+    if dtype in ("float16", "float32"):
+        keys.defaults = {**keys.defaults, "bf16": False, "fp16": True}
+    trainer.say_run(keys, run, launch, taken, dtype)
+    datasets.say_stream(keys, "streaming", ("shuffle_buffer_size",))
+    made = keys.ledger.value("model.dtype")
+    keys.say("torch_dtype", {"model.dtype": made}, trainer.HALF if dtype != "auto" and dtype != made else "")
+    trainer.memory(keys, launch)
+    if not keys.given("report_to"):
+        keys.say("report_to", {"train.log.tensorboard": True})
+    trainer.bookkeeping(keys)

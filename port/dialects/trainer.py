@@ -1,0 +1,184 @@
+"""Hugging Face's Trainer: a TrainingArguments JSON, together with PEFT's adapter_config.json.
+
+The JSON may contain keys of transformers' example scripts: the model, the data set and its lengths.
+"""
+
+from __future__ import annotations
+
+from recipec.port.common import say_common
+from recipec.port.keys import Keys, defaults_of, table, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, datasets, models, templates, trainer, training
+from recipec.port.meaning.models import Named
+from recipec.port.meaning.trainer import Run
+from recipec.port.source import Source
+from recipec.spec.diagnostics import Diagnostic
+
+NAME = "trainer"
+TITLE = "Trainer"
+MARKS = words(
+    """per_device_train_batch_size log_level_replica logging_nan_inf_filter skip_memory_metrics local_rank
+    dataloader_pin_memory ddp_broadcast_buffers eval_do_concat_batches include_num_input_tokens_seen
+    disable_tqdm log_on_each_node logging_first_step per_device_eval_batch_size past_index train_file
+    validation_file dataset_config_name block_size preprocessing_num_workers adam_epsilon"""
+)
+KEYS = table("""
+files config_name cache_dir use_fast_tokenizer token use_auth_token model_revision preprocessing_num_workers
+    overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
+exact torch_dtype dtype: it gives model.dtype, together with bf16 and fp16
+exact tokenizer_name: the model's own
+part dataset_config_name attn_implementation
+exact validation_file validation_split_percentage: the run does not evaluate
+exact model_type: model_name_or_path gives the model
+learned config_overrides
+exact max_train_samples max_eval_samples: a limit of the evaluation, or no limit
+""")
+SIZES = table("""
+integer r -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
+""")
+ADAPTER = table("""
+exact peft_type task_type auto_mapping peft_version base_model_name_or_path: it describes the adapter
+exact revision inference_mode runtime_config megatron_core: it does not affect training
+lost megatron_config=null
+lost fan_in_fan_out=false: no model that recipec trains stores its weights as [in, out]
+exact qalora_group_size ensure_weight_tying loftq_config: a setting of a feature that is off
+exact eva_config corda_config lora_ga_config: of init_lora_weights
+""")
+"""The meaning of PEFT's keys in adapter_config.json."""
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key."""
+    source = ledger.sources.main
+    given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
+    keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
+    launch, taken = trainer.placement(keys, trainer.launched(keys))
+    file = ledger.sources.others.get("adapter_config")
+    adapter = _adapter(ledger, file) if file is not None else None
+    named = _model(keys, adapter)
+    run = Run(adapter is not None, keys.number("learning_rate") or 0.0)
+    if adapter is None:
+        ledger.set("lora", None, "full fine-tuning: there is no adapter_config.json")
+    else:
+        _say_adapter(adapter, named)
+    _data(keys, named)
+    dtype = "dtype" if keys.given("dtype") else "torch_dtype"
+    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, dtype))
+    trainer.memory(keys, launch)
+    trainer.bookkeeping(keys)
+    _limit(keys)
+    keys.follow(KEYS)
+    say_common(keys, NAME, training.OFF)
+
+
+def _model(keys: Keys, adapter: Keys | None) -> Named | None:
+    """Record the adapter's base, or the example scripts' model_name_or_path, and the tokenizer."""
+    models.say_flash(keys)
+    if (tokenizer := keys.text("tokenizer_name")) and tokenizer != keys.text("model_name_or_path"):
+        keys.say("tokenizer_name", {"model.tokenizer": tokenizer})
+    base = "base_model_name_or_path"
+    if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
+        return models.say_model(keys, "model_name_or_path", "model_revision")
+    given = keys.text("model_revision")
+    keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
+    return models.say_model(adapter, base, "revision")
+
+
+def _data(keys: Keys, named: Named | None) -> None:
+    evaluates = trainer.evaluation(keys)
+    name = keys.text("train_file") or keys.text("dataset_name")
+    key = "train_file" if keys.given("train_file") else "dataset_name"
+    place = datasets.place(name) if name is not None else None
+    if place is None or place.path is None:
+        help = datasets.elsewhere(key if key == "train_file" else "dataset_name")
+        nowhere = "the files name no data set: a separate script reads it"
+        message = place.note if place is not None else nowhere
+        keys.refuse(key, "E1143", message, help)
+    else:
+        config = keys.text("dataset_config_name")
+        keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})
+        form = _format(keys, key, str(name))
+        keys.ledger.set("data.format", form[0], form[1])
+        if form[0] == "chat" and named is not None and named.model is not None:
+            templates.say_own(keys.ledger, named.model)
+    if evaluates and (held := keys.text("validation_file")):
+        keys.say("validation_file", {"data.eval": [held]})
+    share = keys.number("validation_split_percentage")
+    if evaluates and not keys.given("validation_file") and share:
+        sets = {"data.eval_fraction": share / 100}
+        keys.say("validation_split_percentage", sets, "other rows of the same share")
+    names = ("max_seq_length", "block_size", "max_length")
+    key = next((name for name in names if keys.given(name)), "max_seq_length")
+    if _of_blocks(keys):
+        keys.say(key, {}, BLOCKS)
+    datasets.length(keys, key)
+    note = BLOCKS if _of_blocks(keys) else "the Trainer does not pack samples"
+    keys.ledger.set("data.packing", _of_blocks(keys), note)
+
+
+BLOCKS = "run_clm concatenates texts and cuts them into blocks; a sample in recipec attends only to itself"
+
+
+def _of_blocks(keys: Keys) -> bool:
+    """Return whether the file has keys that only transformers' run_clm has. Its rows are text."""
+    return any(keys.stands(key) for key in ("block_size", "config_overrides", "keep_linebreaks"))
+
+
+def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
+    row = datasets.first_row(name, keys.source.path.parent)
+    blocks = row is None and _of_blocks(keys)
+    made = "text" if blocks or (row is not None and "text" in row) else None
+    if row is not None and ("messages" in row or "conversations" in row):
+        made = "chat"
+    if made is not None:
+        return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
+    message = "the format of the data is a guess: the script that reads the data is not among the files"
+    help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
+    keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
+    return "chat", "not known from the files"
+
+
+def _limit(keys: Keys) -> None:
+    limit = keys.integer("max_train_samples")
+    if limit:
+        train = keys.ledger.value("data.train", [])
+        entries = (entry if isinstance(entry, dict) else {"path": entry} for entry in train)
+        keys.say("max_train_samples", {"data.train": [{**entry, "limit": limit} for entry in entries]})
+
+
+PEFT = "PEFT"
+
+
+def _adapter(ledger: Ledger, source: Source) -> Keys:
+    return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
+
+
+def _say_adapter(keys: Keys, named: Named | None) -> None:
+    ledger = keys.ledger
+    if str(keys.value("peft_type") or "LORA").upper() != "LORA":
+        message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
+        keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
+    keys.follow(SIZES)
+    _targets(keys, named)
+    adapters.say_patterns(keys)
+    adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
+    ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    keys.follow(adapters.FEATURES)
+    keys.follow(ADAPTER)
+    say_common(keys, "peft", training.OFF)
+
+
+def _targets(keys: Keys, named: Named | None) -> None:
+    model = named.model if named else None
+    spec = keys.texts("target_modules")
+    layers = adapters.layers_of(keys)
+    parameters = keys.listed("target_parameters")
+    exclude = keys.texts("exclude_modules")
+    chosen = adapters.say_targets(keys, "target_modules", model, spec, layers, exclude, parameters)
+    adapters.say_parameters(keys, "target_parameters", chosen)
+    adapters.say_dropout(keys, chosen)
+    keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
+    keys.unless("layers_pattern", adapters.USUAL, "the decoder's layers are counted")

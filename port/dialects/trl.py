@@ -1,0 +1,610 @@
+"""TRL's command line (trl sft, trl dpo, and the scripts of orpo, cpo and kto): the YAML of its --config."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from recipec.compiler.wording import listing
+from recipec.port.common import COMMON, say_common, say_methods, say_tokens
+from recipec.port.keys import REASONS, Keys, as_number, defaults_of, keys_of, table, tools, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import (
+    adapters,
+    datasets,
+    experts,
+    losses,
+    models,
+    scripts,
+    sharding,
+    templates,
+    trainer,
+    training,
+)
+from recipec.port.meaning.adapters import Chosen
+from recipec.port.meaning.models import Named
+from recipec.port.meaning.sharding import Launch
+from recipec.port.meaning.trainer import Run
+from recipec.port.source import Source
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.document import Refused
+
+NAME = "trl"
+TITLE = "TRL"
+MARKS = words(
+    """model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split use_peft
+    attn_implementation max_length packing_strategy completion_only_loss assistant_only_loss
+    use_bnb_nested_quant chat_template_path dataset_text_field padding_free lora_task_type model_revision
+    beta loss_type precompute_ref_log_probs torch_dtype dataset_num_proc dataset_mixture dataset_mixer
+    eos_token lora_modules_to_save accelerate_config disable_dropout shuffle_dataset reward_funcs
+    num_generations max_completion_length desirable_weight undesirable_weight center_rewards_coefficient"""
+)
+
+KEYS = table("""
+speed gradient_checkpointing_use_reentrant use_num_logits_to_keep use_logits_to_keep dataset_batch_size
+    num_of_sequences chars_per_token
+exact env: environment variables, which recipec's scripts do not read
+lost activation_offloading=false
+part attn_implementation shuffle_dataset
+exact chat_template_path: the tokenizer's own template
+exact text_column columns_to_keep: which columns are read and kept
+exact dtype: it gives model.dtype, together with bf16 and fp16
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+switch use_dora -> lora.kind=dora
+lost lora_task_type=CAUSAL_LM
+""")
+OF_SOURCES = table("""
+part path name split data_files
+lost data_dir=null: a folder of a repository: name its files as data_files
+lost revision=null/main
+exact columns: recipec ignores columns that it does not use
+""")
+
+SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
+"""The accelerate configs that TRL contains, with their number of processes."""
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key.
+
+    Raises:
+        Refused: the script for the file is unclear, or has no counterpart.
+    """
+    source = ledger.sources.main
+    keys = Keys(ledger, source, TITLE)
+    script = source.script
+    objective = script.objective if script else told(keys, ledger.script)
+    keys.defaults = _defaults(objective)
+    if script:
+        keys.defaults, keys.tool = {**keys.defaults, **script.defaults}, script.tool
+    if objective != "sft":
+        ledger.set("train.objective", objective, f"the keys are those of TRL's {objective} script")
+    launch, taken = trainer.placement(keys, _launch(keys))
+    model = _model(keys)
+    run = Run(keys.flag("use_peft"), keys.number("learning_rate") or 0.0)
+    chosen = _lora(keys, run, model)
+    _data(keys, objective, model)
+    _losses(keys, objective, chosen)
+    if objective in ("sft", "dpo", "kto"):
+        _balance(keys, model)
+    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
+    _stream(keys)
+    trainer.memory(keys, launch)
+    trainer.bookkeeping(keys)
+    keys.follow(KEYS)
+    say_methods(keys, training.OFF)
+    if script:
+        if keys.source.has("add_tokens"):
+            say_tokens(keys, "add_tokens")
+            keys.same("resize_token_embeddings", note="recipec's embedding has a row for each token")
+        if ledger.value("data.shuffle_seed", 0) is None:
+            keys.unless("shuffle", (), "another order: the run reads the rows in their order in the files")
+        keys.follow(adapters.FEATURES)
+        keys.follow(scripts.KEYS)
+        scripts.say_arguments(keys, script)
+        keys.follow(COMMON, training.OFF)
+    say_common(keys, NAME, training.OFF)
+
+
+def _stream(keys: Keys) -> None:
+    """Record streaming. transformers' Trainer keeps a stream's order, unless shuffle_dataset is set."""
+    switch, other = "dataset_streaming", "streaming"
+    if keys.flag(other):
+        switch, other = other, switch
+    if keys.flag(switch) and keys.ledger.value("train.steps") and not keys.flag("shuffle_dataset"):
+        keys.ledger.set("data.shuffle_seed", None)
+    datasets.say_stream(keys, switch, ("buffer_size",))
+    keys.same(other, note="off")
+
+
+def _defaults(objective: str) -> dict[str, Any]:
+    sections = (objective, "script", "model", "mixture")
+    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
+
+
+def _launch(keys: Keys) -> Launch:
+    """Return accelerate's settings: from its file, a config in TRL, and launcher flags in the YAML."""
+    ledger = keys.ledger
+    launch = trainer.launched(keys)
+    file = ledger.sources.others.get("accelerate")
+    name = keys.text("accelerate_config")
+    if name in SHIPPED:
+        launch = Launch(SHIPPED[name], mixed_precision="bf16").with_("fsdp" in name, "zero" in name)
+        keys.same("accelerate_config", note=f"{SHIPPED[name]} processes; {sharding.MESH}")
+    elif name is not None and file is None:
+        note = "not among the files: name it on the command line, or give --devices"
+        keys.same("accelerate_config", note=note)
+    keys.same("accelerate_config", note="read next to this file")
+    if keys.given("num_processes") and (count := keys.integer("num_processes")) and count > 0:
+        launch = replace(launch, processes=count)
+        keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
+    for flag in keys_of("accelerate", "launch"):
+        if flag not in ("gradient_accumulation_steps", "env"):
+            keys.same(flag, note=REASONS["mesh" if flag.startswith("fsdp") else "launch"])
+    return launch
+
+
+def _model(keys: Keys) -> Named | None:
+    named = models.say_model(keys, "model_name_or_path", "model_revision")
+    if keys.source.script and (tokenizer := keys.text("tokenizer")):
+        keys.say("tokenizer", {"model.tokenizer": tokenizer})
+    models.say_flash(keys)
+    arguments = keys.mapping("model_init_kwargs")
+    keys.unless("model_init_kwargs", (None, {}), f"recipec does not pass on {', '.join(arguments)}")
+    return named
+
+
+def _lora(keys: Keys, run: Run, named: Named | None) -> Chosen | None:
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
+    if not run.lora:
+        for key in ("load_in_4bit", "load_in_8bit"):
+            adapters.refuse_quantized(keys, key, "use_peft: true, or remove the quantization")
+        ours = [key for key in keys_of("trl", "model") if key.startswith("lora_")]
+        of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
+        keys.passive(of_adapters, "use_peft is off")
+        keys.same("use_peft", {"lora": None}, "full fine-tuning")
+        return None
+    keys.same("use_peft", note="it adds the lora section")
+    keys.follow(OF_LORA)
+    if keys.value("init_lora_weights") not in (None, True, "default"):  # only in Python scripts
+        adapters.say_init(keys, "init_lora_weights", keys.value("init_lora_weights"))
+    spec = keys.texts("lora_target_modules")
+    model = named.model if named else None
+    if isinstance(spec, list) and len(spec) == 1:
+        spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
+    parameters = keys.listed("lora_target_parameters")
+    layers, exclude = adapters.layers_of(keys), keys.texts("exclude_modules")  # only in Python scripts
+    if model and layers is None and (last := keys.integer("finetune_last_n_layers")):
+        layers = list(range(model.architecture.num_layers))[-last:]
+    chosen = adapters.say_targets(keys, "lora_target_modules", model, spec, layers, exclude, parameters)
+    adapters.say_patterns(keys)
+    adapters.say_parameters(keys, "lora_target_parameters", chosen)
+    kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
+    bits = 4 if four else 8 if eight else None
+    made = adapters.quantized(bits, kind, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
+    if made.value is not None:
+        keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
+        rounded = keys.tool == TITLE
+        why = "TRL trains bfloat16 adapters on a quantized base model" if rounded else ""
+        keys.ledger.set("lora.dtype", "bfloat16" if rounded else "float32", why)
+    else:
+        keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    note = "part of lora.quantize" if made.value else "not quantized"
+    keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
+    return chosen
+
+
+def _balance(keys: Keys, named: Named | None) -> None:
+    """Record the load-balancing loss. Without the key, TRL takes the coefficient of config.json."""
+    key, model = "router_aux_loss_coef", named.model if named else None
+    usual = experts.coefficient(model)
+    if usual is not None and not keys.given(key):
+        whose = "the coefficient of the model's config.json, by which TRL balances experts"
+        keys.default(key, usual, {experts.AUX: usual}, f"{whose}; {experts.MEANS}" if usual else whose)
+    elif usual is None and model is not None and keys.number(key):
+        message = f"TRL has no load-balancing loss for {model.title}, and stops at `{key}`"
+        keys.refuse(key, "E1145", message, f"{key}: null")
+    experts.say_coefficient(keys, key, model)
+
+
+SCRIPTS = ("sft", "dpo", "orpo", "cpo", "kto")
+"""The scripts with a counterpart in recipes, by their sections."""
+
+LAST = "cpo"
+"""The script to try last. Nearly all of its keys also belong to dpo."""
+
+EXPERIMENTAL = "experimental."
+"""The prefix of the sections of scripts that are not commands of `trl`."""
+
+_SHARED = ("script", "model", "mixture", "dataset")
+
+_PAIRS = words(
+    "max_prompt_length max_completion_length generate_during_eval is_encoder_decoder padding_value"
+)
+_PROMPTS = words("max_prompt_length")
+OLDER = {
+    **{name: _PAIRS for name in ("dpo", "cpo", "kto")},
+    **{name: _PROMPTS for name in ("orpo", "grpo", "rloo")},
+}
+"""Keys that a script had in earlier versions."""
+
+NEEDED = {"distillation": "teacher_model_name_or_path"}
+"""A key without which a script does not start."""
+
+LOSSES = {
+    "sft": words("nll chunked_nll dft"),
+    "dpo": words(
+        """sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair
+        aot_unpaired apo_zero apo_down discopop sft kto_pair"""
+    ),
+    "cpo": words("sigmoid hinge ipo simpo alphapo"),
+    "kto": words("kto apo_zero_unpaired"),
+    "grpo": words("grpo dapo bnpo dr_grpo luspo cispo sapo vespo"),
+}
+"""The values of `loss_type` by which a script is recognized."""
+
+COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (words("chosen rejected"), ("dpo", "orpo", "cpo", "reward")),
+    (words("prompt completion label"), ("kto",)),
+    (words("prompt completion"), ("sft",)),
+    (words("messages"), ("sft",)),
+    (words("conversations"), ("sft",)),
+    (words("text"), ("sft",)),
+    (words("prompt"), ("grpo", "rloo")),
+)
+"""The columns of rows, and the scripts that read them. The first entry whose columns all exist counts."""
+
+
+def told(keys: Keys, chosen: str | None) -> str:
+    """Return the script for the file, one of SCRIPTS.
+
+    Args:
+        chosen: the script of --script. Each key that it does not have is then an error.
+
+    Raises:
+        Refused: the file is for another script, or may be for several.
+    """
+    if chosen is not None:
+        _refuse(keys, chosen)
+        return chosen
+    source = keys.source
+    used = _used(source)
+    fits = [script for script in (*_commands(), LAST) if all(script in readers for readers in used.values())]
+    having = [script for script in fits if script != LAST] or fits
+    having = [script for script in having if NEEDED.get(script, "") in ("", *used)]
+    foreign = [key for key, readers in used.items() if not readers.intersection(SCRIPTS)]
+    if foreign or (having and not set(having).intersection(SCRIPTS)):
+        raise Refused(_another(source, used, having or _nearest(used, foreign), foreign or [*used]))
+    where, fitting = _reading(keys, having)
+    if len(fitting) == 1 and fitting[0] in SCRIPTS:
+        return fitting[0]
+    if fitting and not set(fitting).intersection(SCRIPTS):
+        raise Refused(_another(source, used, fitting, [where]))
+    raise Refused(_untold(source, used, list(dict.fromkeys([*fitting, *(s for s in fits if s == LAST)]))))
+
+
+@functools.cache
+def _own() -> Mapping[str, frozenset[str]]:
+    sections = tools()["trl"]["sections"]
+    shared = {*keys_of("trainer", "training_arguments"), *keys_of("trl", *_SHARED)}
+    return {name: frozenset(sections[name]) - shared for name in sections if name not in _SHARED}
+
+
+def _commands() -> list[str]:
+    """Return the scripts that are not experimental, without LAST."""
+    return [name for name in _own() if not name.startswith(EXPERIMENTAL) and name != LAST]
+
+
+def _having(key: str) -> set[str]:
+    """Return the scripts with a key; none if all have it, or if none has it in the current version."""
+    having = {name for name, own in _own().items() if key in own}
+    return having and having | {name for name, older in OLDER.items() if key in older}
+
+
+def _used(source: Source) -> dict[str, set[str]]:
+    """Return the file's keys that distinguish scripts, with the scripts that have them."""
+    used: dict[str, set[str]] = {}
+    for key, value in source.data.items() if isinstance(source.data, dict) else ():
+        having = _having(str(key)) if value is not None else set()
+        if key == "loss_type":
+            having = having & _losing(value) or having
+        if not having.issuperset(_commands()) and having:
+            used[str(key)] = having
+    return used
+
+
+def _losing(value: Any) -> set[str]:
+    """Return the scripts with a loss. Several losses at once mean dpo."""
+    if isinstance(value, list):
+        return {"dpo"}
+    return {script for script, losses in LOSSES.items() if str(value) in losses}
+
+
+def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
+    """Return the key of the data set, and the scripts that can read its rows, if the rows are at hand."""
+    where, path = _rows(keys)
+    row = (datasets.first_row(path, keys.source.path.parent) if path else None) or {}
+    readers = next((readers for columns, readers in COLUMNS if columns <= set(row)), ())
+    return where, [script for script in scripts if script in readers] or scripts
+
+
+def _rows(keys: Keys) -> tuple[str, str | None]:
+    entries = keys.value("datasets")
+    entry = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(entry, dict):
+        name = keys.value("dataset_name")
+        return "dataset_name", name if isinstance(name, str) else None
+    files = entry.get("data_files")
+    one = files[0] if isinstance(files, list) and files else files
+    return "datasets", next((path for path in (one, entry.get("path")) if isinstance(path, str)), None)
+
+
+def _refuse(keys: Keys, chosen: str) -> None:
+    for key in keys.source.data if isinstance(keys.source.data, dict) else ():
+        having = _having(str(key))
+        if having and chosen not in having and keys.given(key):
+            message = f"`{key}` is not a key of TRL's {chosen} script, but of {_named(having)}"
+            others = [f"--script {script}" for script in SCRIPTS if script in having]
+            keys.refuse(key, "E1171", message, listing([f"--set {key}=null", *others], "or"))
+        elif having and chosen not in having:
+            keys.same(key, note="null: the same as without the key")
+
+
+def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
+    """Return the scripts with all keys of a file, or else those with the first foreign key."""
+    every = [name for name in _own() if all(name in readers for readers in used.values())]
+    return every or used[foreign[0]]
+
+
+def _another(
+    source: Source, used: Mapping[str, set[str]], scripts: Iterable[str], keys: list[str]
+) -> Diagnostic:
+    """Return the error for a file whose keys belong to a script without a counterpart."""
+    alone = not used.get(keys[0], set()).intersection(SCRIPTS)
+    told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
+    rows = "" if keys[0] in used else "the rows of "
+    message = f"this is a run of TRL's {_named(scripts)} script, judging by {rows}{told}"
+    lost = {script: [key for key in used if script not in used[key]] for script in SCRIPTS}
+    nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
+    ways = "".join(f" --set {key}=null" for key in lost[nearest])
+    help = f"recipes train like TRL's {listing(SCRIPTS, 'or')}; if this is one: --script {nearest}{ways}"
+    return Diagnostic("E1171", message, keys[0], help, source.place(keys[0]))
+
+
+def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) -> Diagnostic:
+    """Return the error for a file that may be for several scripts, or for none."""
+    ways = [script for script in SCRIPTS if script in fitting] or list(SCRIPTS)
+    help = f"name the script: {listing((f'--script {script}' for script in ways), 'or')}"
+    if fitting:
+        message = f"{source.file} may be for several scripts of TRL: {_named(fitting)}"
+        return Diagnostic("E1172", message, help=help, span=source.top())
+    pairs = (
+        pair for pair in combinations(used, 2) if not used[pair[0]].intersection(used[pair[1]], _commands())
+    )
+    clash = next(pairs, tuple(used))
+    message = f"no script of TRL has {listing(f'`{key}`' for key in clash)} together"
+    return Diagnostic("E1172", message, clash[-1], help, source.place(clash[-1]))
+
+
+def _named(scripts: Iterable[str]) -> str:
+    """Name scripts for a message. If some are commands of `trl`, name only these."""
+    found = set(scripts)
+    commands = [name for name in _commands() if name in found]
+    return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
+
+
+def _data(keys: Keys, objective: str, named: Named | None) -> None:
+    evaluates = trainer.evaluation(keys)
+    path = _read(keys, evaluates)
+    naming = ("dataset_mixture", "dataset_mixer", "dataset_name", "datasets")
+    name = next((key for key in naming if keys.given(key)), "dataset_name")
+    script = keys.source.script
+    if script and script.rows:
+        form = scripts.say_rows(keys, script)
+    else:
+        form = losses.form(keys, objective, path, (keys, name))
+    if objective == "sft":
+        losses.masks(keys, form)
+        losses.packing(keys, HANDBOOK if keys.given("dataset_mixer") else "")
+    _template(keys, form, named)
+    datasets.length(keys, "max_length")
+    kwargs = keys.mapping("dataset_kwargs")
+    skipped = bool(kwargs.get("skip_prepare_dataset"))
+    note = "recipec cannot read tokenized rows"
+    keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
+
+
+def _read(keys: Keys, evaluates: bool) -> str | None:
+    if keys.value("dataset_mixture"):
+        return _handbook(keys)
+    if keys.value("dataset_mixer"):
+        return _mixer(keys)
+    keys.same("dataset_mixture", note="null: the same as without the key")
+    return _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
+
+
+HANDBOOK = "run_sft.py of the alignment-handbook's versions with dataset_mixer packs in any case"
+
+
+def _handbook(keys: Keys) -> str | None:
+    """Record `dataset_mixture`, which the scripts of alignment-handbook read in addition to TRL's keys."""
+    mixture = keys.below("dataset_mixture", {"seed": 0})
+    found = keys.mapping("dataset_mixture")
+    entries = found.get("datasets")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        mixture.refuse(
+            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
+        )
+        entries = []
+    made = [
+        _portion(mixture.below(f"datasets[{n}]", {"split": "train", "weight": 1.0}))
+        for n in range(len(entries))
+    ]
+    keys.ledger.set("data.train", [one for one in made if one is not None])
+    _held_out(mixture, {"data.eval_seed": mixture.integer("seed") or 0})
+    mixture.same("seed", note="recipec shuffles the rows again in each epoch")
+    names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
+    keys.unused(names, "the run reads dataset_mixture instead")
+    return str(entries[0].get("id")) if entries else None
+
+
+def _mixer(keys: Keys) -> str | None:
+    """Record `dataset_mixer` of earlier alignment-handbook versions: each data set's share of first rows."""
+    keys.defaults = {**keys.defaults, "dataset_splits": ["train", "test"]}
+    splits, configs = (keys.value(key) for key in ("dataset_splits", "dataset_configs"))
+    splits = [str(one) for one in splits] if isinstance(splits, list) else []
+    train, held = ([one for one in splits if word in one] for word in ("train", "test"))
+    made: dict[str, list[Any]] = {"data.train": [], "data.eval": []}
+    for number, (name, weight) in enumerate(keys.mapping("dataset_mixer").items()):
+        place, share = datasets.place(str(name)), as_number(weight)
+        if place.path is None or share is None or not 0 < share <= 1:
+            why = place.note or f"its share is {weight}, which is not between 0 and 1"
+            help = "dataset_mixer: {OWNER/NAME: 1.0}"
+            keys.refuse("dataset_mixer", "E1143", f"recipec cannot read the source `{name}`: {why}", help)
+            continue
+        config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
+        part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
+        for one in train:
+            split = None if one == "train" and not part else f"{one}{part}"
+            made["data.train"].append(datasets.source(place.path, split, config))
+        made["data.eval"] += [datasets.source(place.path, one, config) for one in held]
+    evaluates = keys.text("eval_strategy") not in (None, "no")
+    keys.say("dataset_mixer", {key: made[key] for key in made if key == "data.train" or evaluates})
+    keys.passive(("dataset_splits", "dataset_configs"), "part of data.train")
+    names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets")
+    keys.unused(names, "the run reads dataset_mixer instead")
+    return next(map(str, keys.mapping("dataset_mixer")), None)
+
+
+def _portion(keys: Keys) -> Any:
+    """Return the source for a data set of alignment-handbook's mixture, with a share of its rows."""
+    name, split, share = keys.text("id"), keys.text("split") or "train", keys.number("weight")
+    place = datasets.place(name) if name else datasets.Place(None, "it has no id")
+    keys.passive(("columns",), "recipec ignores columns that it does not use")
+    if place.path is None:
+        keys.refuse("id", "E1143", f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
+        keys.passive(("config", "split", "weight"), "a setting of a source that recipec cannot read")
+        return None
+    keys.passive(("id", "config", "split"), "part of data.train")
+    percent = round(100 * share) if share is not None else 100
+    if share is not None and percent < 100:
+        split = f"{split}[:{max(percent, 1)}%]"
+        keys.say(
+            "weight",
+            {},
+            f"recipec takes the first {max(percent, 1)} % of the rows; the tool draws this share",
+        )
+    keys.same("weight", note="all of its rows")
+    return datasets.source(place.path, split if split != "train" else None, keys.text("config"))
+
+
+def _held_out(keys: Keys, seed: Mapping[str, Any]) -> None:
+    """Record `test_split_size`, a share of the rows. Here the same seed draws other rows."""
+    share = keys.number("test_split_size")
+    if share is None:
+        keys.same("test_split_size", note="the run holds out no rows")
+    elif 0 < share < 1:
+        made = {"data.eval_fraction": share, **seed}
+        keys.say("test_split_size", made, "another random generator: other rows")
+    else:
+        keys.unless("test_split_size", (), "recipec cannot hold out a number of rows: give a share")
+
+
+def _single(keys: Keys, evaluates: bool) -> str | None:
+    keys.unused(("datasets", "test_split_size"), "the run reads dataset_name instead")
+    name = keys.text("dataset_name")
+    if name is None:
+        help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
+        keys.refuse("dataset_name", "E1143", "the files name no data set", help)
+        return None
+    place = datasets.place(name)
+    if place.path is None:
+        message = f"recipec cannot read the data set `{name}`: {place.note}"
+        help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
+        keys.refuse("dataset_name", "E1143", message, help)
+        return None
+    config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
+    hub = place.path.startswith("hf://")
+    split = split if hub and split != "train" else None
+    keys.say("dataset_name", {"data.train": [datasets.source(place.path, split, config if hub else None)]})
+    held = keys.text("dataset_test_split") or "test"
+    if evaluates and hub:
+        keys.say("dataset_test_split", {"data.eval": [datasets.source(place.path, held, config)]})
+    keys.passive(("dataset_config", "dataset_train_split"), "part of data.train")
+    keys.unused(("dataset_test_split",), "the run does not evaluate")
+    return name
+
+
+def _mixture(keys: Keys) -> str | None:
+    entries = keys.value("datasets")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        keys.refuse(
+            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]"
+        )
+        return None
+    made = [_entry(keys.below(f"datasets[{index}]", {"split": "train"})) for index in range(len(entries))]
+    keys.ledger.set("data.train", [one for one in made if one is not None])
+    names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
+    keys.unused(names, "datasets overrides it")
+    _held_out(keys, {})
+    return _rows(keys)[1]
+
+
+def _entry(keys: Keys) -> Any:
+    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
+    if made is None:
+        keys.passive(keys_of("trl", "dataset"), "a setting of a source that recipec cannot read")
+        return None
+    share = keys.number("fraction")
+    if share is not None:
+        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        note = "recipec draws rows in these shares; the tool takes the first rows of each data set"
+        keys.say("fraction", {}, note)
+    keys.follow(OF_SOURCES)
+    return made
+
+
+def _template(keys: Keys, form: str, named: Named | None) -> None:
+    if keys.source.script:
+        scripts.say_template(keys, form, named)
+        return
+    path, text = keys.text("chat_template_path"), keys.text("chat_template")
+    if text is not None:
+        keys.say("chat_template", {"data.chat_template": text})
+    elif path is not None and path.endswith((".jinja", ".jinja2", ".j2")):
+        keys.say("chat_template_path", {"data.chat_template": path})
+    elif path is not None:
+        note = "recipec uses the whole tokenizer, with its template"
+        keys.say("chat_template_path", {"model.tokenizer": path}, note)
+    elif form == "chat" and named and named.model is not None:
+        templates.say_own(keys.ledger, named.model)
+
+
+def _losses(keys: Keys, objective: str, chosen: Chosen | None) -> None:
+    if objective == "sft":
+        losses.supervised(keys)
+        if keys.flag("use_peft"):
+            adapters.say_dropout(keys, chosen)
+        return
+    keys.say("beta", {"train.beta": keys.number("beta")})
+    if keys.flag("use_peft"):
+        if keys.flag("disable_dropout") and not (chosen and chosen.parameters):
+            keys.say("disable_dropout", {"lora.dropout": 0.0})
+            keys.same("lora_dropout", note="disable_dropout sets it to zero")
+        else:
+            adapters.say_dropout(keys, chosen)
+    if objective == "dpo":
+        losses.dpo(keys)
+    elif objective == "cpo":
+        losses.cpo(keys)
+    elif objective == "kto":
+        losses.kto(keys)
+    keys.follow(losses.OF_PREFERENCES)

@@ -1,0 +1,352 @@
+"""Tunix's command for supervised fine-tuning (tunix.cli.peft_main): its YAML, or what overrides it.
+
+A run starts from base_config.yaml in Tunix's repository. If a file or the command line gives
+`optimizer_config`, `training_config` or `lora_config`, it replaces that complete section. Missing keys then
+have the defaults of optax and Tunix, not the values of base_config.yaml. Other sections are merged.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from typing import Any
+
+from recipec.port.common import say_common
+from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import adapters, datasets, models, rows, sharding, training
+from recipec.port.meaning.models import Named
+from recipec.port.meaning.rows import Rows
+from recipec.port.names import known, tokenizer_of
+
+NAME = "tunix"
+TITLE = "Tunix"
+RL = words(
+    """rl_training_config actor_model_config critic_model_config reference_model_config rollout_model_config
+    rollout_config grpo_config ppo_config"""
+)
+"""Sections of Tunix's other commands, which base_config.yaml also contains."""
+MARKS = words(
+    """model_config.model_name model_config.model_id model_config.model_source model_config.mesh
+    model_config.model_download_path model_config.lora_config tokenizer_config.tokenizer_type
+    tokenizer_config.tokenizer_path optimizer_config.opt_type optimizer_config.schedule_type
+    training_config.max_steps training_config.eval_every_n_steps training_config.checkpoint_root_directory
+    max_target_length"""
+)
+KEYS = table("""
+files tfds_download data_directory
+unused data_source data_module apply_chat_template_to_dataset train_fraction num_test_batches num_batches
+    rollout_engine vllm_config sglang_jax_config offload_to_cpu verl_compatible reward_functions: a key of
+    Tunix's RL, which peft_main does not read
+""")
+OF_MODEL = table("""
+files model_path model_download_path intermediate_ckpt_dir
+log model_display
+kernels flash_attention_block_size
+lost kwargs={}
+""")
+OF_TRAINING = table("""
+log metrics_logging_options profiler_options perf_metrics_options metrics_prefix pbar_description
+checkpoints checkpointing_options
+speed max_inflight_computations
+mesh data_sharding_axis
+lost max_seq_token_per_tpu: recipec packs rows with data.packing
+""")
+OF_OPTIMIZER = table("""
+lost eps_root mu_dtype nesterov accumulator_dtype
+learned mask exponent=1/1.0 transition_begin=0
+unused warmup_ratio: a key of Tunix's RL, which peft_main does not read
+""")
+CLIPPED = "peft_main passes it to optax's optimizer, which has no such argument: Tunix clips no gradients"
+PROJECTIONS = {
+    "q_proj": ("attn/q_proj", "attn/q_einsum", "attn/qkv_einsum"),
+    "k_proj": ("attn/k_proj", "attn/kv_einsum", "attn/k_einsum", "attn/qkv_einsum"),
+    "v_proj": ("attn/v_proj", "attn/kv_einsum", "attn/qkv_einsum"),
+    "o_proj": ("attn/o_proj", "attn/attn_vec_einsum"),
+    "gate_proj": ("mlp/gate_proj",),
+    "up_proj": ("mlp/up_proj",),
+    "down_proj": ("mlp/down_proj",),
+}
+"""Names of the projections in Tunix's models. Gemma's projections are einsums."""
+REMAT = {"1": "none", "2": "block", "3": "decoder", "none": "none", "block": "block", "decoder": "decoder"}
+OPTIMIZERS = ("adam", "adamw", "lion", "sgd")
+OPUS = "Helsinki-NLP/opus-100"
+TRANSLATED = '''"""Rows of opus-100 as Tunix asks for a translation: a prompt, and what is learned."""
+
+
+def convert(row):
+    """A row of `translation`, with the texts `en` and `fr`."""
+    english, french = row["translation"]["en"], row["translation"]["fr"]
+    return {"prompt": f"Translate this into French:\\n{english}\\n", "completion": french}
+'''
+STARTS = "Tunix starts the answer with the tokenizer's bos_token again, and trains on it"
+FLOAT = "recipec's activations have this type; those of most of Tunix's models are float32"
+SCHEDULES = {
+    "constant_schedule": "constant",
+    "warmup_constant_schedule": "constant",
+    "linear_schedule": "linear",
+    "cosine_decay_schedule": "cosine",
+    "warmup_cosine_decay_schedule": "cosine",
+}
+OF_SCHEDULES = (
+    *("value", "init_value", "peak_value", "end_value", "alpha", "warmup_steps", "decay_steps"),
+    *("transition_steps", "schedule_type", "exponent", "transition_begin"),
+)
+
+
+def port(ledger: Ledger) -> None:
+    """Record what became of every key."""
+    keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
+    keys.mappings(("model_config", "tokenizer_config", "optimizer_config", "training_config"))
+    model = keys.below("model_config", defaults_of(NAME, "model"))
+    model.mappings(("mesh", "lora_config"))
+    named = _model(keys, model)
+    _lora(keys, model, named)
+    run = keys.below("training_config")
+    run.defaults = defaults_of(NAME, "training_config" if keys.mapping("training_config") else "training")
+    _batch(keys, model, run)
+    _data(keys, run, named)
+    steps = _length(keys, run)
+    _optimizer(keys, steps)
+    run.follow(OF_TRAINING, training.OFF)
+    keys.unused(RL, "peft_main does not read it")
+    keys.follow(KEYS, training.OFF)
+    say_common(keys, NAME, training.OFF)
+
+
+def _model(keys: Keys, model: Keys) -> Named | None:
+    source = model.choice("model_source", ("huggingface", "kaggle", "gcs", "internal", "maxtext", ""))
+    id, name = str(model.value("model_id")), str(model.value("model_name"))
+    ids = known(NAME, "names")
+    bare = re.sub(r"[-.]", lambda mark: {"-": "_", ".": "p"}[mark[0]], name.lower())
+    taken = id if "/" in id else ids.get(id) or ids.get(bare) or id
+    named = models.resolve(taken, keys.source.path.parent)
+    copy = "recipec uses the Hugging Face Hub's weights of this model; name others in model.id"
+    model.say("model_id", {"model.id": named.id}, named.note or ("" if source == "huggingface" else copy))
+    model.passive(("model_source", "model_name"), "part of model.id")
+    tokenizer = keys.below("tokenizer_config", defaults_of(NAME, "tokenizer"))
+    path = tokenizer.text("tokenizer_path")
+    given = tokenizer.given("tokenizer_path") and path and re.fullmatch(r"[\w.-]+/[\w.-]+", path)
+    other = given and models.resolve(str(path), keys.source.path.parent).id != named.id
+    tokenizer.same(
+        "tokenizer_path", {"model.tokenizer": path} if other else None, "" if other else "the model's own"
+    )
+    tokenizer.same("tokenizer_type", note="the same tokens as a Hugging Face tokenizer")
+    tokenizer.passive(("add_bos", "add_eos"), "prompts begin with bos_token, answers end with eos_token")
+    seed = model.integer("rng_seed") or 0
+    model.say("rng_seed", {"train.seed": seed})
+    if model.flag("use_flash_attention"):
+        model.same("use_flash_attention", {"model.attention": "splash"}, "the same attention")
+    model.same("use_flash_attention", note="the same attention")
+    remat = REMAT.get(str(model.value("remat_config")).rpartition(".")[2].lower())
+    if remat is None:
+        message = f"`remat_config` is {model.value('remat_config')}, which Tunix does not have"
+        model.refuse("remat_config", "E1160", message, "remat_config: 3")
+    model.say("remat_config", {"remat.policy": remat or "decoder"})
+    model.follow(OF_MODEL, training.OFF)
+    return named
+
+
+def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
+    """Record Qwix's adapters, which have the type of the weights."""
+    stored = models.stored(named.id, keys.source.path.parent) if named else "auto"
+    dtype = "float32" if stored == "float32" else "bfloat16"
+    keys.ledger.set("model.dtype", dtype, FLOAT)
+    if not model.mapping("lora_config"):
+        model.same("lora_config", note="empty: all weights are trained")
+        keys.ledger.set("lora", None, "full fine-tuning: lora_config is empty")
+        keys.ledger.set("train.optimizer.master_weights", False, "Tunix trains the weights themselves")
+        return
+    lora = model.below("lora_config", defaults_of(NAME, "lora"))
+    path = lora.text("module_path") or ""
+    help = 'module_path: ".*q_proj|.*k_proj|.*v_proj|.*o_proj"'
+    try:
+        targets = [name for name, modules in PROJECTIONS.items() if _targeted(path, modules)]
+    except re.error as error:
+        lora.refuse("module_path", "E1164", f"not a regular expression: {error}", help)
+        targets = list(PROJECTIONS)
+    if not targets:
+        lora.refuse("module_path", "E1164", "no module that can carry an adapter has these names", help)
+    lora.say("module_path", {"lora.targets": targets} if targets else None)
+    for key, kind in (("rank", lora.integer), ("alpha", lora.number)):
+        if (value := kind(key)) is None:
+            lora.refuse(key, "E1144", f"{key} is missing, and Tunix requires it", f"{key}: 16")
+        else:
+            lora.say(key, {f"lora.{key}": value})
+    keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in Tunix")
+    keys.ledger.set("lora.dropout", 0.0, "Qwix applies no dropout")
+    keys.ledger.set("lora.dtype", dtype, "the base model's type, as in the tool")
+    fused = named is None or named.model is None or named.model.family.name.startswith("gemma")
+    if fused and {"k_proj", "v_proj"} <= set(targets):
+        keys.ledger.set("lora.kv", "shared", "key and value share one A, as in Qwix's fused projection")
+    adapters.say_qwix(lora, "weight_qtype", "tile_size")
+
+
+def _targeted(path: str, modules: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches a projection by one of its names. Qwix matches full module paths."""
+    return any(re.fullmatch(path, f"layers/0/{module}") for module in modules)
+
+
+def _batch(keys: Keys, model: Keys, run: Keys) -> None:
+    """Record the rows of a step. batch_size counts the rows of one micro-batch on all devices."""
+    mesh = model.below("mesh", defaults_of(NAME, "mesh"))
+    sizes = _mesh(mesh)
+    tp, each = sizes.get("tp", 1), sizes.get("fsdp", 1)
+    size = keys.integer("batch_size") or 1
+    accumulation = run.integer("gradient_accumulation_steps") or 1
+    if size < each or size % each:
+        message = f"batch_size: {size} does not divide over the {each} devices of fsdp"
+        keys.refuse("batch_size", "E1162", message, f"batch_size: {each}")
+    sets = {"train.micro_batch_size": max(size // each, 1), "train.global_batch_size": size * accumulation}
+    keys.say("batch_size", sets)
+    run.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
+    keys.ledger.means = size
+    kept = "micro_batches" if accumulation > 1 else "tokens"
+    keys.ledger.set("train.loss_normalization", kept, "the mean of micro-batches' means" * (accumulation > 1))
+    count = math.prod(sizes.values())
+    fits = (keys.ledger.tpus or count) == count
+    made = {"mesh.axes": {"fsdp": each, "tp": tp}} if fits and tp > 1 else None
+    mesh.same("shape", made, sharding.sharing(tp) if made else REASONS["mesh"])
+    mesh.passive(keys_of(NAME, "mesh"), REASONS["mesh"])
+
+
+def _mesh(mesh: Keys) -> dict[str, int]:
+    """Return the sizes of the axes by name, or {} after an error."""
+    try:
+        sizes, names = (ast.literal_eval(str(mesh.value(key))) for key in ("shape", "axis_names"))
+        made = dict(zip(names, sizes, strict=True))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        made = {"": 0}
+    if not all(isinstance(size, int) and size > 0 for size in made.values()):
+        message = (
+            f"{mesh.value('shape')} and {mesh.value('axis_names')} are not sizes of the same number of axes"
+        )
+        mesh.refuse("shape", "E1160", message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
+        return {}
+    if not set(made) <= {"fsdp", "tp"}:
+        message = f"the axes {', '.join(map(str, made))} are not those of Tunix's models"
+        mesh.refuse("axis_names", "E1160", message, "axis_names: \"('fsdp','tp')\"")
+        return {}
+    return made
+
+
+def _data(keys: Keys, run: Keys, named: Named | None) -> None:
+    name = str(keys.value("dataset_name"))
+    if name != OPUS:
+        why = (
+            "mtnt is a data set of TensorFlow Datasets, which recipec does not read"
+            if name.startswith("mtnt")
+            else "peft_main reads only mtnt/en-fr and Helsinki-NLP/opus-100"
+        )
+        message = f"recipec cannot read the data: {why}"
+        keys.refuse("dataset_name", "E1143", message, f"--set dataset_name={OPUS}")
+    model = named.model if named else None
+    twice = STARTS if model is None or tokenizer_of(model) in known("adds_bos") else ""
+    keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
+    rows.say(keys, "dataset_name", [Rows("prompt_completion", transform=TRANSLATED)])
+    keys.ledger.set("data.loss_on", "completion", "the loss covers only the translation")
+    keys.ledger.set("data.packing", False, "one sample per row")
+    keys.ledger.set("data.shuffle_seed", None, "the rows keep their order")
+    length = {"data.max_length": keys.integer("max_target_length") or 256, "data.overlong": "drop"}
+    keys.say("max_target_length", length)
+    every = run.integer("eval_every_n_steps")
+    if every is None:
+        message = "eval_every_n_steps is missing, and Tunix requires it"
+        run.refuse("eval_every_n_steps", "E1144", message, "eval_every_n_steps: 100")
+    else:
+        held = datasets.source(f"hf://{OPUS}", "validation", "en-fr")
+        keys.ledger.set("data.eval", [held])
+        run.say("eval_every_n_steps", {"train.eval_every": max(every, 1)})
+
+
+def _length(keys: Keys, run: Keys) -> int | None:
+    """Record the steps of the run and its checkpoints. Return the steps, None for whole epochs."""
+    steps, epochs = run.integer("max_steps"), keys.integer("num_train_epochs") or 1
+    if steps:
+        note = f"Tunix ends the run after num_train_epochs: {epochs} if that is sooner"
+        run.say("max_steps", {"train.steps": steps}, note)
+        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+    else:
+        keys.say("num_train_epochs", {"train.epochs": epochs})
+        run.same("max_steps", note="the same as without the key")
+    kept = run.below("checkpointing_options", run.defaults.get("checkpointing_options"))
+    for key, target in (("save_interval_steps", "every_steps"), ("max_to_keep", "keep")):
+        if count := kept.integer(key):
+            kept.say(key, {f"checkpoint.{target}": count})
+    training.directory(run, "checkpoint_root_directory")
+    return steps
+
+
+def _optimizer(keys: Keys, steps: int | None) -> None:
+    """Record optax's optimizer, by name, and the arguments that it accepts."""
+    section = keys.below("optimizer_config")
+    section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
+    name = str(section.value("opt_type") or "").lower()
+    if not name:
+        section.refuse("opt_type", "E1144", "opt_type is missing, and Tunix requires it", "opt_type: adamw")
+    known_by = name if name in OPTIMIZERS else "adamw"
+    found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
+    if name and name != known_by:
+        message = f"the optimizer optax.{name} has no counterpart in recipec"
+        section.refuse("opt_type", "E1163", message, "opt_type: adamw")
+    training.say_optimizer(section, "opt_type", name, found, "adamw")
+    section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
+    decays = "weight_decay" in keys_of(NAME, known_by)
+    for key in ("b1", "b2", "eps", "momentum", "weight_decay"):
+        if key in keys_of(NAME, known_by):
+            section.say(key, {f"train.optimizer.{key}": section.number(key) or 0.0})
+    if not decays:
+        keys.ledger.set("train.optimizer.weight_decay", 0.0, f"optax.{name} does not have this setting")
+    keys.ledger.set("train.optimizer.max_grad_norm", None, "Tunix clips no gradients")
+    section.unused(("max_grad_norm",), CLIPPED)
+    section.unused(("b1", "b2", "eps", "momentum", "weight_decay"), f"optax.{name} has no such argument")
+    _schedule(section, steps)
+    section.follow(OF_OPTIMIZER, training.OFF)
+
+
+def _schedule(section: Keys, steps: int | None) -> None:
+    """Record the learning rate. optax uses a given `learning_rate` regardless of schedule_type."""
+    ledger, rate = section.ledger, section.number("learning_rate")
+    kind = section.text("schedule_type") or ""
+    made: dict[str, Any] = {"name": "constant", "warmup_steps": 0}
+    section.say("learning_rate", {"train.optimizer.learning_rate": rate} if rate is not None else None)
+    if rate is not None:
+        section.unused(OF_SCHEDULES, "learning_rate is given, and Tunix uses it instead of a schedule")
+    elif kind not in SCHEDULES:
+        help = "schedule_type: warmup_cosine_decay_schedule, or a learning_rate instead"
+        message = f"recipec has no schedule {kind}" if kind else "learning_rate is missing"
+        section.refuse("schedule_type", "E1163" if kind else "E1144", message, help)
+        section.passive(OF_SCHEDULES, "part of the schedule")
+    else:
+        section.defaults = {**defaults_of(NAME, kind), **section.defaults}
+        warm, made["name"] = kind.startswith("warmup"), SCHEDULES[kind]
+        peak = "value" if kind == "constant_schedule" else "peak_value" if warm else "init_value"
+        rate = section.number(peak)
+        if rate is None:
+            section.refuse(peak, "E1144", f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
+        section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
+        if warm:
+            made["warmup_steps"] = section.integer("warmup_steps") or 0
+            from_zero = not section.number("init_value")
+            start = "" if from_zero else "recipec's warm-up starts at zero; Tunix's starts at init_value"
+            section.say("init_value", None, start)
+        last = "alpha" if kind == "cosine_decay_schedule" else "end_value"
+        end = section.number(last) or 0.0
+        made["final_ratio"] = end if last == "alpha" else round(end / rate, 12) if rate else 0.0
+        length = "transition_steps" if kind == "linear_schedule" else "decay_steps"
+        whole = section.integer(length)
+        if made["name"] == "constant":
+            made.pop("final_ratio")
+        elif whole != steps:
+            message = (
+                f"the schedule has {whole} steps and the run {steps or 'epochs'}: recipec's schedule "
+                "is as long as the run"
+            )
+            help = f"--set optimizer_config.{length}={steps}" if steps else "set training_config.max_steps"
+            section.refuse(length, "E1163", message, help)
+        used = {key for key in OF_SCHEDULES if key in keys_of(NAME, kind)}
+        section.passive(("schedule_type", *used - {"exponent", "transition_begin"}), "part of the schedule")
+        section.unused([key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument")
+    for key, value in made.items():
+        ledger.set(f"train.schedule.{key}", value)

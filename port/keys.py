@@ -1,0 +1,436 @@
+"""Go through a section of a ported file: read its values, and record for each key what it became.
+
+data/dialects.json lists the keys that the tools know, with types and defaults. scripts/dialects.py makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from recipec.compiler.wording import listing
+from recipec.port.ledger import Ledger
+from recipec.port.source import MISSING, Source
+from recipec.spec.core_schema import flow
+from recipec.spec.validate import shown
+
+TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
+"""Switches as text: the quoted words of YAML 1.1, and those of accelerate's files."""
+
+
+MOST = 1e30
+"""Larger than any number that is meaningful in a config. Products of several such numbers are still finite
+floats."""
+
+DATA = Path(__file__).parent / "data" / "dialects.json"
+
+
+OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
+"""Values at which a feature does nothing."""
+
+REASONS = {
+    "files": "it affects how files are found, read and kept, not their content",
+    "part": "other keys decide it, or recipec does it in its own way",
+    "log": "it affects logs and reports, not training",
+    "speed": "it affects speed and memory, not the numbers",
+    "kernels": "fused or compiled kernels of the same arithmetic; XLA compiles the whole step",
+    "launch": "it affects how processes start and find each other; TPU hosts do this in their own way",
+    "mesh": "recipec chooses the mesh for the accelerator; its fsdp axis splits weights and optimizer state",
+    "padding": "padding is neither trained on nor attended to",
+    "derived": "the tool finds this out about the model by itself",
+    "checkpoints": "how checkpoints are kept, not what is trained",
+    "evaluation": "how the tool evaluates, which does not affect training",
+    "export": "what happens to the weights after training; merge.py follows the recipe's merge section",
+    "generation": "a setting of generation, which does not affect training",
+    "media": "recipec does not read images and sound: its model has no tower for them",
+    "method": "a setting of another stage or method",
+}
+"""Reasons why a key does not affect any number here. In a table's row, such a word stands for `exact` with
+this sentence."""
+
+
+MISSED = "recipec has no counterpart of it"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Keys that become the same thing.
+
+    Attributes:
+        verdict: the verdict on the keys, one of those that `Keys.follow` knows.
+        keys: the keys, each with the values at which it does nothing.
+        target: the recipe's path that the keys set, or the key that switches the settings on; "" for none.
+        note: one sentence.
+    """
+
+    verdict: str
+    keys: Mapping[str, tuple[Any, ...]]
+    target: str = ""
+    note: str = ""
+
+
+def table(text: str) -> tuple[Row, ...]:
+    """Parse a table of keys, with rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE`.
+
+    A row continues on indented lines. IDLE is a value at which the key does nothing, as JSON or a word.
+    TARGET and SENTENCE may be missing. A word of REASONS is a verdict together with its sentence. All keys of
+    `lost` and `learned` without a sentence have that of MISSED.
+    """
+    rows = []
+    for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
+        head, _, note = line.partition(": ")
+        head, _, target = head.partition(" -> ")
+        verdict, *keys = head.split()
+        if verdict in REASONS:
+            verdict, note = "exact", REASONS[verdict]
+        elif verdict in ("lost", "learned"):
+            note = note or MISSED
+        named = (key.partition("=") for key in keys)
+        rows.append(
+            Row(
+                verdict,
+                {key: tuple(map(_idle, idle.split("/"))) if equals else () for key, equals, idle in named},
+                target,
+                note,
+            )
+        )
+    return tuple(rows)
+
+
+def notes(text: str) -> dict[str, str]:
+    """Return the sentences of a table's rows, by key."""
+    return {key: row.note for row in table(text) for key in row.keys}
+
+
+def _idle(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+@dataclass
+class Keys:
+    """The keys of one section.
+
+    Attributes:
+        tool: the tool whose defaults are written out, "TRL".
+        defaults: the keys' defaults; a key that is missing here has none.
+        prefix: the section's path with a dot, "train."; "" for the file itself.
+        said: the keys that have a finding.
+        sections: the Keys of nested sections that `below` has returned.
+    """
+
+    ledger: Ledger
+    source: Source
+    tool: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    said: set[str] = field(default_factory=set)
+    sections: dict[str, Keys] = field(default_factory=dict)
+
+    def below(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
+        """Return the keys of a section within this one."""
+        if key not in self.sections:
+            made = Keys(self.ledger, self.source, self.tool, defaults or {}, f"{self.prefix}{key}.")
+            self.sections[key] = made
+        return self.sections[key]
+
+    def stands(self, key: str) -> bool:
+        """Return whether the key is in the file, even with the value null."""
+        return self.source.has(self.prefix + key)
+
+    def given(self, key: str) -> bool:
+        """Return whether the file gives the key a value."""
+        return self.source.get(self.prefix + key) not in (MISSING, None)
+
+    def value(self, key: str) -> Any:
+        """Return the key's value, or else its default, or None if it has neither."""
+        found = self.source.get(self.prefix + key)
+        return self.defaults.get(key) if found is MISSING or found is None else found
+
+    def number(self, key: str) -> float | None:
+        """Return a number, which may be text (PyYAML reads 1e-4 as text).
+
+        Any other value is an error, and the default is returned.
+        """
+        found = self.value(key)
+        if found is None:
+            return None
+        made = as_number(found)
+        if made is None:
+            large = str(found).lstrip("+-").isdigit() or isinstance(found, float)
+            return self._wrong(key, "a number below 1e30" if large else "a number")
+        return made
+
+    def integer(self, key: str) -> int | None:
+        """Return a whole number, under the rules of `number`."""
+        found = self.number(key)
+        if found is None or int(found) == found:
+            return None if found is None else int(found)
+        return self._wrong(key, "a whole number")
+
+    def flag(self, key: str) -> bool:
+        """Return a switch. Any other value is an error, and the default, or else False, is returned."""
+        found = self.value(key)
+        if found is None or isinstance(found, bool):
+            return bool(found)
+        if str(found).lower() in (*TRUE, *FALSE):
+            return str(found).lower() in TRUE
+        return bool(self._wrong(key, "true or false"))
+
+    def text(self, key: str) -> str | None:
+        """Return a text. Any other value is an error, and the default is returned."""
+        found = self.value(key)
+        if found is None or isinstance(found, str):
+            return found
+        return self._wrong(key, "a text")
+
+    def texts(self, key: str) -> list[str] | str | None:
+        """Return a text or a list of texts. Any other value is an error, and the default is returned."""
+        found = self.value(key)
+        if found is None or isinstance(found, str):
+            return found
+        if isinstance(found, list) and all(isinstance(item, str) for item in found):
+            return found
+        return self._wrong(key, "a text, or a list of texts")
+
+    def listed(self, key: str) -> list[str]:
+        """Return a list of texts, as `texts` does. A single text counts as a list of one."""
+        found = self.texts(key) or []
+        return [found] if isinstance(found, str) else found
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """Return a mapping, {} for none."""
+        found = self.value(key)
+        if found is None or isinstance(found, dict):
+            return found or {}
+        return self._wrong(key, "a mapping") or {}
+
+    def choice(self, key: str, choices: Iterable[str]) -> str | None:
+        """Return one of the choices. Any other value is an error, and the default is returned."""
+        found, known = self.value(key), list(choices)
+        if found is None or found in known:
+            return found
+        return self._wrong(key, listing(known, "or"))
+
+    def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
+        """Record what a key became: exact, approximated if there is a note, its default if it is absent."""
+        path = self.prefix + key
+        if key in self.said:
+            self._set(sets)
+        elif self.given(key):
+            if note:
+                self.ledger.approximated(self.source, path, sets or {}, note)
+            else:
+                self.ledger.exact(self.source, path, sets)
+        elif self.stands(key):
+            self.ledger.exact(
+                self.source, path, sets, f"null: the same as without the key{note and '; ' + note}"
+            )
+        elif sets:
+            whose = f"{self.tool}'s default"
+            self.ledger.defaulted(path, self.value(key), sets, f"{whose}; {note}" if note else whose)
+        self.said.add(key)
+
+    def same(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
+        """Record that a key of the file means the same here. The note is additional information."""
+        if key not in self.said and self.stands(key):
+            self.ledger.exact(self.source, self.prefix + key, sets, note)
+        elif sets:
+            self.say(key, sets)
+        self.said.add(key)
+
+    def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
+        """Record a key whose default the tool computes. The default applies if the key has no value."""
+        note = note or f"{self.tool}'s default"
+        if key in self.said or self.given(key):
+            self.say(key, sets)
+        elif self.stands(key):
+            self.ledger.exact(
+                self.source, self.prefix + key, sets, f"null: the same as without the key; {note}"
+            )
+        else:
+            self.ledger.defaulted(self.prefix + key, value, sets, note)
+        self.said.add(key)
+
+    def passive(self, keys: Iterable[str], note: str) -> None:
+        """Record keys that do not affect the run's numbers here. The note says why."""
+        for key in keys:
+            self.same(key, note=note)
+
+    def unused(self, keys: Iterable[str], note: str) -> None:
+        """Record keys that the source's run does not read. The note says why."""
+        for key in keys:
+            if key not in self.said and self.stands(key):
+                self.ledger.unused(self.source, self.prefix + key, note)
+            self.said.add(key)
+
+    def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
+        """Record a key without a counterpart, unless its value is in `idle`. The note says what changes."""
+        if self._switched_on(key, idle):
+            self.ledger.unsupported(self.source, self.prefix + key, note)
+            self.said.add(key)
+
+    def learned(self, key: str, idle: Iterable[Any], note: str) -> None:
+        """Refuse a key without a counterpart that changes what is learned, unless its value is in `idle`.
+
+        Such keys change the loss, which parameters are trained, where they start, how they are updated, or
+        what the model computes. Without the key the run would learn something else, so this is an error.
+        """
+        if self._switched_on(key, idle):
+            name = self.prefix + key
+            help = (
+                f"--set {name}=null ports the run without it; --partial writes the recipe, and its "
+                "first line says that it is partial"
+            )
+            self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
+
+    def anew(self, key: str, idle: Iterable[Any]) -> None:
+        """Refuse a key that starts the run from new weights, unless its value is in `idle`."""
+        if self._switched_on(key, idle):
+            name = self.prefix + key
+            self.refuse(key, *pretraining(f"--set {name}=null starts from the checkpoint's weights"))
+
+    def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
+        if key in self.said or not self.stands(key):
+            return False
+        value = self.value(key)
+        if not self.given(key) or any(value is one or value == one for one in idle):
+            self.same(key, note="off")
+            return False
+        return True
+
+    def refuse(self, key: str, code: str, message: str, help: str) -> None:
+        """Refuse a key that the run cannot do without."""
+        if key not in self.said:
+            self.ledger.refused(self.source, self.prefix + key, code, message, help)
+        self.said.add(key)
+
+    def mappings(self, names: Iterable[str]) -> None:
+        """Record empty sections, and refuse those that are no mappings. The rest is recorded by key."""
+        for name in names:
+            found = self.source.get(self.prefix + name)
+            if found is MISSING or name in self.said or (isinstance(found, dict) and found):
+                continue
+            if not found and found is not False:
+                self.same(name, note="empty: the same as without the key")
+            else:
+                self.refuse(
+                    name, "E1160", f"{name} is not a mapping of keys", f"write the keys of {name} below it"
+                )
+
+    def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
+        """Record what the rows of a table say of their keys, by verdict:
+
+            exact       they mean the same, or affect no number
+            unused      the source's run does not read them
+            lost        they have no counterpart, which matters if they are on
+            learned     as lost, but the run would learn something else: an error
+            anew        if on, the run starts from new weights: an error
+            setting     of a feature that does not exist here; no effect without its switch, the target
+            switch      if on, the target is true, or the value after its "="
+            integer, number, text, flag     the target gets their value; with a sentence, it is approximate
+
+        Args:
+            off: values at which a key of `lost`, `learned` and `anew` does nothing, in addition to its row's.
+        """
+        for row in rows:
+            for path, idle in row.keys.items():
+                section, _, key = path.rpartition(".")
+                keys = self.below(section) if section else self
+                match row.verdict:
+                    case "exact":
+                        keys.same(key, note=row.note)
+                    case "unused":
+                        keys.unused((key,), row.note)
+                    case "lost":
+                        keys.unless(key, (*off, *idle), row.note)
+                    case "learned":
+                        keys.learned(key, (*off, *idle), row.note)
+                    case "anew":
+                        keys.anew(key, (*off, *idle))
+                    case "switch":
+                        target, equals, value = row.target.partition("=")
+                        made = {target: value if equals else True}
+                        keys.same(key, made if keys.flag(key) else None, row.note)
+                    case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
+                        keys.unless(key, (), f"a setting of {row.target}, which recipec does not have")
+                    case "setting":
+                        keys.same(key, note=f"it has no effect without {row.target}")
+                    case kind:
+                        keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
+
+    def _set(self, sets: Mapping[str, Any] | None) -> None:
+        for path, made in (sets or {}).items():
+            self.ledger.set(path, made)
+
+    def _wrong(self, key: str, what: str) -> Any:
+        found = self.source.get(self.prefix + key)
+        name = (self.prefix + key).rpartition(".")[2]
+        default = self.defaults.get(key)
+        way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
+        self.refuse(
+            key, "E1160", f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+        )
+        return default
+
+
+def pretraining(help: str) -> tuple[str, str, str]:
+    """Return the code, message and help for a run that starts from new weights."""
+    return "E1152", "the run starts from new weights; recipec fine-tunes the weights of a checkpoint", help
+
+
+def words(text: str) -> frozenset[str]:
+    """Split a text into words, for a set of keys."""
+    return frozenset(text.split())
+
+
+def keeps(key: str, value: Any) -> str:
+    """Return the help for data sets that do not go together: what keeps those of the first one's form."""
+    return f"--set {shlex.quote(f'{key}={flow(value)}')} keeps the data sets of the first one's form"
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number below MOST, which may be given as text, or None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MOST else None
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@functools.cache
+def tools() -> Mapping[str, Any]:
+    """Return all of data/dialects.json."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def keys_of(tool: str, *sections: str) -> dict[str, list[Any]]:
+    """Return the keys of some sections: [type] if the key is required, else [type, default]."""
+    found = tools()[tool]["sections"]
+    return {key: entry for section in sections for key, entry in found[section].items()}
+
+
+def defaults_of(tool: str, *sections: str) -> dict[str, Any]:
+    """Return the defaults of some sections' keys, without those that the tool computes."""
+    return {
+        key: entry[1]
+        for key, entry in keys_of(tool, *sections).items()
+        if len(entry) > 1 and not (isinstance(entry[1], dict) and "is" in entry[1])
+    }

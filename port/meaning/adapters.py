@@ -1,0 +1,600 @@
+"""LoRA as in PEFT: target modules, ranks, features without a counterpart, and how the frozen base is stored.
+
+The tools match names against transformers' modules ("model.language_model.layers.7.self_attn.q_proj") as PEFT
+does. An entry of a list is a full name, or the end of one after a dot. A text is a regular expression for the
+full name. This module matches them in the same way, on transformers' names of the model's modules, and
+expresses the result in the recipe's terms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.wording import listing
+from recipec.port.keys import Keys, as_number, table
+from recipec.port.meaning import experts
+from recipec.port.names import known, of_model
+from recipec.runtime.model.families.decoder import DecoderArchitecture
+from recipec.runtime.peft.adapter import EMBEDDED
+from recipec.spec.core_schema import flow
+from recipec.spec.language.lora import PROJECTIONS
+
+FEATURES = table("""
+learned lora_bias=null/false bias=null/none layer_replication=null alora_invocation_tokens=null
+    use_qalora=null/false use_bdlora=null/false arrow_config=null kasa_config=null monteclora_config=null
+    velora_config=null
+""")
+"""Keys of PEFT that go beyond A and B and have no counterpart."""
+
+
+def default_targets(model: Model | None) -> str | list[str] | None:
+    """Return PEFT's default target_modules, or None for a model without a default."""
+    if model is None:
+        return ["q_proj", "v_proj"]
+    found: str | list[str] | None = of_model("peft", "targets", model=model)
+    of_text = isinstance(found, list) and model.family.name not in known("peft", "wrapped")
+    return None if is_multimodal(model) and of_text else found
+
+
+def say_targets(
+    keys: Keys,
+    key: str,
+    model: Model | None,
+    spec: str | Sequence[str] | None,
+    layers: Sequence[int] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    parameters: Sequence[str] = (),
+) -> Chosen | None:
+    """Record PEFT's target modules: set `lora.targets` and `lora.layers`.
+
+    Args:
+        key: the key that names them.
+        spec: its value; None for PEFT's default, which becomes the key's default.
+        parameters: PEFT's target_parameters.
+
+    Returns:
+        The targets on the model; None if they are not known.
+    """
+    if spec is None:
+        spec = default_targets(model)
+        keys.defaults = {**keys.defaults, key: spec}
+    if spec is None:
+        message = "PEFT has no target modules of its own for this model"
+        keys.refuse(key, "E1148", message, f"{key}: all-linear")
+        return None
+    also: list[str] = []
+    if keys.tool == UNSLOTH and not isinstance(spec, str):
+        also, spec = [n for n in spec if n in TABLES], [n for n in spec if n not in TABLES]
+    if model is None:
+        if spec or not parameters:
+            _without_model(keys, key, spec, also)
+        return None
+    try:
+        chosen = choose(model, spec, layers, exclude, parameters)
+    except re.error as error:
+        keys.refuse(key, "E1164", f"not a regular expression: {error}", f"{key}: all-linear")
+        return None
+    except experts.Halved as error:
+        keys.refuse(key, "E1145", str(error), f"name {listing(error.others)} too, or neither")
+        return None
+    if not chosen.targets:
+        known = listing(PROJECTIONS)
+        message = f"no module of {model.title} that can carry an adapter has these names"
+        keys.refuse(key, "E1164", message, f"its projections are {known}")
+        return None
+    notes = []
+    if chosen.beyond:
+        notes.append(f"recipec puts no adapter on {listing(chosen.beyond)}: it trains fewer parameters")
+    if chosen.unmatched:
+        notes.append(f"{model.title} has no module {listing(chosen.unmatched)}")
+    made: dict[str, Any] = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
+    if chosen.doubled:
+        made |= _doubled(keys, chosen.doubled)
+    if also:
+        sources = (s for p in model.family.parameters(model.architecture) for s in p.sources)
+        if model.family.names.head not in {source.module for source in sources}:
+            notes.append(
+                "the output head is the embedding: recipec trains one tensor, Unsloth a copy of each"
+            )
+            also = ["embed_tokens"]
+        made["lora.train_also"] = also
+    if notes and keys.given(key):
+        keys.say(key, made, "; ".join(notes))
+    elif also:
+        keys.same(key, made, f"Unsloth trains {listing(also)} whole, without adapters")
+    elif chosen.vision:
+        keys.same(key, made, "these include the vision tower, which the model in recipec does not have")
+    elif chosen.doubled and keys.given(key):
+        keys.same(key, made, DOUBLED)
+    else:
+        keys.say(key, made)
+    return chosen
+
+
+UNSLOTH = "Unsloth"
+TABLES = ("embed_tokens", "lm_head")
+"""Modules that Unsloth trains whole if they are among target_modules, as its continued pretraining does."""
+DOUBLED = "transformers stores an expert's gate and up as one parameter, and PEFT gives it both ranks"
+
+
+def _doubled(keys: Keys, names: Sequence[str]) -> dict[str, Any]:
+    """Return twice the rank and alpha for parameters that hold two of the named modules."""
+    out = {}
+    for name, kind in (("rank", int), ("alpha", float)):
+        value = keys.ledger.value(f"lora.{name}")
+        if value is not None:
+            pattern = {one: kind(2 * value) for one in names}
+            out[f"lora.{name}_pattern"] = {**(keys.ledger.value(f"lora.{name}_pattern") or {}), **pattern}
+    return out
+
+
+def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
+    """Record PEFT's target_parameters, which `say_targets` was given."""
+    if not keys.value(key):
+        keys.same(key, note="no parameters besides the modules")
+    elif chosen is None:
+        help = "--set 'lora.targets=[q_proj, v_proj, experts]' in the recipe, once its model is known"
+        keys.refuse(key, "E1164", "recipec can resolve names of parameters only if it knows the model", help)
+    elif chosen.parameters:
+        made = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
+        lost = f"recipec puts no adapter on {listing(chosen.nothing)}" if chosen.nothing else ""
+        keys.say(key, made, lost)
+    else:
+        keys.unless(key, (), "recipec puts no adapter on parameters with these names")
+
+
+def say_tokens(keys: Keys, key: str) -> None:
+    """Record PEFT's trainable_token_indices, a list of tokens or one for each named embedding."""
+    found = keys.value(key)
+    if isinstance(found, Mapping):
+        if [str(name).rpartition(".")[2] in EMBEDDED for name in found] != [True]:
+            keys.learned(key, (), "recipec trains single rows of the token embedding, and of no other module")
+            return
+        (found,) = found.values()
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        keys.refuse(key, "E1160", f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
+        return
+    keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
+
+
+USUAL: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
+"""The values of PEFT's layers_pattern that name the decoder's layers."""
+
+
+def layers_of(keys: Keys) -> list[int] | None:
+    """Return PEFT's layers_to_transform, None for all layers."""
+    layers = keys.value("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
+        message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
+        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
+        return None
+    return layers if keys.texts("layers_pattern") in USUAL else None
+
+
+def say_patterns(keys: Keys) -> None:
+    """Record rank_pattern, alpha_pattern. A key is the end of a module's name, or a regular expression."""
+    for key, target, kind in (
+        ("rank_pattern", "lora.rank_pattern", int),
+        ("alpha_pattern", "lora.alpha_pattern", float),
+    ):
+        found = keys.mapping(key)
+        made: dict[str, Any] = {}
+        for name, value in found.items():
+            number = as_number(value)
+            if number is None or isinstance(value, str) or number <= 0:
+                message = f"{key}: {value!r} is not a number above zero"
+                keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
+                break
+            made[_spelling(str(name))] = kind(number)
+        keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
+
+
+def _spelling(name: str) -> str:
+    """Remove from a PEFT pattern the prefix of full names, which a recipe's targets do not have."""
+    return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
+
+
+def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
+    """Record `lora_dropout`. PEFT raises an error for it if it adapts parameters."""
+    dropout = keys.number("lora_dropout") or 0.0
+    if dropout and chosen is not None and chosen.parameters:
+        message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has no dropout"
+        keys.refuse("lora_dropout", "E1145", message, "lora_dropout: 0")
+    keys.say("lora_dropout", {"lora.dropout": dropout})
+
+
+INITS = {
+    "orthogonal": "recipec starts A uniform and B at zero; the tool starts both with orthogonal rows",
+    "eva": "recipec starts A uniform; the tool starts it with the directions of the activations",
+}
+"""Initializations of A that leave the base unchanged, and how they differ."""
+
+
+PRINCIPAL = re.compile(r"olora|pissa(_niter_[1-9]\d{0,2})?")
+"""Matches initializations that take a part out of the base's weights. PEFT's names are also ours."""
+
+
+def say_loftq(keys: Keys, key: str, config: Any) -> None:
+    """Record LoftQ, after which nf4 represents the base's weights exactly."""
+    config = config if isinstance(config, Mapping) else {}
+    bits, iterations = config.get("loftq_bits", 4), config.get("loftq_iter", 1)
+    if bits != 4:
+        keys.learned(key, (), f"recipec computes LoftQ only for nf4, not for {bits} bits")
+        return
+    notes = [] if iterations == 1 else [f"recipec makes one iteration, not {iterations}"]
+    if keys.ledger.value("lora.alpha") != keys.ledger.value("lora.rank"):
+        notes.append(
+            "in recipec, B A times alpha / rank makes up for nf4's error; in the tool, B A alone does"
+        )
+    keys.say(key, {"lora.init": "loftq", "lora.quantize": "nf4"}, "; ".join(notes))
+
+
+def say_init(keys: Keys, key: str, found: Any) -> None:
+    """Record PEFT's `init_lora_weights`."""
+    name = str(found).lower()
+    if found is True or name == "true":
+        keys.say(key, {"lora.init": "peft"})
+    elif name == "gaussian":
+        keys.say(key, {"lora.init": "gaussian"})
+    elif name in INITS:
+        keys.say(key, {"lora.init": "peft"}, INITS[name])
+    elif PRINCIPAL.fullmatch(name):
+        keys.say(key, {"lora.init": name})
+    elif name == "loftq":
+        say_loftq(keys, key, keys.value("loftq_config"))
+        keys.same("loftq_config", note="its settings")
+    elif found is False or name == "false":
+        keys.say(key, {"lora.init": "peft"}, "recipec starts B at zero, not at random")
+    else:
+        note = (
+            f"{name} starts from other weights of the base model; recipec starts from the "
+            "checkpoint's own, with B at zero"
+        )
+        keys.learned(key, (), note)
+        keys.ledger.set("lora.init", "peft")
+
+
+def say_head(keys: Keys, key: str) -> None:
+    """Record a switch for an adapter on the output head."""
+    if keys.flag(key):
+        keys.say(key, {}, "recipec puts no adapter on lm_head: it trains fewer parameters")
+    keys.same(key, note="off")
+
+
+def say_qwix(keys: Keys, kind: str, tile: str) -> None:
+    """Translate Qwix's type of frozen weights and the size of its tiles, from two keys, to lora.quantize."""
+    code = keys.choice(kind, ("nf4", "int8"))
+    size = keys.integer(tile)
+    wide = f"recipec stores one scale for 64 weights; the tool stores one for {size or 'a whole channel'}"
+    note = {
+        None: "",
+        "nf4": "" if size == 64 else wide,
+        "int8": "recipec stores one scale for each output channel",
+    }[code]
+    if code:
+        keys.say(kind, {"lora.quantize": code}, note)
+    keys.passive((kind, tile), "part of lora.quantize" if code else "not quantized")
+
+
+def refuse_quantized(keys: Keys, key: str, help: str) -> None:
+    """Refuse a switch for a quantized base if there are no adapters to train on it."""
+    if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
+        message = f"`{key}` with full fine-tuning: a quantized base model cannot be trained itself"
+        keys.refuse(key, "E1146", message, help)
+
+
+def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
+    """Replace Llama's names of projections by the model's own. Some models have one projection for several,
+    and a plain feed-forward block has none for `gate_proj`.
+
+    Returns:
+        The names, and the resulting difference, "" for none.
+    """
+    if model is None:
+        return list(names), ""
+    sites = model.family.lora_targets(model.architecture)
+    own = {slot.rpartition(".")[2] for site in sites for slot in site.projections}
+    called = model.family.names
+    holders = dict.fromkeys(("q_proj", "k_proj", "v_proj"), called.qkv)
+    holders |= dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj")
+    parts = [name for name in names if name not in own and holders.get(name) in own]
+    plain = called.plain[0] in own
+    others = {"o_proj": called.out, **dict(zip(("up_proj", "down_proj"), called.plain, strict=True))}
+    others = {name: other for name, other in others.items() if name not in own and other in own}
+    others |= {name: holders[name] for name in parts}
+    kept = [name for name in names if name in own or name != "gate_proj" or not plain]
+    made = list(dict.fromkeys(others.get(name, name) for name in kept))
+    whole = listing(dict.fromkeys(holders[name] for name in parts))
+    note = (
+        f"{listing(parts)} are parts of {whole}, which has one A for all of its parts, and "
+        "one B of its full size"
+    )
+    return made, note if parts else ""
+
+
+def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequence[str]) -> None:
+    whole = {"lora.train_also": list(also)} if also else {}
+    if not isinstance(spec, str) and set(spec) <= set(PROJECTIONS):
+        keys.say(key, {"lora.targets": list(spec), **whole})
+    elif spec == "all-linear":
+        keys.say(key, {"lora.targets": list(PROJECTIONS)})
+    else:
+        what = "recipec can resolve names of modules only if it knows the model"
+        help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
+        keys.refuse(key, "E1164", what, help)
+
+
+VISION = "vision tower"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of transformers' modules that PEFT could adapt.
+
+    Attributes:
+        name: the full name.
+        site: the projection as the recipe's targets match it ("layers.7.self_attn.q_proj"); None for a module
+            that carries no adapter here.
+        linear: whether it is a torch.nn.Linear; embeddings are not.
+        parameter: whether it is a parameter, which `target_parameters` names, and not a module.
+        what: its kind if it has no site: "lm_head", "embed_tokens", "router", ..., VISION.
+    """
+
+    name: str
+    site: str | None
+    linear: bool = True
+    what: str = ""
+    parameter: bool = False
+
+    @property
+    def tensor(self) -> str:
+        """The name of the parameter that an adapter is added to."""
+        return self.name if self.parameter else f"{self.name}.weight"
+
+    @property
+    def former(self) -> str:
+        """The module that a parameter belongs to, or was in transformers 4."""
+        return self.name.removesuffix(".weight")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A tool's targets on a model.
+
+    Attributes:
+        targets: the value of `lora.targets`; empty if no projection is among them.
+        layers: the value of `lora.layers`: "all", "20-59" or a list.
+        sites: the projections themselves.
+        beyond: modules that the tool adapts and a recipe cannot, by `Module.what`, without the vision tower.
+        vision: whether parts of a vision tower are among them. Text does not train these.
+        unmatched: entries of the list that match no module.
+        parameters: whether some of the sites are parameters instead of linear layers.
+        nothing: given names of parameters that do not exist here, or carry no adapter.
+        doubled: projections that hold two of the named modules, and have the sum of their ranks.
+    """
+
+    targets: tuple[str, ...]
+    layers: str | list[int]
+    sites: tuple[str, ...]
+    beyond: tuple[str, ...] = ()
+    vision: bool = False
+    unmatched: tuple[str, ...] = ()
+    parameters: bool = False
+    nothing: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
+
+
+def modules(model: Model) -> list[Module]:
+    """Return a model's transformers modules that PEFT could adapt, the language model's in layer order.
+
+    Only a few of a vision tower's modules are listed. They stand for all, because its layers are numbered in
+    the same way.
+    """
+    prefix = prefix_of(model)
+    called = model.family.names
+    out = [Module(prefix + called.embedding, None, linear=False, what="embed_tokens")]
+    for site in model.family.lora_targets(model.architecture):
+        out += [
+            Module(f"{prefix}{site.holder}.{site.layer}.{slot}", f"{site.holder}.{site.layer}.{slot}")
+            for slot in site.projections
+        ]
+    for site in model.family.expert_targets(model.architecture):
+        for slot in site.projections:
+            name = f"{prefix}layers.{site.layer}.{site.parameter or slot}"
+            here, linear = f"layers.{site.layer}.{slot}", not site.parameter
+            out.append(Module(name, here, linear, parameter=not linear))
+    out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
+    if is_multimodal(model):
+        out += [Module(name, None, what=VISION) for name in _tower(model)]
+    return [*out, Module(called.head, None, what="lm_head")]
+
+
+def is_multimodal(model: Model) -> bool:
+    """Return whether transformers loads the checkpoint with a vision tower and a language model."""
+    return "text_config" in model.config
+
+
+def prefix_of(model: Model) -> str:
+    """Return the prefix of the language model's module names in transformers."""
+    return model.family.prefixes[0 if is_multimodal(model) else -1]
+
+
+def choose(
+    model: Model,
+    spec: str | Sequence[str],
+    layers: Iterable[int] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    parameters: Sequence[str] = (),
+) -> Chosen:
+    """Match PEFT's target_modules and target_parameters on a model.
+
+    Args:
+        spec: a list of names and their ends, or a text: "all-linear" or a regular expression.
+        layers: PEFT's layers_to_transform, which applies only to a list of modules; None or empty for all.
+        exclude: PEFT's exclude_modules, in the form of `spec`.
+        parameters: names of parameters and their ends.
+
+    Raises:
+        re.error: a text is not a regular expression.
+        experts.Halved: only one of two modules is named that are one parameter.
+    """
+    together = modules(model)
+    every = [module for module in together if not module.parameter]
+    names = [name for module in together for name in {module.name: 0, module.former: 0}]
+    linear = [module.name for module in together if module.linear and module.what != "lm_head"]
+    read = experts.read(model, spec, linear, names)
+    found = [module for module in every if _matches(read.modules, module.name)]
+    if not isinstance(read.modules, str) and (wanted := set(layers or ())):
+        found = [module for module in found if _layer(module.name) in wanted]
+    if exclude:
+        found = [module for module in found if not _matches(exclude, module.name)]
+    named = (*parameters, *read.parameters)
+    weights = [module for module in together if _matches(named, module.tensor)]
+    unmatched = () if isinstance(read.modules, str) else _unmatched(read.modules, [m.name for m in every])
+    nothing = _unmatched(named, [module.tensor for module in weights if module.site is not None])
+    found = list(dict.fromkeys([*found, *(module for module in weights if module.site is not None)]))
+    sites = tuple(module.site for module in found if module.site is not None)
+    targets, chosen_layers = express(model, sites)
+    beyond = dict.fromkeys(module.what for module in found if module.site is None and module.what != VISION)
+    vision = any(module.what == VISION for module in found)
+    doubled = [
+        slot
+        for site in model.family.expert_targets(model.architecture)
+        for slot in site.projections
+        if slot.rpartition(".")[2] in read.doubled
+    ]
+    return Chosen(
+        targets,
+        chosen_layers,
+        sites,
+        tuple(beyond),
+        vision,
+        unmatched,
+        any(module in weights for module in found),
+        nothing,
+        tuple(dict.fromkeys(doubled)),
+    )
+
+
+def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | list[int]]:
+    """Return the `lora.targets` and `lora.layers` that mean exactly these projections.
+
+    The result is names of projections, or `experts` and `router`, if all are adapted in the same layers.
+    Otherwise it is a regular expression for each.
+    """
+    everywhere: dict[str, list[tuple[int, str]]] = {}
+    for site in model.family.all_targets(model.architecture):
+        for slot in site.projections:
+            name = site.words[0] if site.words else slot.rpartition(".")[2]
+            everywhere.setdefault(name, []).append((site.layer, slot))
+    wanted, holder = set(sites), model.family.names.layers
+    by_name = {
+        name: [(layer, slot) for layer, slot in of if f"{holder}.{layer}.{slot}" in wanted]
+        for name, of in everywhere.items()
+    }
+    by_name = {name: found for name, found in by_name.items() if found}
+    chosen = sorted({layer for found in by_name.values() for layer, _ in found})
+    if all(found == [one for one in everywhere[name] if one[0] in chosen] for name, found in by_name.items()):
+        whole = all(len(found) == len(everywhere[name]) for name, found in by_name.items())
+        return tuple(by_name), "all" if whole else _layers(chosen)
+    out = []
+    for name, found in by_name.items():
+        if len(found) == len(everywhere[name]):
+            out.append(name)
+            continue
+        for slot in dict.fromkeys(slot for _, slot in found):
+            layers = [layer for layer, its in found if its == slot]
+            all_of_them = len(layers) == sum(its == slot for _, its in everywhere[name])
+            numbers = r"\d+" if all_of_them else f"({'|'.join(map(str, sorted(layers)))})"
+            out.append(rf"{holder}\.{numbers}\.{re.escape(slot)}")
+    return tuple(out), "all"
+
+
+def _layers(chosen: list[int]) -> str | list[int]:
+    if len(chosen) > 2 and chosen == list(range(chosen[0], chosen[-1] + 1)):
+        return f"{chosen[0]}-{chosen[-1]}"
+    return chosen
+
+
+def _matches(spec: str | Sequence[str], name: str) -> bool:
+    if isinstance(spec, str):
+        return re.fullmatch(spec, name) is not None
+    return name in spec or any(name.endswith(f".{entry}") for entry in spec)
+
+
+def _unmatched(spec: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(entry for entry in spec if not any(_matches([entry], name) for name in names))
+
+
+def _layer(name: str) -> int | None:
+    """Return the index of a module's layer: the first number that is a later part of its name, or None."""
+    match = re.match(r"(?:.*?\.)?[^.]*\.(\d+)\.", name)
+    return int(match[1]) if match else None
+
+
+def _others(model: Model) -> Iterable[str]:
+    """Yield the language model's Linear modules without an adapter here, relative to its prefix."""
+    layers = range(model.architecture.num_layers)
+    if getattr(model.architecture, "per_layer_input", 0):
+        for layer in layers:
+            yield f"layers.{layer}.per_layer_input_gate"
+            yield f"layers.{layer}.per_layer_projection"
+        yield "per_layer_model_projection"
+    if isinstance(a := model.architecture, DecoderArchitecture):
+        for layer in layers:
+            if (mixture := a.experts_of(layer)) is not None and mixture.shared_gate:
+                yield f"layers.{layer}.{mixture.tensors.block}.shared_expert_gate"
+
+
+def _tower(model: Model) -> Iterable[str]:
+    found: Iterable[str] = of_model("peft", "towers", model=model) or ()
+    return found
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The meaning of a quantized base here.
+
+    Attributes:
+        value: the value of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
+        note: how it differs, "" if the weights are the same.
+    """
+
+    value: str | None
+    note: str = ""
+
+
+NESTED = "recipec stores scales in float32: weights are a little more precise, 0.4 bits larger"
+INT8 = "recipec's activations are in model.dtype; LLM.int8()'s are int8, with outliers in float16"
+FP4 = "recipec uses nf4 instead: the same size and blocks, other code points"
+
+
+def quantized(bits: int | None, kind: str = "nf4", nested: bool = False, left: bool = False) -> Quantization:
+    """Return the recipe's quantization for that of bitsandbytes.
+
+    Args:
+        bits: 4 or 8; None or at least 16 for none.
+        kind: the format of 4 bits: "nf4" or "fp4".
+        nested: whether the scales are quantized too (`bnb_4bit_use_double_quant`).
+        left: whether there are experts, which the tool does not quantize.
+
+    Raises:
+        ValueError: for other bits, or another kind.
+    """
+    if bits is None or bits >= 16:
+        return Quantization(None)
+    if bits == 8:
+        return Quantization("int8", "; ".join([INT8, *([experts.LEFT] if left else [])]))
+    if bits != 4 or kind not in ("nf4", "fp4"):
+        raise ValueError(f"{kind} in {bits} bits")
+    notes = [
+        *([FP4] if kind == "fp4" else []),
+        *([NESTED] if nested else []),
+        *([experts.LEFT] if left else []),
+    ]
+    return Quantization("nf4", "; ".join(notes))

@@ -1,0 +1,110 @@
+"""The form of the rows of a tool's data sets in a recipe: one form for all, or one for each source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from recipec.port.keys import Keys
+from recipec.port.ledger import Ledger
+from recipec.port.meaning import conversion
+
+
+class Form(Protocol):
+    """The form of one data set's rows: `format`, `fields` and the text of a `transform`, "" for none."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, str]: ...
+    @property
+    def transform(self) -> str: ...
+
+
+def alike(forms: Sequence[Form]) -> bool:
+    """Return whether all rows have the same form."""
+    return len({(one.format, *sorted(one.fields.items()), one.transform) for one in forms}) < 2
+
+
+def with_own(source: Any, own: Mapping[str, Any]) -> Any:
+    """Add keys to an entry of `data.train`."""
+    if source is None or not own:
+        return source
+    return {**(source if isinstance(source, dict) else {"path": source}), **own}
+
+
+def apart(ledger: Ledger, found: Sequence[tuple[Any, Form]]) -> list[Any]:
+    """Return sources of several forms, each with the form of its rows. `data.format` is that of the first."""
+    first, made = found[0][1].format, []
+    files: dict[str, str] = {}
+    for source, form in found:
+        own: dict[str, Any] = {} if form.format == first else {"format": form.format}
+        if form.fields:
+            own["fields"] = dict(form.fields)
+        if form.transform:
+            number = f"_{len(files) + 1}" if files else ""
+            name = files.setdefault(form.transform, f"convert{number}.py")
+            ledger.files[name] = form.transform
+            own["transform"] = f"{name}:{conversion.FUNCTION}"
+        made.append(with_own(source, own))
+    for path in ("data.fields", "data.transform"):  # set for one data set before the others were read
+        if ledger.lines.pop(path, None) is not None:
+            ledger.findings = [
+                replace(each, recipe=tuple("data.train" if one == path else one for one in each.recipe))
+                for each in ledger.findings
+            ]
+    ledger.set("data.format", first)
+    return made
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one data set.
+
+    Attributes:
+        format: the recipe's `data.format`.
+        fields: the recipe's `data.fields`.
+        transform: the text of the file of `data.transform`, "" for none.
+        note: the reason for the form, or how the rows differ.
+    """
+
+    format: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    transform: str = ""
+    note: str = ""
+
+
+CHAT = Rows("chat")
+
+
+def pairs(asked: str, answered: str, system: str | None = None) -> Rows:
+    """Return the form of rows with two columns, a question and its answer."""
+    return Rows("chat", transform=conversion.paired(asked, answered, system))
+
+
+def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) -> Rows | None:
+    """Set the form of all rows. It is an error if the data sets have several forms.
+
+    Args:
+        key: the key that names the data sets.
+        names: the data sets' names, for the message.
+
+    Returns:
+        The form, or None after an error or without any data set.
+    """
+    ways = {(rows.format, *sorted(rows.fields.items()), rows.transform): rows for rows in found}
+    if len(ways) > 1:
+        message = "the data sets have rows of different forms, which recipec does not mix in one run"
+        way = "keep only data sets of one form" + (f", as {names[0]} has" if names else "")
+        keys.refuse(key, "E1142", message, way)
+    if len(ways) != 1:
+        return None
+    (rows,) = ways.values()
+    keys.ledger.set("data.format", rows.format, rows.note)
+    if rows.fields:
+        keys.ledger.set("data.fields", dict(rows.fields))
+    if rows.transform:
+        keys.ledger.files[conversion.FILE] = rows.transform
+        keys.ledger.set("data.transform", conversion.TRANSFORM, f"{keys.tool} reads the rows in its own way")
+    return rows

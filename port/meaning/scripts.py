@@ -1,0 +1,452 @@
+"""What a Python script says besides its trainer's keys: functions over rows, and Unsloth's defaults.
+
+A function over rows is followed with a row whose columns are unknown. It returns a text made of pieces, a
+chat, or messages of text. Each of these has a format here, or a file for `data.transform` that makes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipec.compiler.wording import listing
+from recipec.port import common
+from recipec.port.keys import Keys, table
+from recipec.port.meaning import losses, templates
+from recipec.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
+from recipec.port.meaning.models import Named
+from recipec.port.source import Script
+from recipec.spec.diagnostics import Diagnostic, Span
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a row. In a batch it stands for the column, and for its value in each row."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The tokenizer's eos_token, which a run appends to plain text by itself."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sequence of texts and columns."""
+
+    pieces: tuple[str | Column | End, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Text | None:
+        """Join values into one text, or return None if one of them is not text."""
+        pieces: list[str | Column | End] = []
+        for value in values:
+            made = value.pieces if isinstance(value, Text) else (value,)
+            if not all(isinstance(piece, str | Column | End) for piece in made):
+                return None
+            pieces += made
+        return cls(tuple(piece for piece in pieces if piece != ""))
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages that the tokenizer formats as a chat: a column, or [{"role": ..., "content": ...}]."""
+
+    messages: Any
+
+
+def is_content(value: Any) -> bool:
+    """Return whether a column's value is text, a chat or messages of text."""
+    if isinstance(value, list):
+        return all(isinstance(each, dict) and each.keys() == {"role", "content"} for each in value) and all(
+            isinstance(each["role"], str) and Text.of([each["content"]]) is not None for each in value
+        )
+    return isinstance(value, str | Text | Column) or (isinstance(value, Chat) and is_content(value.messages))
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A function that is not followed, and whether it selects rows instead of changing them."""
+
+    name: str
+    lines: tuple[str, ...]
+    span: Span
+    why: str
+    selects: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that functions make before one that is not followed."""
+
+    made: Mapping[str, Any]
+
+
+def before_hand(made: Mapping[str, Any]) -> tuple[tuple[Columns, ...], dict[str, Any]]:
+    """Split columns at a function that is not followed: those to make before it, and what they are after it.
+
+    A text that the chat template makes cannot be made in a file, so it stays as it is.
+    """
+    plain = {name: value for name, value in made.items() if not _templated(value)}
+    after = {name: value if name not in plain else Column(name) for name, value in made.items()}
+    return ((Columns(plain),) if plain else ()), after
+
+
+def _templated(value: Any) -> bool:
+    return isinstance(value, Chat) or (isinstance(value, Text) and any(map(_templated, value.pieces)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of the data sets after the script's functions were applied.
+
+    Attributes:
+        content: for SFT, what is trained on: a Text, a Column, a Chat, messages, or {"prompt": ...,
+            "completion": ...}. For preferences, {"prompt": ..., "chosen": ..., "rejected": ...}. For single
+            answers, {"prompt": ..., "completion": ..., "label": ...}.
+        steps: what is applied before it, in the script's order.
+        keys: the script's keys that determine it, for the report.
+    """
+
+    content: Any = None
+    steps: tuple[ByHand | Columns, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def by_hand(self) -> list[ByHand]:
+        """The functions that have to be copied by hand."""
+        return [step for step in self.steps if isinstance(step, ByHand)]
+
+
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+UNSLOTH: Mapping[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.001,
+    "warmup_steps": 0.1,
+    "optim": "adamw_8bit",
+    "seed": 3407,
+    "logging_steps": 1,
+    "report_to": "none",
+    "bf16": True,
+    "dtype": "bfloat16",
+    "max_length": 2048,
+    "gradient_checkpointing": True,
+}
+"""The defaults of Unsloth 2026.10.9, from its configs (models/rl.py, transformers 5) and from_pretrained."""
+UNSLOTH_LORA: Mapping[str, Any] = {
+    "lora_r": 16,
+    "lora_alpha": 16,
+    "lora_dropout": 0.0,
+    "lora_target_modules": SEVEN,
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "use_bnb_nested_quant": True,
+}
+"""The same for get_peft_model, and for the 4 bits of from_pretrained."""
+
+KEYS = table("""
+exact random_state: the seed of the initial adapters: other draws of the same distribution
+part full_finetuning load_in_16bit finetune_attention_modules finetune_mlp_modules finetune_last_n_layers
+    layers_to_transform exclude_modules padding_side pad_token_id shuffle
+learned finetune_language_layers=null/true qat_scheme=null embedding_learning_rate=null ref_model=null
+    resize_model_vocab=null text_only=false/true
+    data_collator=null/DataCollatorForSeq2Seq/DataCollatorForLanguageModeling/default_data_collator
+    resize_token_embeddings loftq_config=null/{}
+exact finetune_vision_layers finetune_audio_layers: recipec's model has no tower for them
+lost layers_pattern=layers/null/[]: the decoder's layers are counted
+learned float32_mixed_precision=null/false/true: model.dtype sets the precision
+learned optimizers=null: another optimizer than the arguments name
+learned optimizer_cls_and_kwargs=null: another optimizer than the arguments name
+learned compute_loss_func=null: another loss
+lost truncation_side=right add_eos_token=null add_bos_token=null requires_grad model_config
+lost response_part: recipec trains on whole answers, with their thoughts
+lost model_max_length: recipec truncates samples only at data.max_length
+learned clone_chat_template=null: recipec adds neither its template nor its tokens, which data.chat_template
+    and model.add_tokens can give
+log callbacks
+evaluation compute_metrics preprocess_logits_for_metrics eval_dataset
+learned init_lora_weights=true/null/default: the adapters start as PEFT's do by default
+exact peft_type inference_mode auto_mapping: it describes the adapters
+files token use_auth_token fix_tokenizer use_exact_model_name data_files
+speed max_memory use_safetensors offload_embedding fast_inference gpu_memory_utilization max_lora_rank
+    float8_kv_cache disable_log_stats unsloth_tiled_mlp bnb_4bit_compute_dtype llm_int8_threshold
+    llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight llm_int8_skip_modules
+exact formatting_func: it makes no column that is trained on
+exact standardize_sharegpt: recipec reads both ways of writing conversations
+lost dataset_shuffle: recipec takes the first rows; the script draws as many with a seed
+exact pretraining_tp: how products are split, not their result
+""")
+"""The meaning of a script's keys that TRL's command line does not have."""
+
+
+def say_rows(keys: Keys, script: Script) -> str:
+    """Record what becomes of the functions over rows, and return the format."""
+    rows, ledger = script.rows or Rows(), keys.ledger
+    several = isinstance(rows.content, dict) or script.objective != "sft"
+    form, fields, body = _answers(rows.content) if several else _sft(rows.content)
+    sets: dict[str, Any] = {"data.format": form}
+    if fields:
+        sets["data.fields"] = fields
+    note = ""
+    if rows.by_hand:
+        first, name = rows.by_hand[0], FUNCTION
+        if len(rows.steps) == 1 and not (body or first.selects):
+            name = first.name or FUNCTION
+            ledger.files[FILE] = _stub(name, first, form, sorted(_columns(rows.content)))
+        else:
+            ledger.files[FILE] = _chain(rows, body)
+        sets["data.transform"] = f"{FILE}:{name}"
+        note = f"copy by hand into {FILE}: {listing(map(_shown, rows.by_hand))}"
+        for each in rows.by_hand:
+            message = f"recipec cannot convert {_shown(each)}, so copy it by hand: {each.why}"
+            help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
+            ledger.diagnostics.append(Diagnostic("W1178", message, rows.keys[0], help, each.span))
+    elif body:
+        what = MADE.get(form, "a prompt and its answer")
+        ledger.files[FILE] = _file(what, sorted(_columns(rows.content)), body)
+        sets["data.transform"] = TRANSFORM
+    for path, value in sets.items():
+        ledger.set(path, value)
+    for key in rows.keys:
+        keys.said.discard(key)
+        keys.say(key, sets if key == rows.keys[0] else {}, note)
+    if form == "text" and keys.flag("assistant_only_loss"):
+        message = "the loss covers a part of a text, and the rows are whole texts"
+        help = "--set assistant_only_loss=null trains on all of it"
+        keys.refuse("assistant_only_loss", "E1145", message, help)
+    ends = "recipec ends each text with the eos_token; the tokenizer alone does not"
+    keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
+    if keys.given("dataset_text_field"):
+        keys.same("dataset_text_field", note="the column that the function makes")
+    return form
+
+
+def say_arguments(keys: Keys, script: Script) -> None:
+    """Record the arguments that only the script's own lines read."""
+    below = keys.below("arguments")
+    for name, note in script.arguments.items():
+        if note.startswith("none "):
+            place = keys.source.keys.get(f"arguments.{name}")
+            keys.ledger.unsupported(keys.source, f"arguments.{name}", note)
+            message = f"`{name}` is an argument of no class that the script parses"
+            help = "remove it: the script's parser refuses it, or does not read it"
+            keys.ledger.diagnostics.append(Diagnostic("W1114", message, name, help, place))
+        else:
+            below.same(name, note=note)
+
+
+def _sft(content: Any) -> tuple[str, dict[str, str], str]:
+    """Return format, fields and the body of a function for `data.transform`, "" if none is needed."""
+    if isinstance(content, Chat):
+        content = content.messages
+        if isinstance(content, Column):
+            return "chat", _renamed({"messages": content.name}, ("messages", "conversations")), ""
+    if isinstance(content, list):
+        turns = [f"{{{_pairs(turn)}}}" for turn in content]
+        lines = "".join(f"            {turn},\n" for turn in turns)
+        body = f'    return {{\n        "messages": [\n{lines}        ]\n    }}\n'
+        return "chat", {}, body
+    text = Text.of([content]) or Text(())
+    pieces = [piece for piece in text.pieces if not isinstance(piece, End)]
+    if len(pieces) == 1 and isinstance(pieces[0], Column):
+        return "text", _renamed({"text": pieces[0].name}), ""
+    if not pieces:
+        return "text", {}, ""
+    body = f'    return {{"text": {_joined(pieces)}}}\n'
+    return "text", {}, body
+
+
+def _answers(content: Any) -> tuple[str, dict[str, str], str]:
+    """Return the same as _sft, for a prompt with its completion or with two answers."""
+    form = "prompt_completion" if "completion" in (content or {}) else "preference"
+    form = losses.UNPAIRED if "label" in (content or {}) else form
+    if not content or all(isinstance(value, Column) for value in content.values()):
+        return form, _renamed({key: value.name for key, value in (content or {}).items()}), ""
+    pairs = "".join(f"        {literal(key)}: {_written(value)},\n" for key, value in content.items())
+    body = f"    return {{\n{pairs}    }}\n"
+    return form, {}, body
+
+
+def _renamed(fields: dict[str, str], usual: tuple[str, ...] = ()) -> dict[str, str]:
+    return {name: column for name, column in fields.items() if column != name and column not in usual}
+
+
+MADE = {"chat": "conversations", "text": "plain text"}
+"""What a file makes of rows, by format."""
+
+
+def _file(what: str, columns: list[str], body: str) -> str:
+    named = listing(f"`{column}`" for column in columns) or "no column"
+    return f'''"""Rows as {what}, as the script makes them."""
+
+
+def {FUNCTION}(row):
+    """A row of {named}."""
+{body}'''
+
+
+def _written(value: Any) -> str:
+    """Return Python code that makes a value from a row's texts."""
+    if isinstance(value, list):
+        return f"[{', '.join(f'{{{_pairs(turn)}}}' for turn in value)}]"
+    text = Text.of([value]) or Text(())
+    return _joined([piece for piece in text.pieces if not isinstance(piece, End)])
+
+
+def _inline(value: Any) -> str:
+    """Return the same on one line."""
+    return re.sub(
+        r"\[\n +|,\n +(?=\])|\n +", lambda mark: {"[": "[", ",": ""}.get(mark[0][0], " "), _written(value)
+    )
+
+
+def _pairs(turn: Mapping[str, Any]) -> str:
+    return ", ".join(f"{literal(key)}: {_written(value)}" for key, value in turn.items())
+
+
+def _joined(pieces: list[Any]) -> str:
+    parts = [literal(piece) if isinstance(piece, str) else f"row[{literal(piece.name)}]" for piece in pieces]
+    if len(parts) == 1:
+        return parts[0]
+    lines = "".join(f"        {part},\n" for part in parts)
+    return f'"".join([\n{lines}    ])' if parts else '""'
+
+
+def _columns(content: Any) -> set[str]:
+    if isinstance(content, Column):
+        return {content.name}
+    if isinstance(content, Text):
+        return {piece.name for piece in content.pieces if isinstance(piece, Column)}
+    if isinstance(content, Chat):
+        return _columns(content.messages)
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return {name for value in inner for name in _columns(value)}
+
+
+WANTED = {
+    "prompt_completion": "prompt and completion",
+    "chat": "messages",
+    "text": "text",
+    "preference": "prompt, chosen and rejected",
+    "unpaired_preference": "prompt, completion and label",
+}
+
+
+def _shown(function: ByHand) -> str:
+    first, last = function.span.line, function.span.line + len(function.lines) - 1
+    lines = f"line {first}" if first == last else f"lines {first} to {last}"
+    return f"`{function.name or 'lambda'}` ({lines})"
+
+
+def _stub(name: str, function: ByHand, form: str, columns: list[str]) -> str:
+    """Write a file whose function stops the run, with the lines that have to be rewritten by hand."""
+    wanted = listing(columns) or WANTED[form]
+    return f'''"""Rows as the script makes them: to be written by hand after the lines below."""
+
+{_commented(function)}
+
+def {name}(row):
+    """One row, not a batch: gives a row of {wanted}, or None to leave it out."""
+    raise NotImplementedError("copy {name} of the script here")
+'''
+
+
+def _commented(function: ByHand) -> str:
+    place = f"# {function.span.file}:{function.span.line}\n"
+    return place + "".join(f"# {line}".rstrip() + "\n" for line in function.lines)
+
+
+def _chain(rows: Rows, body: str) -> str:
+    """Write a file with the steps in the script's order. Functions that are not followed stop the run."""
+    functions, calls, taken = [], [], {FUNCTION}
+    for step in rows.steps:
+        if isinstance(step, Columns):
+            pairs = "".join(f"        {literal(key)}: {_inline(v)},\n" for key, v in step.made.items())
+            calls.append(f"    row = {{\n        **row,\n{pairs}    }}\n")
+            continue
+        plain = step.name or ("keep" if step.selects else "change")
+        names = (plain, *(f"{plain}_{number}" for number in range(2, len(rows.steps) + 3)))
+        name = next(each for each in names if each not in taken)
+        taken.add(name)
+        gives = "whether the row is kept" if step.selects else "the row with its new columns"
+        functions.append(
+            f'{_commented(step)}def {name}(row):\n    """One row, not a batch: return {gives}."""\n'
+            f'    raise NotImplementedError("write {name} here")\n'
+        )
+        calls.append(
+            f"    if not {name}(row):\n        return None\n" if step.selects else f"    row = {name}(row)\n"
+        )
+    defined = "\n\n".join(functions)
+    return f'''"""Rows as the script makes them. Write the functions above `{FUNCTION}` by hand."""
+
+
+{defined}
+
+def {FUNCTION}(row):
+    """Apply the script's steps to a row, in their order. None leaves the row out."""
+{"".join(calls)}{body or "    return row" + chr(10)}'''
+
+
+WITHOUT = "if the tokenizer has no template"
+"""The value of setup_chat_format if the script calls it only for a tokenizer without a template."""
+CHATML = ["<|im_start|>", "<|im_end|>"]
+"""The tokens of setup_chat_format."""
+
+
+def _set_up(keys: Keys, form: str, named: Named | None) -> bool:
+    """Record TRL's setup_chat_format, which writes ChatML, and return whether the run has its template."""
+    key, model = "setup_chat_format", named.model if named else None
+    if not keys.given(key):
+        return False
+    if keys.value(key) == WITHOUT and (model is None or model.chat is not False):
+        note = "the tokenizer has a template, so that the script does not call it"
+        if model is None:
+            keys.say(key, {}, "recipec does not know whether the tokenizer has a template, and uses its own")
+        keys.same(key, note=note)
+        return False
+    note = "its two tokens are tokens of the model"
+    sets: dict[str, Any] = {}
+    if model is None or templates.missing_end(CHATML[1], model, ()):
+        if keys.given("add_tokens"):
+            keys.learned(key, (None,), "recipec does not add its tokens to those of add_tokens")
+            return False
+        rows = common.grown(keys, len(CHATML))
+        sets = {"model.add_tokens": dict.fromkeys(CHATML), **({"model.vocab_size": rows} if rows else {})}
+        note = "its two tokens are added; adapters train their rows only with lora.train_also"
+    if form != "text":
+        sets["data.chat_template"] = templates.of("axolotl", "chatml", model).sets["data.chat_template"]
+    keys.same(key, sets, note)
+    return form != "text"
+
+
+def say_template(keys: Keys, form: str, named: Named | None) -> None:
+    """Record the chat template that the script gives its tokenizer."""
+    if _set_up(keys, form, named):
+        keys.same("chat_template", note="setup_chat_format replaces it")
+        return
+    given = keys.text("chat_template")
+    model = named.model if named else None
+    if given is None or form != "chat":
+        keys.same("chat_template", note="the rows are text, to which no template applies")
+        if form == "chat" and model is not None:
+            templates.say_own(keys.ledger, model)
+    elif "{%" in given or "{{" in given:
+        keys.say("chat_template", {"data.chat_template": given})
+    else:
+        made = templates.unsloth(given, model)
+        mark = templates.missing_end(made.ends, model, keys.ledger.value("model.add_tokens") or ())
+        if mark and model is not None:
+            message = templates.spelled(mark, model, "Unsloth")
+            help = f"add it in the script: tokenizer.add_tokens(['{mark}']); or --set chat_template=null"
+            keys.refuse("chat_template", "E1180", message, help)
+        elif made.known:
+            keys.say("chat_template", made.sets, made.note)
+        else:
+            message = templates.unknown("Unsloth's template", given, made)
+            help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
+            keys.refuse("chat_template", "E1147", message, help)

@@ -1,0 +1,129 @@
+"""The mesh of a ported recipe: how the source's GPUs map to the requested accelerator.
+
+The rows of an optimizer step decide what is learned, so the source's number is kept if any mesh allows it.
+A TPU tool's own axes are tried first, if they use as many devices. Otherwise fsdp gets as many devices as
+divide the rows, and tp gets the rest, in sizes that pass the recipe's checks. The rows are rounded up only
+if no mesh allows the source's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from recipec.compiler.lowering.arrangements import Arrangement, arrangements, concerns_mesh
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.wording import plural
+from recipec.port.ledger import Ledger, Verdict
+from recipec.spec.diagnostics import Diagnostic
+
+ROWS, MICRO = "train.global_batch_size", "train.micro_batch_size"
+NONE = "E1111"
+"""The code of the error that no mesh is possible."""
+ALONE = "E0722"
+"""The error on a loss that compares the rows of a micro-batch with each other, where it has one row."""
+
+MOST_ROWS = 10**6
+"""The largest `train.global_batch_size` that a recipe may have."""
+
+Examine = Callable[[], list[Diagnostic]]
+"""Returns the findings on the recipe with the ledger's current values."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of the source's optimizer step and micro-batch. `rows` is None if the files do not say."""
+
+    rows: int | None
+    micro: int
+
+
+def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
+    """Set the mesh and the micro-batch, and return the source's batch."""
+    ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
+    before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
+    batched = before.rows is not None
+    rows = before.rows or accelerator.devices
+    ways = list(arrangements(accelerator.devices, rows, before.micro))
+    own = ledger.value("mesh.axes", {})
+    ways.sort(key=lambda way: own != {"fsdp": way.fsdp, "tp": way.tp})
+    refused: list[Diagnostic] = []
+    for way in ways:
+        _apply(ledger, way, batched)
+        errors = [d for d in examine() if d.severity == "error"]
+        found = [d for d in errors if concerns_mesh(d) or (d.code == ALONE and before.micro > 1)]
+        if not found:
+            return before
+        refused = refused or found
+    _apply(ledger, ways[0], batched)
+    message = f"no arrangement of the devices of {accelerator.name} fits this run: {refused[0].message}"
+    help = "ask for a larger --accelerator"
+    ledger.diagnostics.append(Diagnostic(NONE, message, refused[0].path, help))
+    return before
+
+
+def _apply(ledger: Ledger, way: Arrangement, batched: bool) -> None:
+    ledger.set("mesh.axes", {"fsdp": way.fsdp, "tp": way.tp})
+    if batched:
+        for path, value in ((ROWS, way.rows), (MICRO, way.micro)):
+            ledger.set(path, value, ledger.lines[path].comment if path in ledger.lines else "")
+
+
+def _machine(accelerator: Accelerator) -> str:
+    counted = accelerator.name_counts == "tensorcores" and accelerator.devices_per_chip == 1
+    chips = f"{accelerator.name} has {plural(accelerator.chips, 'chip')}: its number counts TensorCores"
+    return chips if counted else ""
+
+
+OTHER_ROWS = "the mean of each micro-batch's mean covers other rows"
+
+
+def tell(ledger: Ledger, before: Batch) -> None:
+    """Say how the rows are laid out on the devices, and what differs from the source.
+
+    Adds a comment and a finding to the batch's keys, and a warning if the rows of a step change.
+    """
+    axes, rows, micro = ledger.value("mesh.axes"), ledger.value(ROWS), ledger.value(MICRO)
+    if before.rows is None:
+        return
+    way = Arrangement(axes["fsdp"], axes["tp"], micro, rows)
+    shared = f", {way.tp} devices sharing each row" if way.tp > 1 else ""
+    product = (
+        f"{plural(rows, 'row')} per step: {micro} x fsdp {way.fsdp} x {way.accumulation} "
+        f"micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
+    )
+    if rows == before.rows:
+        means = ledger.value("train.loss_normalization") == "micro_batches"
+        differs = means and micro * way.fsdp != (ledger.means or before.micro)
+        note = f"{product}; {OTHER_ROWS}" if differs else product
+        amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
+        if differs:
+            _comment(ledger, MICRO, OTHER_ROWS)
+        return
+    why = f"the source has {before.rows}, which no mesh of these devices can split"
+    _comment(ledger, ROWS, why)
+    amend(ledger, ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
+    place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
+    message = f"an optimizer step takes {plural(rows, 'row')} instead of {before.rows}"
+    help = "choose an --accelerator whose number of devices divides the rows"
+    ledger.diagnostics.append(Diagnostic("W1116", message, ROWS, help, place))
+
+
+def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:
+    """Add a note to the findings on the keys that set a path of the recipe. The more severe verdict holds."""
+    for index, finding in enumerate(ledger.findings):
+        if path in finding.recipe:
+            ledger.findings[index] = finding.joined(verdict, (), note)
+
+
+def _comment(ledger: Ledger, path: str, comment: str) -> None:
+    line = ledger.lines[path]
+    if comment not in line.comment:
+        ledger.lines[path] = replace(line, comment="; ".join(filter(None, (line.comment, comment))))
+
+
+def _whole(value: object) -> int | None:
+    """Return a number of rows that the language allows, or None, which the recipe's checks report."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 < value <= MOST_ROWS else None

@@ -1,0 +1,677 @@
+"""Read a Python script or a notebook as syntax, without running it, and find the trainer's arguments.
+
+Statements are followed in order, with the values in them. A value that depends on something else (an input,
+the environment, a download) is Unknown. The arguments of the known constructors become a Source in the keys
+of TRL's command line. A notebook's places are those in the .ipynb file itself: the line and column of the
+text that holds the code. So all places are of one kind, and an editor finds them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.wording import listing, plural
+from recipec.port import fstrings
+from recipec.port.arguments import Given
+from recipec.port.follow import CONFIG, PATH, STOPPING, STOPS, TRAINERS, Follower
+from recipec.port.keys import defaults_of, words
+from recipec.port.meaning.scripts import (
+    UNSLOTH,
+    UNSLOTH_LORA,
+    Chat,
+    Column,
+    Rows,
+    Text,
+    before_hand,
+    is_content,
+)
+from recipec.port.read import Code, Tree, conceal, parse_json, unparsed
+from recipec.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
+from recipec.port.source import Script, Source, join
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import Refused
+from recipec.spec.load import display, read_text
+
+MAX_BYTES = 16 << 20
+"""The largest script or notebook that is read, in bytes. Pictures in a notebook's outputs count too."""
+MOST_VALUES = 10_000
+"""The most values in one argument."""
+SECRET = re.compile(
+    r"(^|_)(hf|hub|auth|access|api|wandb|secret)_?(token|key)$|^(token|key|api_key)$|passw", re.I
+)
+"""Matches names of arguments and variables whose texts are never shown."""
+
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "model": {"model_name": "model_name_or_path", "revision": "model_revision", "torch_dtype": "dtype"}
+    | {"pretrained_model_name_or_path": "model_name_or_path", "max_seq_length": "max_length"}
+    | {"use_gradient_checkpointing": "gradient_checkpointing"},
+    "lora": {
+        "r": "lora_r",
+        "target_modules": "lora_target_modules",
+        "modules_to_save": "lora_modules_to_save",
+    }
+    | {"task_type": "lora_task_type", "target_parameters": "lora_target_parameters"}
+    | {"use_gradient_checkpointing": "gradient_checkpointing"},
+    "bnb": {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"},
+    "trainer": {"max_seq_length": "max_length"},
+}
+"""By constructor: arguments that have another name on TRL's command line."""
+
+
+ARGUMENTS = "arguments"
+"""The section of a Source for the arguments that only a script's own lines read."""
+CHOOSE = "choose one:"
+"""The beginning of a help that lists the runs of a file."""
+SUFFIXES = (".py", ".ipynb")
+NO_TRAINER = "constructs no trainer that recipec reads"
+
+
+def read_script(
+    path: Path, given: Source | None = None, trainer: int | None = None
+) -> tuple[Source | None, list[Diagnostic]]:
+    """Read the run of a script or a notebook, in the keys of TRL's command line, or None if it has none.
+
+    Args:
+        given: the file of the arguments that the script may parse.
+        trainer: the number of the trainer to read, from 1, if the script constructs several.
+    """
+    text, problem = read_text(path, "a script", MAX_BYTES, "a Python script or a notebook", marked=True)
+    if problem is not None:
+        return None, [problem]
+    tree = Tree(text, display(path))
+    try:
+        source = _source(tree, path.suffix.lower() == ".ipynb", given, trainer)
+    except Refused as refused:
+        return None, [refused.diagnostic]
+    return replace(source, path=path), []
+
+
+def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | None) -> Source:
+    code = Code(tree)
+    if notebook:
+        _cells(code)
+    else:
+        tree.lines = re.split(r"\r\n|[\n\r]", conceal(tree.text))
+        for number, line in enumerate(re.split(r"\r\n|[\n\r]", tree.text)):
+            code.add(line, number, list(range(len(line))))
+    module = _parsed(code)
+    _hide(code, module)
+    parsed = Given(given, reads=_attributes(module)) if given else None
+    follower, names = Follower(code, parsed), ChainMap[str, Any]({})
+    follower.block(module.body, names)
+    if not follower.trainers and not follower.others:
+        follower.uncalled(module, names)
+    return _Assembly(code, follower, trainer).source()
+
+
+def _attributes(module: ast.Module) -> frozenset[str]:
+    """Return the names of all attributes that a script reads."""
+    nodes = (node for node in ast.walk(module) if isinstance(node, ast.Attribute))
+    return frozenset(node.attr for node in nodes if isinstance(node.ctx, ast.Load))
+
+
+def _parsed(code: Code) -> ast.Module:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            text = "\n".join(code.lines) + "\n"
+            try:
+                made: ast.Module = compile(text, code.tree.file, "exec", flags)
+            except SyntaxError:
+                newer = fstrings.parsed(text, code.tree.file, flags) if sys.version_info < (3, 12) else None
+                if newer is None:
+                    raise
+                made = newer
+    except SyntaxError as error:
+        span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
+        help = "Python 3 refuses it too; 2to3 converts a script of Python 2"
+        raise code.tree.refused("E1179", f"not valid Python: {error.msg}", help, span) from None
+    except (ValueError, RecursionError, MemoryError):
+        message = "not valid Python: it has a NUL character, or brackets are nested too deep"
+        raise code.tree.refused("E1179", message, "is it a script?", code.tree.span(0, 0)) from None
+    return made
+
+
+_ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.S)
+_MAGIC = re.compile(r"(\s*)((?:[\w, ]+=\s*)?[%!?].*|\w[\w.]*\?{1,2}\s*)$")
+_WHOLE = re.compile(r"\s*%%(?!capture|time|timeit|prun)")
+
+
+def _cells(code: Code) -> None:
+    """Collect a notebook's code cells. Lines that are not Python become blank, so that places are right."""
+    tree = code.tree
+    data = parse_json(tree)
+    cells = data.get("cells") if isinstance(data, dict) else None
+    if not isinstance(cells, list):
+        message = f"{tree.file} is not a notebook: it has no list of cells"
+        help = "save it as a notebook of version 4; jupyter nbconvert --to notebook converts an older one"
+        raise tree.refused("E1179", message, help, tree.span(0, 0))
+    raw = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", tree.text)
+    for number, cell in enumerate(cells):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        given = cell.get("source")
+        texts = (
+            [(f"[{i}]", text) for i, text in enumerate(given)] if isinstance(given, list) else [("", given)]
+        )
+        pending: list[tuple[str, int, int]] = []
+        for path, text in texts:
+            span = tree.spans.get(f"cells[{number}].source{path}")
+            if not isinstance(text, str) or span is None:
+                continue
+            written = raw[span.line - 1][span.column : span.column + span.length - 2]
+            columns = [span.column + m.start() for m in _ESCAPE.finditer(written)]
+            characters = [_decoded(m[0]) for m in _ESCAPE.finditer(written)]
+            pending += [(c, span.line - 1, at) for c, at in zip(characters, columns, strict=True)]
+        _cell(code, pending)
+
+
+def _decoded(text: str) -> str:
+    plain = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\\\": "\\", "\\/": "/"}
+    found = plain.get(text)
+    if found is None:
+        found = text if text[:2] != "\\u" else chr(int(text[2:6], 16)) if len(text) == 6 else "\ufffd"
+    return found
+
+
+def _cell(code: Code, characters: list[tuple[str, int, int]]) -> None:
+    line: list[tuple[str, int, int]] = []
+    blank = goes_on = False
+    first = True
+    for one in [*characters, ("\n", 0, 0)]:
+        if one[0] != "\n":
+            line += [one] if one[0] else []
+            continue
+        text = "".join(c for c, _, _ in line)
+        if first and text.strip():
+            blank, first = _WHOLE.match(text) is not None, False
+        magic = _MAGIC.match(text)
+        if blank or goes_on or magic:
+            goes_on = (goes_on or magic is not None) and text.rstrip().endswith("\\")
+            indent = magic[1] if magic and not blank else ""
+            name = re.match(r"\s*(\w+)\s*=", text) if magic and not blank else None
+            text = f"{indent}{name[1] if name else '_'} = __shell__" if magic and not blank else ""
+        code.add(text, line[0][1] if line else one[1], [at for _, _, at in line])
+        line = []
+
+
+def _hide(code: Code, module: ast.Module) -> None:
+    """Replace texts that are assigned to secret-sounding names by stars."""
+    for node in ast.walk(module):
+        named: list[tuple[str, Any]] = []
+        if isinstance(node, ast.Call):
+            named = [(each.arg or "", each.value) for each in node.keywords]
+            if isinstance(node.func, ast.Name | ast.Attribute) and unparsed(node.func).endswith("login"):
+                named += [("token", each) for each in node.args]
+        elif isinstance(node, ast.Assign):
+            named = [(unparsed(target).strip("\"'])"), node.value) for target in node.targets]
+            named = [(re.split(r"[\"'.\[]", name)[-1], value) for name, value in named]
+        for name, value in named:
+            if SECRET.search(name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                span, number = code.span(value), value.lineno - 1
+                column = len(code.lines[number].encode()[: value.col_offset].decode(errors="ignore"))
+                lines, places = (
+                    (code.tree.lines, code.lines),
+                    ((span.line - 1, span.column - 1), (number, column)),
+                )
+                for one, (line, start) in zip(lines, places, strict=True):
+                    end = start + (span.length if one is code.tree.lines else len(value.value) + 2)
+                    stars = re.sub(r"[^\"'\\]", "*", one[line][start:end])
+                    one[line] = one[line][:start] + stars + one[line][end:]
+                value.value = "*" * max(len(value.value), 1)
+
+
+UNFOLLOWED = words(
+    "callbacks compute_metrics preprocess_logits_for_metrics optimizers optimizer_cls_and_kwargs "
+    "eval_dataset compute_loss_func model_init ref_model device_map max_memory report_to data_collator"
+)
+"""Arguments that are shown as written if they are not constants."""
+FOREIGN = re.compile(r"(GRPO|RLOO|Reward|BCO|PPO\w*|OnlineDPO|GKD|XPO|NashMD|PRM|SDPO|SDFT|TPO|GOLD)Trainer")
+"""Matches TRL's trainers without a counterpart."""
+
+
+UNCHANGED = words(
+    "use_cache pretraining_tp pad_token_id bos_token_id eos_token_id torch_dtype dtype "
+    "gradient_checkpointing _name_or_path _attn_implementation id2label label2id"
+)
+"""Settings of a model's config that do not affect what is learned, or that TRL's arguments repeat."""
+
+
+def changed_config(model: Made) -> dict[str, Arg]:
+    """Return the settings that the script assigns to a loaded model's config, as one argument."""
+    config = model.told["config"].value if "config" in model.told else model
+    given = {key: arg for key, arg in config.args.items() if config is not model and key not in UNCHANGED}
+    first = next(iter(given.values()), None)
+    return {"model_config": replace(first, value=", ".join(given))} if first else {}
+
+
+def unsloth_lengths(
+    trainer: Mapping[str, Arg], model: Mapping[str, Arg], objective: str
+) -> tuple[dict[str, Arg], dict[str, Arg], int]:
+    """Return the two constructors' arguments without the length that does not apply, and the default length.
+
+    Unsloth (models/rl.py) uses the shorter one of the model's and the trainer's lengths. In SFT, a max_length
+    equal to TRL's default is ignored; for preferences, the default counts.
+    """
+    trainer, model = dict(trainer), dict(model)
+    if objective == "sft" and "max_length" in trainer and trainer["max_length"].value == TRL_LENGTH:
+        del trainer["max_length"]
+    length = UNSLOTH["max_length"] if objective == "sft" else TRL_LENGTH
+    of_model = model["max_seq_length"].value if "max_seq_length" in model else UNSLOTH["max_length"]
+    name = next((one for one in ("max_seq_length", "max_length") if one in trainer), None)
+    of_run = trainer[name].value if name else length if objective != "sft" else None
+    if isinstance(of_model, int) and isinstance(of_run, int):
+        if of_run < of_model:
+            model.pop("max_seq_length", None)
+        elif name:
+            del trainer[name]
+    return trainer, model, length
+
+
+TRL_LENGTH = 1024
+"""TRL's default for max_length."""
+
+
+@dataclass
+class _Assembly:
+    code: Code
+    follower: Follower
+    chosen: int | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+    keys: dict[str, Span] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def source(self) -> Source:
+        """Return the complete run as a Source."""
+        trainer = self.trainer()
+        given = dict(trainer.args)
+        config, model = given.pop("args", None), given.pop("model", None)
+        named = model.value if model else None
+        arguments = self.arguments(config) if config is not None else {}
+        lora = given.pop("peft_config", None)
+        tool = "Trainer" if trainer.kind == "Trainer" else "TRL"
+        of_model: Mapping[str, Arg] = {}
+        if isinstance(named, Made):
+            self.made_by(named)
+            tool = "Unsloth" if named.kind == "unsloth" else tool
+            lora = named.told.get("lora") or lora
+            of_model = {**named.args, **changed_config(named)}
+        if "after" in trainer.told:
+            earlier = trainer.told["after"].value.node
+            why = f"the trainer on line {self.code.span(earlier).line}, which trains the model first"
+            keys = [key for key in ("model_name", PATH) if key in of_model] or ["model_name"]
+            first = of_model.get(keys[0], trainer.told["after"])
+            of_model = {**of_model, keys[0]: replace(first, value=Unknown(why))}
+        defaults = self.defaults(tool, named, lora.value if lora else None, trainer)
+        if tool == "Unsloth":
+            arguments, of_model, length = unsloth_lengths(arguments, of_model, TRAINERS[trainer.kind])
+            defaults["max_length"] = length
+        self.put_all("trainer", arguments)
+        self.put_all("model", of_model)
+        if model is not None and not isinstance(named, Made):
+            self.put("model_name_or_path", model)
+        trains = [each for each in self.follower.frozen if each.value is not False or lora is None]
+        if trains and "ref_model" not in given:
+            self.put("requires_grad", trains[0])
+        if lora is not None and isinstance(lora.value, Made):
+            self.put_all("lora", lora.value.args)
+        elif lora is not None and lora.value is not None:
+            message = f"`{self.code.shown(lora.node)}` is not a LoraConfig that the script constructs"
+            raise self.refused(
+                "E1149", message, "a recipe trains LoRA's adapters, or the whole model", lora.node
+            )
+        path = of_model.get("model_name", of_model.get(PATH, model))
+        found = [given.pop(key, None) for key in ("tokenizer", "processing_class")]
+        own = next((each.value for each in found if each and isinstance(each.value, Made)), None)
+        if own is None and tool == "Trainer" and len(self.follower.tokenizers) == 1:
+            own = self.follower.tokenizers[0]  # it made the rows
+        if own is not None:
+            told = dict(own.args)
+            if "tokenizer" in told and path and _alike(told["tokenizer"], path):
+                del told["tokenizer"]
+            self.put_all("tokenizer", told)
+        reference = given.get("ref_model")
+        if reference and isinstance(reference.value, Made) and PATH in reference.value.args:
+            other = reference.value.args[PATH]
+            alike = path is not None and _alike(other, path)
+            given["ref_model"] = replace(reference, value=None if alike else other.value)
+        train, function = given.pop("train_dataset", None), given.pop("formatting_func", None)
+        held = given.pop("eval_dataset", None)
+        self.put_all("trainer", {**given, **trainer.told})
+        rows = self.sets(train, held, function, trainer)
+        notes = self.beside()
+        order = sorted(self.data, key=lambda key: (self.keys[key].line, self.keys[key].column))
+        tree = self.code.tree
+        read = self.follower.given
+        taken = read is not None and read.used
+        script = Script(TRAINERS[trainer.kind], tool, defaults, rows, notes, taken)
+        return Source(
+            Path(tree.file),
+            tree.file,
+            {key: self.data[key] for key in order},
+            self.spans,
+            self.keys,
+            {path: kind for path, kind in tree.secrets.items() if path in self.spans},
+            script=script,
+            unknown=self.unknown,
+        )
+
+    def beside(self) -> dict[str, str]:
+        """Set the arguments of a file that became no key of the run, and return what becomes of them."""
+        given = self.follower.given
+        if given is None or not given.used:
+            return {}
+        places = {(span.file, span.line, span.column) for span in self.keys.values()}
+        notes = {}
+        for name, arg in given.args.items():
+            span = self.code.span(arg.key)
+            if (span.file, span.line, span.column) not in places:
+                notes[name] = given.notes[name]
+                self.data.setdefault(ARGUMENTS, {})[name] = arg.value
+                self.keys[join(ARGUMENTS, name)] = span
+                self.keys.setdefault(ARGUMENTS, span)
+                self.spans[join(ARGUMENTS, name)] = self.code.span(arg.node)
+        return notes
+
+    def refused(self, code: str, message: str, help: str, node: Any = None) -> Refused:
+        span = self.code.span(node) if node is not None else self.code.tree.span(0, 0)
+        return self.code.tree.refused(code, message, help, span)
+
+    def trainer(self) -> Made:
+        """Return the script's only trainer.
+
+        Raises:
+            Refused: the script has none, several, or one without a counterpart.
+        """
+        found, others, file = self.follower.trainers, self.follower.others, self.code.tree.file
+        every, chosen = self.follower.every, self.chosen
+        if (chosen is None and len(every) > 1) or (every and (chosen or 1) > len(every)):
+            message = f"{file} has {plural(len(every), 'trainer')}, and a recipe is for one run"
+            if chosen is not None:
+                message = f"{file} has {plural(len(every), 'trainer')}, and no trainer {chosen}"
+            lines = ((each.kind.removeprefix("class "), self.code.span(each.node).line) for each in every)
+            ways = (f"--trainer {n}: {kind} (line {line})" for n, (kind, line) in enumerate(lines, 1))
+            help = "\n".join((CHOOSE, *(f"  {way}" for way in ways)))
+            raise self.refused("E1176", message, help, every[min(1, len(every) - 1)].node)
+        every = every[(chosen or 1) - 1 :][:1]
+        if every and "unsure" in every[0].told:
+            message = f"{file} trains in a loop, and a recipe is for one run"
+            raise self.refused("E1176", message, "make a script of each run, and port each", every[0].node)
+        found, others = ([each for each in kind if each in every] for kind in (found, others))
+        if others:
+            kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
+            if FOREIGN.fullmatch(kind):
+                message = f"this is a run of TRL's {kind}, which has no counterpart in recipes"
+                raise self.refused("E1171", message, f"recipes train like {read}", others[0].node)
+            message = (
+                f"{file} trains with `{kind.removeprefix('class ')}`, and recipec does not follow its steps"
+            )
+            raise self.refused("E1175", message, f"recipec reads runs of {read}", others[0].node)
+        if not found:
+            read = listing([f"`{name}`" for name in TRAINERS], "or")
+            help = f"recipec reads scripts that construct {read}; for another script, port its config"
+            raise self.refused("E1175", f"{file} {NO_TRAINER}", help)
+        return found[0]
+
+    def made_by(self, model: Made) -> None:
+        seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
+        if seen and re.search("ImageTextToText|ConditionalGeneration", self.code.shown(model.node)):
+            message = f"`{self.code.shown(model.node)}` with {seen[1]}, and recipec's models read text"
+            raise self.refused("E1150", message, "train only on text", model.node)
+        if model.kind.startswith("class "):
+            name = model.kind.removeprefix("class ")
+            message = f"`{name}` does not load a text-only language model, which is what recipec trains"
+            help = "recipes train models that AutoModelForCausalLM loads"
+            if "Peft" in name:
+                message = f"`{name}` loads adapters, which recipec does not follow in a script"
+                help = (
+                    "give the trainer the base model, and write the adapters as lora.start_from of the recipe"
+                )
+            raise self.refused("E1175", message, help, model.node)
+
+    def arguments(self, config: Arg) -> dict[str, Arg]:
+        """Return the trainer's arguments, including those of model_init_kwargs.
+
+        Raises:
+            Refused: the script does not determine them.
+        """
+        made = config.value
+        if not isinstance(made, Made) or not CONFIG.fullmatch(made.kind):
+            if isinstance(made, Made) and made.kind.startswith("class "):
+                message = f"the training arguments have their own class, {made.kind[6:]}"
+                help = f"construct the class that {made.kind[6:]} inherits from, with its values"
+                raise self.refused("E1177", message, help, config.node)
+            where = made.why if isinstance(made, Unknown) else "the command line"
+            message = f"the training arguments are not in the script: they come from {where}"
+            file, parsed = self.code.tree.file, isinstance(made, Made) and made.kind == "cli"
+            help = "write the values into the script"
+            if parsed and self.follower.given is None:
+                help = f"name the file of its arguments too: recipe port {file} config.yaml; or {help}"
+            raise self.refused("E1177", message, help, config.node)
+        own = made.told["own"].value if "own" in made.told else ()
+        out = {key: arg for key, arg in made.args.items() if key not in own}
+        inner = out.get("model_init_kwargs")
+        if inner is not None and isinstance(inner.value, dict):
+            del out["model_init_kwargs"]
+            self.put_all("model", {str(k): Arg(v, inner.node, inner.key) for k, v in inner.value.items()})
+        return out
+
+    def defaults(self, tool: str, model: Any, lora: Any, trainer: Made) -> dict[str, Any]:
+        """Return the defaults that differ from those of TRL's command line."""
+        made: dict[str, Any] = {"use_peft": isinstance(lora, Made)}
+        if tool == "Trainer":
+            made |= {
+                **defaults_of("trainer", "training_arguments"),
+                "optim": "adamw_torch_fused",
+                "max_length": None,
+            }
+        if isinstance(model, Made):
+            made["dtype"] = "auto"
+        if isinstance(lora, Made):
+            peft = defaults_of("peft", "lora")
+            made |= {f"lora_{key}": peft[key] for key in ("r",)}
+            made |= {key: peft[key] for key in ("lora_alpha", "lora_dropout")}
+        made["bnb_4bit_quant_type"] = "fp4"  # the default of BitsAndBytesConfig
+        if tool == "Unsloth":
+            made |= UNSLOTH
+            made |= UNSLOTH_LORA if isinstance(lora, Made) else {}
+            wide = {key: each.value for key, each in model.args.items()}
+            made["load_in_4bit"] = not any(
+                wide.get(k) for k in ("full_finetuning", "load_in_16bit", "load_in_8bit")
+            )
+            if wide.get("full_finetuning"):
+                made["use_peft"] = False
+            if isinstance(lora, Made):
+                off = [key for key in ("attention", "mlp") if key_is_off(lora, f"finetune_{key}_modules")]
+                parts = {
+                    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+                    "mlp": ["gate_proj", "up_proj", "down_proj"],
+                }
+                made["lora_target_modules"] = [
+                    n for key, names in parts.items() if key not in off for n in names
+                ]
+        return made
+
+    def put_all(self, kind: str, args: Mapping[str, Arg]) -> None:
+        for name, arg in args.items():
+            if name == "quantization_config" and isinstance(arg.value, Made):
+                self.put_all("bnb", arg.value.args)
+            elif name != "model" and not (name == "peft_config" and arg.value is None):
+                self.put(RENAMED.get(kind, {}).get(name, name), arg)
+
+    def put(self, key: str, arg: Arg) -> None:
+        """Set a key of the run. Of two arguments for one key, the last one counts."""
+        tree, value = self.code.tree, arg.value
+        for known in [k for k in self.unknown if k == key]:
+            del self.unknown[known]
+        self.keys[key] = self.key_span(arg)
+        self.spans[key] = self.code.span(arg.node)
+        if key == "data_collator" and isinstance(value, Made | Known):
+            value = value.kind if isinstance(value, Made) else value.name.rpartition(".")[2]
+        for made in value if key == "callbacks" and isinstance(value, list) else ():
+            if isinstance(made, Made) and made.kind == STOPPING:
+                node: Any = made.node
+                for name, each in {STOPS[0]: Arg(1, node, node), **made.args}.items():
+                    self.put(name, each)
+        if key == "gradient_checkpointing" and isinstance(value, str):
+            value = True
+        found = _plain(value)
+        if found is NOTHING and key not in UNFOLLOWED:
+            why = (
+                value.why
+                if isinstance(value, Unknown)
+                else f"`{self.code.shown(arg.node)}` on line {self.keys[key].line}"
+            )
+            self.unknown[key] = why
+        if found is NOTHING:
+            found = self.code.shown(arg.node)
+        if isinstance(found, str):
+            found = tree.value(found, key)
+        self.data[key] = found
+        if isinstance(found, dict):
+            nodes = arg.node.values if isinstance(arg.node, ast.Dict) else []
+            for name, inner in zip(found, nodes or [arg.node] * len(found), strict=False):
+                self.spans[join(key, name)] = self.code.span(inner)
+
+    def key_span(self, arg: Arg) -> Span:
+        key = arg.key
+        if isinstance(key, ast.keyword) and key.arg:
+            return self.code.span(key, len(key.arg))
+        return self.code.span(key)
+
+    def sets(self, train: Arg | None, held: Arg | None, function: Arg | None, trainer: Made) -> Rows | None:
+        """Set the keys of the data sets, and return what functions made of the rows."""
+        data = train.value if train else None
+        if train is None:
+            return None
+        if isinstance(data, Made) and data.kind == "parts" and "train" in data.args:
+            data = data.args["train"].value
+        if not isinstance(data, Made) or data.kind not in ("data", "all", "held"):
+            self.put(
+                "dataset_name",
+                replace(
+                    train,
+                    value=data if isinstance(data, Unknown) else Unknown(f"`{self.code.shown(train.node)}`"),
+                ),
+            )
+            return None
+        several = [data, *(data.told["others"].value if "others" in data.told else [])]
+        other = held.value if held else None
+        same = isinstance(other, Made) and other.kind in ("data", "all") and _path(other) == _path(data)
+        if isinstance(other, Made) and other.kind == "data" and same:
+            self.put("dataset_test_split", other.args["split"])
+        elsewhere = (
+            held is not None
+            and other is not None
+            and not same
+            and not (isinstance(other, Made) and other.kind == "held")
+        )
+        if elsewhere and held is not None:
+            self.put("eval_dataset", held)
+        below = {"data_files", "data_dir", "revision"}.intersection(data.args)
+        listed = len(several) > 1 or elsewhere or below or "test_split_size" in data.told
+        if listed:
+            self.data["datasets"] = []
+            self.keys["datasets"] = self.spans["datasets"] = self.code.span(data.node)
+            for number, each in enumerate(several):
+                inner = _Assembly(self.code, self.follower)
+                inner.put_all("data", each.args)
+                self.data["datasets"].append(inner.data)
+                prefix = f"datasets[{number}]."
+                self.keys |= {prefix + key: span for key, span in inner.keys.items()}
+                self.spans |= {prefix + key: span for key, span in inner.spans.items()}
+                self.unknown |= {prefix + key: why for key, why in inner.unknown.items()}
+        else:
+            names = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
+            for key, arg in data.args.items():
+                self.put(names.get(key, key), arg)
+        told = {key: arg for key, arg in data.told.items() if key not in ("others", "function")}
+        self.put_all("data", told)
+        return self.rows(data, function, trainer)
+
+    def rows(self, data: Made, function: Arg | None, trainer: Made) -> Rows | None:
+        steps, made = data.steps, dict(data.rows)
+        column = self.data.get("dataset_text_field") or "text"
+        key = function or data.told.get("function")
+        if key is None:
+            return None
+        self.put("formatting_func", key if function is None else replace(key, value=_name_of(key.value)))
+        if function is not None:
+            follower = self.follower
+            out: Any = Unknown("it is not a function of the script")
+            if isinstance(function.value, Function):
+                out = follower.inline(function.node, function.value, [Row(made)], {})
+                out = out[0] if isinstance(out, list) and len(out) == 1 else out
+                if not isinstance(out, Text | Column | Chat) or not is_content(out):
+                    why = out.why if isinstance(out, Unknown) else "it does not return a text"
+                    before, _ = before_hand(made)
+                    steps = (*steps, *before, follower.by_hand(function.value, why))
+                    out = Column("text")
+            content = out if not isinstance(out, Unknown) else None
+        elif TRAINERS[trainer.kind] != "sft":
+            names = ("prompt", "chosen", "rejected")
+            content = {name: made.get(name, Column(name)) for name in names if name in made or steps or made}
+        else:
+            talk = next((made[name] for name in ("messages", "conversations") if name in made), None)
+            talk = Chat(talk) if isinstance(talk, Column) else talk
+            pair = {name: made[name] for name in ("prompt", "completion") if name in made}
+            content = made.get(column) or made.get("text") or talk or (pair if len(pair) == 2 else None)
+            if content is None and not steps:
+                return None
+            if content is None:
+                content = Chat(Column("messages")) if "assistant_only_loss" in self.data else Column(column)
+        out = Rows(content, steps, ("formatting_func",))
+        for each in out.by_hand:
+            if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
+                message = f"`{each.name}` is about {seen[1]}, and recipec's models read text"
+                raise Refused(
+                    Diagnostic("E1150", message, "formatting_func", "train only on text", each.span)
+                )
+        return out
+
+
+def key_is_off(made: Made, key: str) -> bool:
+    """Return whether a switch that is on by default is turned off."""
+    return key in made.args and made.args[key].value is False
+
+
+def _alike(one: Arg, other: Arg) -> bool:
+    """Return whether two arguments have the same value, even if it is unknown."""
+    return one.value == other.value or ast.dump(one.node) == ast.dump(other.node)
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value.node, "name", "lambda") if isinstance(value, Function) else "formatting_func"
+
+
+def _path(made: Made) -> Any:
+    return [made.args[key].value for key in ("path", "name") if key in made.args]
+
+
+def _plain(value: Any, room: list[int] | None = None) -> Any:
+    """Return a value as plain data, or NOTHING if it is not plain or contains too much."""
+    room = room or [MOST_VALUES]
+    room[0] -= 1
+    if room[0] < 0 or not isinstance(value, str | int | float | bool | list | tuple | dict | None):
+        return NOTHING
+    if isinstance(value, list | tuple):
+        made = []
+        for each in value:
+            made.append(_plain(each, room))
+            if made[-1] is NOTHING:
+                return NOTHING
+        return made
+    if isinstance(value, dict):
+        inner = _plain(list(value.values()), room)
+        return NOTHING if inner is NOTHING else dict(zip(map(str, value), inner, strict=True))
+    return value

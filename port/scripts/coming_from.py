@@ -1,0 +1,147 @@
+"""The tables of docs/coming-from.md: other tools' keys and what `recipe port` says about each.
+
+    python -m recipec.port.scripts.coming_from write
+
+The keys are in coming_from.yaml. Each is ported by itself in its tool's run, only by the dialect, and
+the tables show its findings. tests/docs/test_docs_extending.py compares the page with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from recipec.port import dialects
+from recipec.port.ledger import SEVERITY, Finding, Ledger, Verdict
+from recipec.port.python_source import RENAMED, read_script
+from recipec.port.read import read
+from recipec.port.source import Source, Sources
+from recipec.spec.core_schema import flow
+from recipec.spec.document import Refused
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "coming-from.md"
+TRIED: Mapping[str, Mapping[str, Any]] = yaml.safe_load((HERE / "coming_from.yaml").read_text())
+BLOCK = re.compile(r"(<!-- tables: port/scripts/coming_from.py (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+LONGEST = 120
+"""The most characters of a value to show."""
+
+SCRIPT = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+from datasets import load_dataset
+model, tokenizer = FastLanguageModel.from_pretrained({from_pretrained})
+model = FastLanguageModel.get_peft_model(model, {get_peft_model})
+rows = load_dataset("our/chats", split="train")
+SFTTrainer(model=model, train_dataset=rows, args=SFTConfig({SFTConfig})).train()
+"""
+"""A run of Unsloth, whose keys are arguments: CALL.NAME."""
+CALLS = {"from_pretrained": "model", "get_peft_model": "lora", "SFTConfig": "trainer"}
+"""The calls, by the names under which port groups their arguments."""
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="docs/coming-from.md")
+    parser.add_argument("command", choices=["write"], help="write the tables")
+    parser.parse_args(given)
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+def page(text: str) -> str:
+    """Return the page with new tables."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{tables(block[2])}\n{block[3]}", text)
+
+
+def tables(tool: str) -> str:
+    """Return the keys of a tool that set something in a recipe, and the other keys grouped by finding, most
+    severe first."""
+    tried = TRIED[tool]
+    rows: list[str] = []
+    others: dict[tuple[str, str], list[str]] = {}
+    for key, value in tried["keys"].items():
+        run = {**tried["run"], **tried.get("with", {}).get(key, {}), key: value}
+        findings, ledger = ported(tool, run, key)
+        given = _code(f"{key.replace('.', '(')}={value!r})" if tool == "unsloth" else f"{key}: {flow(value)}")
+        paths = [path for each in findings for path in each.recipe if path in ledger.lines]
+        error = next((each.code for each in ledger.diagnostics if each.severity == "error"), "")
+        note = "; ".join(dict.fromkeys(each.note for each in findings if each.note and each.span))
+        verdict = max((each.verdict for each in findings if each.span), key=SEVERITY.index)
+        if paths and not error:
+            made = "<br>".join(_set(path, ledger) for path in dict.fromkeys(paths))
+            said = f"{verdict.value}: {note}" if note else verdict.value
+            rows.append(f"| {given} | {made} | {_cell(said)} |")
+        else:
+            why = re.sub("^`[^`]+` changes what is learned: ", "", note)
+            others.setdefault((error or verdict.value, why), []).append(given)
+    ranks = [verdict.value for verdict in SEVERITY]
+    order = sorted(others, key=lambda each: -ranks.index(each[0]) if each[0] in ranks else -len(ranks))
+    lines = ["| key | in the recipe | verdict |", "|---|---|---|", *rows]
+    lines += ["", "| key without a value in the recipe | verdict | why |", "|---|---|---|"]
+    for verdict_, why in order:
+        said = verdict_ if verdict_ in ranks else f"error {verdict_}"
+        lines.append(f"| {'<br>'.join(others[verdict_, why])} | {said} | {_cell(why)} |")
+    return "\n".join(lines) + "\n"
+
+
+def ported(tool: str, run: Mapping[str, Any], key: str) -> tuple[list[Finding], Ledger]:
+    """Return the findings of the tool's dialect about one key of a run, and the ledger."""
+    with TemporaryDirectory() as folder:
+        ledger = Ledger(
+            Sources(_source(tool, run, Path(folder)), {}), script="sft" if tool == "trl" else None
+        )
+        try:
+            dialects.load("trl" if tool == "unsloth" else tool).port(ledger)
+        except Refused as stop:
+            ledger.diagnostics.append(stop.diagnostic)
+            span = ledger.sources.main.place("")
+            return [Finding("", key, None, Verdict.UNSUPPORTED, (), stop.diagnostic.message, span)], ledger
+    if tool == "unsloth":
+        call, _, name = key.partition(".")
+        key = RENAMED[CALLS[call]].get(name, name)
+    found = [each for each in ledger.findings if re.match(rf"{re.escape(key)}(?![^.\[])", each.key)]
+    assert found, f"{tool}: nothing is said of {key}"
+    return found, ledger
+
+
+def _source(tool: str, run: Mapping[str, Any], folder: Path) -> Source:
+    """Return a run as it is read from a file."""
+    path = folder / ("train.py" if tool == "unsloth" else "config.yaml")
+    if tool == "unsloth":
+        calls = dict.fromkeys(CALLS, "")
+        for key, value in run.items():
+            call, _, name = key.partition(".")
+            calls[call] += f"{name}={value!r}, "
+        text, reader = SCRIPT.format_map(calls), read_script
+    else:
+        text, reader = yaml.safe_dump(dict(run)), read
+    path.write_text(text, encoding="utf-8")
+    source, problems = reader(path)
+    assert source is not None, problems
+    return source
+
+
+def _set(path: str, ledger: Ledger) -> str:
+    """Return a value of the recipe, or only its path if the value is too long."""
+    text = f"{path}: {flow(ledger.value(path))}"
+    return _code(text if len(text) <= LONGEST else path)
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
