@@ -188,13 +188,9 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 WORK = (
     *("compiler.plan.session.run", "compiler.plan.session.plan_run", "compiler.cli.plan.compare"),
-    *(
-        "compiler.rehearse.rehearse.rehearse",
-        "compiler.parity.run.parity",
-        "compiler.explain.preview.preview",
-    ),
+    *("compiler.rehearse.rehearse.rehearse", "compiler.parity.run.parity"),
     *("compiler.serving.compose.up", "compiler.serving.compose.down", "compiler.serving.verify.verify"),
-    *("port.plan.plan", "compiler.lsp.server.make_server"),
+    *("compiler.explain.preview.preview", "port.plan.plan", "compiler.lsp.server.make_server"),
     *("compiler.watch.watch.watch_lines", "compiler.watch.watch.watch_screen"),
 )
 """Functions of recipec that train, compile, serve or do not end. Each ends the command."""
