@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FakeQuantization:
-    """Quantization-aware training, which rounds the operands of products (runtime.model.fake_quantize).
+    """Quantization-aware training, which rounds the operands of products (runtime.model.quantize).
 
     Attributes:
         weights: "int4", "int4_asymmetric" or "mxfp4".

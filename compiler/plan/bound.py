@@ -15,8 +15,7 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import BYTES, beside_bytes
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families import Architecture
-from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter
-from recipec.runtime.model.matrices import matrices
+from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter, matrices
 from recipec.runtime.model.partition_rules import shards
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.language import Train

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 from .families.description import Experts
 from .lora import scales, together
 from .partition_rules import row_axes
+from .quantize import dequantized
 from .sharding import constrain
 
 if TYPE_CHECKING:
@@ -560,8 +561,6 @@ def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = Non
 
     if not hasattr(weight, "qvalue"):
         return compute(rows, weight)
-    from .quantize import dequantized
-
     return dequantized(compute, rows, weight, rows.dtype)
 
 

@@ -88,9 +88,9 @@ class Head:
         equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
         operands = hidden.astype(dtype), weight.astype(dtype)
         if self.qat is not None and self.qat.head:
-            from . import fake_quantize
+            from . import quantize
 
-            operands = fake_quantize.operands(equation, *operands, self.qat)
+            operands = quantize.rounded_operands(equation, *operands, self.qat)
         logits = jnp.einsum(equation, *operands)
         if self.rows is not None:
             own = jnp.einsum("BTD,ND->BTN", hidden.astype(dtype), rest[0].astype(dtype))
@@ -224,9 +224,9 @@ class Forward:
 
             yield from self.family.splash(attend_within(segment_ids, self.settings.attention_block))
         if self.settings.qat is not None:
-            from . import fake_quantize
+            from . import quantize
 
-            yield fake_quantize, "ACTIVE", self.settings.qat
+            yield quantize, "ACTIVE", self.settings.qat
         if self.settings.remat not in OF_TUNIX:
             from . import remat
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import flax
 import jax
@@ -24,15 +24,20 @@ from .families import Architecture, Family
 from .families.base import Parameter, Source, Spec
 from .forward import Forward
 from .initial import initial_pair
-from .lora import AdapterProvider, Product, ProductProvider, attach, intercepted, magnitudes, product_of
+from .lora import AdapterProvider, ProductProvider, attach, intercepted, magnitudes
 from .partition_rules import Rule, resolved
+from .quantize import (
+    Layout,
+    Product,
+    attach_quantized,
+    layouts,
+    product_of,
+    quantize,
+    rounded_product,
+)
 from .recomputed import OF_TUNIX
 from .selection import train_only
 from .trained import attach_whole, first_rows, freeze
-
-if TYPE_CHECKING:
-    from .quantize import Layout
-
 
 # Variables carry their shardings as metadata; each array is placed by `build`.
 flax.config.update("flax_always_shard_variable", False)
@@ -64,6 +69,12 @@ class Built:
     quantized: Mapping[str, Layout] = field(default_factory=dict)
     whole: tuple[Parameter, ...] = ()
     lora: LoraSettings | None = None
+
+
+def unrounded(built: Built) -> Built:
+    """Return a model that is computed without the rounding of quantization-aware training."""
+    forward = built.forward
+    return replace(built, forward=replace(forward, settings=replace(forward.settings, qat=None)))
 
 
 def abstract_model(
@@ -98,9 +109,7 @@ def abstract_model(
     provider = None
     rounded: Callable[..., Product] | None = None
     if settings.qat is not None:
-        from . import fake_quantize
-
-        rounded = fake_quantize.product_of
+        rounded = rounded_product
     if lora is not None:
         try:
             adapters = tuple(build_adapters(family, architecture, lora, specs))
@@ -122,10 +131,8 @@ def abstract_model(
         whole = attach_whole(model, parameters, lora, settings.dtype)
     quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
-        from . import quantize
-
-        quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes, lora.began)
-        quantize.attach(model, quantized, settings.dtype)
+        quantized = layouts(family, architecture, parameters, lora.quantize, axes, lora.began)
+        attach_quantized(model, quantized, settings.dtype)
     rematerialize(model, settings.remat)
     forward = Forward(family, architecture, settings)
     return Built(model, parameters, adapters, provider, forward, quantized, whole, lora)
@@ -168,8 +175,6 @@ def build(
         array = _place(base, parameter, mesh, kind)
         how = built.quantized.get(parameter.path)
         if how is not None:
-            from .quantize import quantize
-
             array = quantize(array, how, mesh)
         arrays[parameter.path] = array
         if progress is not None:

@@ -22,21 +22,14 @@ import optax
 import qwix
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from qwix._src.utils import flax_util
 
 from ..errors import UserError
-from . import quantize
 from .adapters import Adapter, LoraSettings
 from .families.base import parameter_path
 from .initial import path_hash
-from .matrices import letters
-from .quantize import dequantize
+from .quantize import Multiply, Product, dequantize, letters
 from .recomputed import PROJECTION
-
-Multiply = Callable[[jax.Array, jax.Array], jax.Array]
-"""(activations, weight) -> the product as the model writes it."""
-
-Product = Callable[[Multiply, str, jax.Array, jax.Array, Any], jax.Array]
-"""(computes the einsum, its equation, activations, weight, the weight's module) -> the product."""
 
 
 class ProductProvider(qwix.QuantizationProvider):
@@ -62,9 +55,9 @@ class ProductProvider(qwix.QuantizationProvider):
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Replace jax.lax.dot_general while the model runs."""
         # The only such products are dense layers: x's last axis with a matrix's first.
-        letters = "abcdefgh"[: lhs.ndim - 1]
+        rows = "abcdefgh"[: lhs.ndim - 1]
         return self.multiply(
-            lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), f"{letters}i,io->{letters}o", lhs, rhs
+            lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), f"{rows}i,io->{rows}o", lhs, rhs
         )
 
     def multiply(self, compute: Multiply, equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -243,11 +236,6 @@ def _together_backward(_: None, gradients: tuple[jax.Array, ...]) -> tuple[jax.A
 together.defvjp(_together_forward, _together_backward)
 
 
-def _product(compute: Any, equation: str, x: jax.Array, weight: jax.Array, module: Any) -> jax.Array:
-    """Multiply by a module's weight as it is; for weights that are stored quantized see quantize.py."""
-    return compute(x, weight)
-
-
 def scales(adapter: Adapter, dtype: Any) -> jax.Array:
     """Return the factor of each entry of the rank axis: [rank], or [] if all are equal."""
     parts = adapter.blocks
@@ -315,20 +303,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 def qwix_current_module() -> Any:
     """Return the flax module that is calling, which Qwix finds on the stack."""
-    from qwix._src.utils import flax_util
-
     return flax_util.get_current_module()
-
-
-def product_of(settings: LoraSettings) -> Product:
-    """Return the function that computes products with weights as the base stores them."""
-    if settings.products is not None:
-        from .eight_bits import product_of
-
-        return product_of(settings.products == "both")
-    if settings.quantize is not None:
-        return quantize.product
-    return _product
 
 
 def intercepted(model: nnx.Module, provider: ProductProvider) -> nnx.Module:

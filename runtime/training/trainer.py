@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
-from ..model.loading import Built
+from ..model.loading import Built, unrounded
 from ..model.partition_rules import data_parallel
 from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
@@ -129,8 +129,6 @@ class Trainer(PeftTrainer):
         qat, self._before = built.forward.settings.qat, built
         self._rounds_from = 0 if qat is None else qat.start_step
         if self._rounds_from:
-            from ..model.fake_quantize import unrounded
-
             self._before = unrounded(built)
         super().__init__(
             built.model,

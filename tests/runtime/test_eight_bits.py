@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from recipec.runtime.model import eight_bits
-from recipec.runtime.model.eight_bits import product_of_codes
-from recipec.runtime.model.quantize import TYPES, layout
+from recipec.runtime.model import quantize
+from recipec.runtime.model.quantize import TYPES, layout, multiply_codes
 from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import training
@@ -81,7 +80,7 @@ def test_eight_bit_product_and_gradients_match_rounded_operands(name: str, kind:
         True: np.einsum(f"{output},{w_axes}->{x_axes}", scaled, np.asarray(stored.qvalue).astype(np.float64)),
     }
     for both, gradient in gradients.items():
-        compute = functools.partial(product_of_codes, equation, both, codes=stored.qvalue, scale=stored.scale)
+        compute = functools.partial(multiply_codes, equation, both, codes=stored.qvalue, scale=stored.scale)
         found, back = jax.vjp(compute, jnp.asarray(x))
         assert np.abs(np.asarray(found) - expected).max() <= 1e-6 * np.abs(expected).max()
         (found,) = back(jnp.asarray(upstream))
@@ -133,7 +132,7 @@ def test_eight_bit_gradients_match_straight_through_on_another_mesh(
     Only codes on a rounding edge may differ, because sums differ in their last bits.
     """
     tiny.make_gemma4(tmp_path, **SIZES, **LAYERS)
-    product = eight_bits.product_of_codes
+    product = quantize.multiply_codes
     with jax.default_matmul_precision("highest"):
         loss, gradients, text = learned(tmp_path, MESH, "forward")
         both, rough, both_text = learned(tmp_path, MESH, "both")
@@ -143,7 +142,7 @@ def test_eight_bit_gradients_match_straight_through_on_another_mesh(
             plain = jnp.einsum(equation, x, codes.astype(x.dtype) * scale)
             return value + plain - jax.lax.stop_gradient(plain)
 
-        monkeypatch.setattr(eight_bits, "product_of_codes", straight_through)
+        monkeypatch.setattr(quantize, "multiply_codes", straight_through)
         expected, wanted, _ = learned(tmp_path, {"fsdp": 8, "tp": 1}, "forward")
     found = {"forward": cosine(gradients, wanted), "both": cosine(rough, wanted)}
     print(f"\nloss {loss:.5f} and {expected:.5f} on another mesh, cosines of gradients {found}")

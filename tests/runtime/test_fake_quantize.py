@@ -15,7 +15,7 @@ import optax
 import pytest
 import torch
 
-from recipec.runtime.model.fake_quantize import int4, int8, operands
+from recipec.runtime.model.quantize import fake_int4, fake_int8, rounded_operands
 from recipec.runtime.options import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
@@ -37,7 +37,7 @@ def test_operands_and_gradients_match_torchao(case: str) -> None:
 
     @jax.jit
     def rounded(x: Any, weight: Any) -> Any:
-        return operands("ti,io->to", x, weight, how)
+        return rounded_operands("ti,io->to", x, weight, how)
 
     def product(x: Any, weight: Any) -> Any:
         return jnp.einsum("ti,io->to", *rounded(x, weight))
@@ -68,15 +68,17 @@ def test_quantization_groups_span_inputs_of_one_output(equation: str) -> None:
     )
     summed = [axis for axis in w_axes if axis not in output]
     rest = [axis for axis in w_axes if axis in output]
-    found = jax.jit(lambda x, w: operands(equation, x, w, FakeQuantization("int4", "int8", 12)))(x, weight)
+    found = jax.jit(lambda x, w: rounded_operands(equation, x, w, FakeQuantization("int4", "int8", 12)))(
+        x, weight
+    )
 
     order = [w_axes.index(axis) for axis in (*rest, *summed)]
     rows = weight.transpose(order).reshape(-1, 12)  # as Hugging Face stores it: [out, in]
-    expected = np.asarray(int4(jnp.asarray(rows), 1)).reshape([sizes[axis] for axis in (*rest, *summed)])
+    expected = np.asarray(fake_int4(jnp.asarray(rows), 1)).reshape([sizes[axis] for axis in (*rest, *summed)])
     assert np.array_equal(np.asarray(found[1]), expected.transpose(np.argsort(order)))
     assert np.abs(np.asarray(found[1]) - weight).max() > 0.01
     tokens = x.reshape(*x.shape[: x.ndim - len(summed)], -1)
-    assert np.array_equal(np.asarray(found[0]).reshape(tokens.shape), np.asarray(int8(tokens, (2,))))
+    assert np.array_equal(np.asarray(found[0]).reshape(tokens.shape), np.asarray(fake_int8(tokens, (2,))))
 
 
 def fake_linear(how: FakeQuantization) -> Any:

@@ -187,6 +187,9 @@ LAYERS = r"(?:layers|h)"
 EXPERTS = re.compile(r"\.(moe\.(gating_einsum|linear)|experts\.(gate_up|down))$")
 """Matches the end of the paths of arrays that hold a layer's experts."""
 
+EXPERT_INPUTS = {"gating_einsum": 3, "linear": 1, "gate_up": 1, "down": 1}
+"""The axis of each array that EXPERTS matches that is summed with the input, by the last part of its path."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -466,6 +469,15 @@ def arrays(family: Family, architecture: Architecture) -> tuple[Parameter, ...]:
 def sites(family: Family, architecture: Architecture) -> tuple[LoraTarget, ...]:
     """Return the family's `all_targets`, made once."""
     return tuple(family.all_targets(architecture))
+
+
+def matrices(
+    family: Family, architecture: Architecture, parameters: Sequence[Parameter]
+) -> dict[str, tuple[int, ...]]:
+    """Return the axes summed with the input, of all linear layers' and experts' weights, by path."""
+    linear = {target.weight: target.contract for target in family.lora_targets(architecture)}
+    paths = [parameter.path for parameter in parameters if EXPERTS.search(parameter.path)]
+    return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
 
 
 def parameter_path(keys: Sequence[Any]) -> str:
