@@ -27,6 +27,7 @@ from recipec.port.read import Tree, parse_json, parse_yaml
 from recipec.port.report import rows, summary
 from recipec.port.settle import renamed
 from recipec.port.source import Source, Sources
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
 from recipec.spec.language import VERSION, Data, DataSource, Recipe, Section
@@ -91,6 +92,15 @@ class Asked:
     place: Path = Path("config.yaml")
 
 
+E1199 = Code(
+    "E1199",
+    "GPUs that cannot share a step",
+    cause="The rows of an optimizer step stay those of the recipe, and the GPUs of `--devices` take "
+    "equal shares of them.",
+    cure="Use a number of GPUs that divides `train.global_batch_size`.",
+)
+
+
 def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     """Write the config of a checked recipe. A recipe with errors gives only its diagnostics."""
     program = lowered.program
@@ -102,7 +112,7 @@ def back(loaded: Loaded, lowered: Lowered, asked: Asked) -> Ported:
     if size % count:
         fits = max(n for n in range(1, count) if size % n == 0)
         message = f"{count} GPUs cannot share the {size} rows of a step equally"
-        found = Diagnostic("E1199", message, "train.global_batch_size", f"--devices {fits}")
+        found = Diagnostic(E1199, message, "train.global_batch_size", f"--devices {fits}")
         return Ported(diagnostics=[replace(found, span=source.place(found.path))])
     config = written(program, asked.tool, count, asked.place.parent)
     lines = {key: Line(value) for key, value in config.keys.items()}
@@ -199,12 +209,22 @@ def _trains(path: str) -> bool:
     return path.partition(".")[0] in ("model", "lora", "data", "train")
 
 
+E1198 = Code(
+    "E1198",
+    "value without a counterpart in the other tool",
+    cause="With `recipe port --to`, the tool has no key for a value that affects the result, or the "
+    "tool refuses the resulting config. The config would describe a different run.",
+    cure="Change the value with `--set PATH=VALUE`, or use `--partial`. A partial config names what "
+    "is missing.",
+)
+
+
 def _learned(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
     message = f"{title}'s config cannot express `{path}`: {why}" if path else f"{title} refuses it: {why}"
     help = (
         f"{way and f'{way}; '}--partial writes the config anyway, and its first line says that it is partial"
     )
-    return Diagnostic("E1198", message, path, help, source.place(path))
+    return Diagnostic(E1198, message, path, help, source.place(path))
 
 
 def _lost(path: str, came: Mapping[str, Any], config: Config) -> tuple[str, str]:

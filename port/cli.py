@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from recipec.compiler.cli.base import DONE, FAILED, color, note, show
+from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
@@ -269,16 +270,24 @@ def _write(made: Ported, target: Path, schema: bool = True) -> None:
         write_text(target.parent / SCHEMA, text())
 
 
+E1188 = Code(
+    "E1188",
+    "folder that cannot be ported this way",
+    cause="The folder contains no run of a known tool, or an option applies to a single run only.",
+    cure="Use `recipe port FOLDER -o RECIPES`, which ports each run of a folder into another folder.",
+)
+
+
 def _of_a_folder(target: Path | None, of_one: Mapping[str, object]) -> list[Diagnostic]:
     """Why a folder cannot be ported so."""
     from recipec.spec.diagnostics import Diagnostic
 
     if target is not None and (target.suffix in (".yaml", ".yml") or target.is_file()):
         message = f"several files are ported, and {target} is the file of one recipe"
-        return [Diagnostic("E1188", message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
+        return [Diagnostic(E1188, message, help=f"-o {target.with_suffix('')}, a folder for their recipes")]
     return [
         Diagnostic(
-            "E1188", f"{option} applies to one run, and several files are ported", help="port only that file"
+            E1188, f"{option} applies to one run, and several files are ported", help="port only that file"
         )
         for option, given in of_one.items()
         if given is not None
@@ -291,6 +300,7 @@ def _port_folder(
     """Ports each file of the folders, and prints one table."""
     from recipec.compiler.wording import plural
     from recipec.port.folder import port_all
+    from recipec.port.port import E1112
     from recipec.port.report import table, to_json
     from recipec.spec.diagnostics import Diagnostic
 
@@ -299,7 +309,7 @@ def _port_folder(
         made = one.made
         refusal = _strict(made) if strict and made.whole else None
         if made.whole and one.target is not None and one.target.exists() and not asked.force:
-            refusal = Diagnostic("E1112", f"{one.target} exists already", help="--force replaces it")
+            refusal = Diagnostic(E1112, f"{one.target} exists already", help="--force replaces it")
         if refusal is not None:
             made.diagnostics.append(refusal)
         elif one.target is not None and made.text and (made.whole or asked.partial):
@@ -309,7 +319,7 @@ def _port_folder(
     if not ones:
         message = f"{files[0]} has no file of a supported tool"
         help = "name the config itself; it may be in a hidden folder, whose name starts with a dot"
-        _fail([Diagnostic("E1188", message, help=help)], format)
+        _fail([Diagnostic(E1188, message, help=help)], format)
     whole = sum(one.whole for one in ones)
     if format == "json":
         print(to_json([one.to_dict() for one in ones]), end="")
@@ -322,6 +332,7 @@ def _port_folder(
 
 def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: bool) -> list[Diagnostic]:
     """Why a file cannot be written; found before any work is done."""
+    from recipec.port.port import E1112
     from recipec.spec.diagnostics import Diagnostic
 
     if target is None:
@@ -329,29 +340,30 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
     if any(os.path.realpath(target) == os.path.realpath(file) for file in files):
         return [
             Diagnostic(
-                "E1112",
+                E1112,
                 f"{target} is an input and would be replaced",
                 help=f"give another file with {option}",
             )
         ]
     if target.is_dir():
-        return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / USUAL[option]}")]
+        return [Diagnostic(E1112, f"{target} is a folder", help=f"{option} {target / USUAL[option]}")]
     if not target.parent.is_dir():
         message = f"{target} cannot be written: there is no folder {target.parent}"
-        return [Diagnostic("E1112", message, help=f"mkdir -p {target.parent}")]
+        return [Diagnostic(E1112, message, help=f"mkdir -p {target.parent}")]
     if target.exists() and not force:
-        return [Diagnostic("E1112", f"{target} exists already", help="--force replaces it")]
+        return [Diagnostic(E1112, f"{target} exists already", help="--force replaces it")]
     return []
 
 
 def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
+    from recipec.compiler.lowering.facts import E0201
     from recipec.compiler.lowering.hardware import UnknownAccelerator, from_text
     from recipec.spec.diagnostics import Diagnostic
 
     try:
         return from_text(name)
     except UnknownAccelerator as error:
-        return [Diagnostic("E0201", str(error), help=error.help)]
+        return [Diagnostic(E0201, str(error), help=error.help)]
 
 
 def _fail(diagnostics: Sequence[Diagnostic], format: ReportFormat) -> NoReturn:
@@ -375,6 +387,14 @@ def _plan(made: Ported, asked: Asked) -> None:
         plan(made, asked, lambda program: search(program, SearchOptions(most=MOST, fixed=FIXED), progress))
 
 
+E1113 = Code(
+    "E1113",
+    "not an exact port",
+    cause="With `--strict` every key must have an exact counterpart, and some have none.",
+    cure="The report lists them. Change the source, or port without `--strict`.",
+)
+
+
 def _strict(made: Ported) -> Diagnostic | None:
     """What --strict fails on, as one diagnostic at the first such key."""
     from recipec.compiler.wording import plural
@@ -385,7 +405,7 @@ def _strict(made: Ported) -> Diagnostic | None:
     first = made.inexact[0]
     keys = plural(len(made.inexact), "key")
     message = f"--strict: {keys} without an exact counterpart, the first is `{first.key}`"
-    return Diagnostic("E1113", message, help="remove those keys from the source, or port without --strict")
+    return Diagnostic(E1113, message, help="remove those keys from the source, or port without --strict")
 
 
 def _show(made: Ported, format: ReportFormat, stdout: bool) -> None:

@@ -24,12 +24,16 @@ from recipec.port import dialects, recognize
 from recipec.port.dialects import trl
 from recipec.port.keys import tools, words
 from recipec.port.read import MAX_BYTES, Tree, parse_json, parse_yaml, read
+from recipec.port.recognize import E1101, E1110, E1193
+from recipec.port.refusals import E1171
 from recipec.port.settle import put
 from recipec.port.shell import MARKS, Shell, Statement, Unreadable, Word, shown, unknown
 from recipec.port.source import Source, join, parts
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
+from recipec.spec.overrides import E0031
 
 SUFFIXES = (".sh", ".bash", ".zsh", ".slurm", ".sbatch", ".txt")
 CONFIGS = (".yaml", ".yml", ".json")
@@ -280,7 +284,7 @@ class _Laid:
         help = "set the section itself instead"
         key = shown(key) or '""'
         way = parts(key) if _KEY.fullmatch(key) else [key]  # not a name, so no key of any tool
-        put(self.data, way, value, Diagnostic("E0031", f"`{key}` is not inside a section", key, help, span))
+        put(self.data, way, value, Diagnostic(E0031, f"`{key}` is not inside a section", key, help, span))
         self._forget(key)
         for path in _below(value, key):
             self.spans[path], self.keys[path] = at or span, span
@@ -314,6 +318,63 @@ def _below(value: Any, path: str) -> Iterator[str]:
             yield from _below(inner, join(path, str(key)))
 
 
+E1181 = Code(
+    "E1181",
+    "several training commands",
+    cause="The script runs more than one training command. A recipe is one run.",
+    cure="Choose one with `--command N`. To chain stages, use the `merge.output` of one as the "
+    "`model.id` of the next.",
+)
+
+E1182 = Code(
+    "E1182",
+    "no training command",
+    cause="No command in the script is a training command of a known tool, or a launcher with a "
+    "training script.",
+    cure="Name the script that contains the command, or the tool's config.",
+)
+
+E1183 = Code(
+    "E1183",
+    "not valid shell syntax",
+    cause="A quote, a bracket or a heredoc that starts at the place shown is not closed, or the file "
+    "is not text.",
+    cure="Close it. `bash -n SCRIPT` shows bash's own message.",
+)
+
+E1184 = Code(
+    "E1184",
+    "command with a custom script",
+    cause="The command runs a training script that belongs to no tool. The meaning of its flags is "
+    "defined in that script.",
+    cure="Port the script itself. `--from trl` reads its flags as those of TRL's command line.",
+)
+
+E1185 = Code(
+    "E1185",
+    "config of a command not found",
+    cause="The command names a config that is neither next to the script nor below the working "
+    "folder, or whose name is known only at run time.",
+    cure="Run `recipe port` in the folder where the script runs, or write the name out.",
+)
+
+W1186 = Code(
+    "W1186",
+    "part of a command is ignored",
+    cause="A file of the launcher or of DeepSpeed that the command names does not exist, or a word of "
+    "the command is not a flag. The rest is ported.",
+    cure="Name the file on the command line, or give `--devices N`.",
+)
+
+E1187 = Code(
+    "E1187",
+    "path outside of the folders",
+    cause="The command names a file outside of the script's folder and of the working folder. It is "
+    "not opened.",
+    cure="Copy the file next to the script, or name it on the command line.",
+)
+
+
 class _Script:
     def __init__(self, path: Path, file: str, text: str, beside: Sequence[Path]) -> None:
         self.path, self.file = path, file
@@ -339,7 +400,7 @@ class _Script:
     def place(self, word: Word) -> Span:
         return self.span(word.at, word.end)
 
-    def refused(self, code: str, message: str, help: str, span: Span) -> Refused:
+    def refused(self, code: Code, message: str, help: str, span: Span) -> Refused:
         return Refused(Diagnostic(code, message, help=help, span=span))
 
     def local(self, statement: Statement) -> Statement:
@@ -362,7 +423,7 @@ class _Script:
         if script not in (None, *trl.SCRIPTS):
             message = f"`{program.name}` is TRL's {script}, which has no counterpart"
             help = f"recipes train like TRL's {listing(trl.SCRIPTS, 'and')}"
-            raise self.refused("E1171", message, help, self.place(program.head))
+            raise self.refused(E1171, message, help, self.place(program.head))
         main, launched = self._main(program, dialect)
         sources, devices = [main], None
         launch = self._launch(program, launched)
@@ -377,13 +438,13 @@ class _Script:
         if "\0" in self.text:
             at = self.text.index("\0")
             raise self.refused(
-                "E1183", "this is not a text file: it has a zero byte", "name the script", self.span(at, at)
+                E1183, "this is not a text file: it has a zero byte", "name the script", self.span(at, at)
             )
         try:
             self.shell.read()
         except Unreadable as error:
             help = "bash -n SCRIPT shows what bash cannot read"
-            raise self.refused("E1183", str(error), help, self.span(error.at, error.at + 1)) from None
+            raise self.refused(E1183, str(error), help, self.span(error.at, error.at + 1)) from None
         programs = [found for each in self.shell.statements if (found := _program(self.local(each)))]
         if chosen is None and any(
             each.tool for each in programs
@@ -392,7 +453,7 @@ class _Script:
         if not programs:
             message = f"{self.file} has no command that trains"
             help = "looked for the tools' commands, and launchers with a training script"
-            raise self.refused("E1182", message, help, Span(self.file, 1, 1, self.tree.lines[0]))
+            raise self.refused(E1182, message, help, Span(self.file, 1, 1, self.tree.lines[0]))
         if (number is None and len(programs) > 1) or not 1 <= (number or 1) <= len(programs):
             lines = [
                 f"--command {index}: {_called(each)} (line {self.place(each.head).line})"
@@ -401,7 +462,7 @@ class _Script:
             message = f"{self.file} has {plural(len(programs), 'training command')}; a recipe is for one"
             help = "choose one:\n" + "\n".join(f"  {line}" for line in lines)
             raise self.refused(
-                "E1181", message, help, self.place(programs[-1 if len(programs) == 1 else 1].head)
+                E1181, message, help, self.place(programs[-1 if len(programs) == 1 else 1].head)
             )
         return programs[(number or 1) - 1]
 
@@ -410,7 +471,7 @@ class _Script:
         if program.tool:
             message = f"`{program.name}` is a command of {program.tool}, which recipec does not read yet"
             help = f"start a recipe by hand: recipe new my-run; recipec reads commands of {read}"
-            return self.refused("E1193", message, help, self.place(program.head))
+            return self.refused(E1193, message, help, self.place(program.head))
         message = f"`{shown(program.name)}` is your own script: only the script says what its flags mean"
         help = "port the script itself, or add --from trl if its flags are those of TRL's command line"
         if missing := unknown(program.name):
@@ -419,7 +480,7 @@ class _Script:
                 "script runs"
             )
             help = "write out the name of the script"
-        return self.refused("E1184", message, help, self.place(program.head))
+        return self.refused(E1184, message, help, self.place(program.head))
 
     def _main(self, program: Program, dialect: str) -> tuple[Source, list[Word]]:
         """Return the config with the command's flags, and the launcher's flags that stand among them."""
@@ -459,7 +520,7 @@ class _Script:
                 laid.remove(word.text[1:])
             elif word not in named and dialect != "litgpt":
                 message = f"recipec cannot use `{shown(word.text)}`: it is not a flag"
-                self.found.append(Diagnostic("W1186", message, help="remove it", span=self.place(word)))
+                self.found.append(Diagnostic(W1186, message, help="remove it", span=self.place(word)))
         path = Path("command.sh") if str(self.path) == "-" else self.path
         if config is not None and path.stem in ("run", "launch", "command"):
             path = config.path
@@ -470,11 +531,11 @@ class _Script:
         base = next((word for word in plain if word.text.endswith(CONFIGS) and word is not over), None)
         if base is not None and PurePosixPath(base.text).name not in OWN["tunix"]:
             message = f"two configs: {shown(base.text)}, and one that overrides it"
-            raise self.refused("E1110", message, "merge them into one file", self.place(base))
-        if base is not None and self._beside(base.text, self.place(base), "W1186", says=False) is not None:
+            raise self.refused(E1110, message, "merge them into one file", self.place(base))
+        if base is not None and self._beside(base.text, self.place(base), W1186, says=False) is not None:
             message = f"recipec uses Tunix's own {shown(base.text)}, and ignores this copy"
             help = "move your changes into the file that overrides it"
-            self.found.append(Diagnostic("W1186", message, help=help, span=self.place(base)))
+            self.found.append(Diagnostic(W1186, message, help=help, span=self.place(base)))
         named = replace(over, text=over.text.removeprefix(OVER))
         return [named, *(word for word in plain if word not in (base, over))]
 
@@ -539,12 +600,12 @@ class _Script:
             Refused: the config is missing, or its name is not known.
         """
         own = PurePosixPath(word.text).name in OWN.get(dialect, ())
-        source = self._beside(word.text, self.place(word), "W1186" if own else "E1185", says=not own)
+        source = self._beside(word.text, self.place(word), W1186 if own else E1185, says=not own)
         if source is None and not own:
             raise Refused(self.found.pop())
         return source
 
-    def _beside(self, name: str, span: Span, code: str, says: bool = True) -> Source | None:
+    def _beside(self, name: str, span: Span, code: Code, says: bool = True) -> Source | None:
         """Find a file that a heredoc writes, or that is next to the script or below the working folder."""
         text = shown(name)
         if missing := unknown(name):
@@ -572,14 +633,14 @@ class _Script:
         elif not inside and says:
             message = f"`{text}` is outside the script's folder and the current folder"
             help = "copy it next to the script, or name it on the command line"
-            raise Refused(Diagnostic("E1187", message, help=help, span=span))
+            raise Refused(Diagnostic(E1187, message, help=help, span=span))
         if present is not None:
             source, problems = read(present)
             if source is None:
                 raise Refused(problems[-1])
             if not isinstance(source.data, dict):
                 message = f"{source.file} is not a mapping of `key: value` lines, as a config must be"
-                raise Refused(Diagnostic("E1101", message, help="name a config", span=source.top()))
+                raise Refused(Diagnostic(E1101, message, help="name a config", span=source.top()))
             self.found += problems
             return source
         if says:
@@ -600,7 +661,7 @@ class _Script:
         watched = program.statement.watched
         flags, _ = _split(words, {**_types("accelerate"), **dict.fromkeys(BARE, "bool")}, "")
         named = next((values for flag, values, _ in flags if flag == "config_file" and values), None)
-        file = self._beside(named[0].text, self.place(named[0]), "W1186") if named else None
+        file = self._beside(named[0].text, self.place(named[0]), W1186) if named else None
         laid = _Laid.over(file)
         span = self.place(program.head)
         nodes, per_node = 1, None
@@ -654,10 +715,10 @@ class _Script:
                 and span
                 and "$" not in value
             ):
-                found = self._beside(value, span, "W1186")
+                found = self._beside(value, span, W1186)
                 yield from [found] if found else []
         if "dataset_info" in roles and isinstance(folder := main.get("dataset_dir", "data"), str):
-            found = self._beside(f"{folder}/dataset_info.json", main.top(), "W1186", says=False)
+            found = self._beside(f"{folder}/dataset_info.json", main.top(), W1186, says=False)
             yield from [found] if found else []
 
 

@@ -13,6 +13,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.port.keys import OFF, Keys, table, tools
 from recipec.port.meaning import adapters, models
 from recipec.port.names import known, tokenizer_of
+from recipec.port.refusals import E1163
 from recipec.runtime.data.tokenizer import MULTIPLE, padded
 from recipec.runtime.training.objectives import OBJECTIVES
 
@@ -219,7 +220,7 @@ def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
     """Record the tool's keys, as listed in data/dialects.json, that have no finding yet."""
     say_methods(keys, off)
     if keys.given("reference_free") and keys.value("reference_free") not in off:
-        keys.refuse("reference_free", "E1163", FREE, FREELY)
+        keys.refuse("reference_free", E1163, FREE, FREELY)
     keys.same("reference_free", note="off")
     names = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:

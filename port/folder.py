@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from recipec.port import dialects
-from recipec.port.commands import CONFIGS, is_command
-from recipec.port.port import Asked, Ported, port
-from recipec.port.python_source import CHOOSE, NO_TRAINER, SUFFIXES
+from recipec.port.commands import CONFIGS, E1181, E1182, is_command
+from recipec.port.port import E1112, Asked, Ported, port
+from recipec.port.python_source import CHOOSE, E1175, E1176, NO_TRAINER, SUFFIXES
 from recipec.port.read import read
-from recipec.port.recognize import role_of
+from recipec.port.recognize import E1101, role_of
 from recipec.spec.diagnostics import Diagnostic, has_errors
+from recipec.spec.document import E0005
 from recipec.spec.load import display
 
 MOST = 2000
 """The most files of the folders that are looked at."""
-NO_RUN = ("E1101", "E1182", "E0005")
+NO_RUN = (E1101, E1182, E0005)
 """Findings on a file that is not a run of any tool. Such a file is skipped."""
-SEVERAL, IN_THE_WAY = {"E1181": "command", "E1176": "trainer"}, "E1112"
+SEVERAL = {E1181: "command", E1176: "trainer"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def port_all(paths: Sequence[Path], asked: Asked, out: Path | None) -> Iterator[
             changes: dict[str, Any] = {kind: number} if several else {}
             now = replace(now, **changes)
             one = _ported([path, *beside], replace(now, force=False))
-            if target and any(each.code == IN_THE_WAY for each in one.diagnostics):
+            if target and any(each.code == E1112 for each in one.diagnostics):
                 target = target.with_suffix("") / "recipe.yaml"  # another port has its needed files there
                 one = _ported([path, *beside], replace(now, place=target))
             if several and any(map(_lists_runs, one.diagnostics)):
@@ -104,7 +105,7 @@ def _lists_runs(found: Diagnostic) -> bool:
 
 def _is_no_run(found: Diagnostic) -> bool:
     """Return whether a finding means that a file is skipped, such as a module without a trainer."""
-    return found.code in NO_RUN or (found.code == "E1175" and NO_TRAINER in found.message)
+    return found.code in NO_RUN or (found.code == E1175 and NO_TRAINER in found.message)
 
 
 def _ported(paths: Sequence[Path], asked: Asked) -> Ported:

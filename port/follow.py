@@ -20,7 +20,7 @@ from recipec.port import arguments
 from recipec.port.arguments import Given
 from recipec.port.keys import words
 from recipec.port.meaning.scripts import WITHOUT, ByHand, Chat, Column, End, Text, before_hand, is_content
-from recipec.port.read import Code, conceal, unparsed
+from recipec.port.read import ScriptText, conceal, unparsed
 from recipec.port.script_values import (
     LONGEST,
     NOTHING,
@@ -120,7 +120,7 @@ class Follower:
         given: the file of the arguments that the script parses; None if there is none.
     """
 
-    code: Code
+    code: ScriptText
     given: Given | None = None
     trainers: list[Made] = field(default_factory=list)
     others: list[Made] = field(default_factory=list)

@@ -17,7 +17,9 @@ from typing import Any
 
 from recipec.compiler.wording import listing
 from recipec.port.ledger import Ledger
+from recipec.port.refusals import E1160, E1180
 from recipec.port.source import MISSING, Source
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.validate import shown
 
@@ -291,7 +293,7 @@ class Keys:
                 f"--set {name}=null ports the run without it; --partial writes the recipe, and its "
                 "first line says that it is partial"
             )
-            self.refuse(key, "E1180", f"`{name}` changes what is learned: {note}", help)
+            self.refuse(key, E1180, f"`{name}` changes what is learned: {note}", help)
 
     def anew(self, key: str, idle: Iterable[Any]) -> None:
         """Refuse a key that starts the run from new weights, unless its value is in `idle`."""
@@ -308,7 +310,7 @@ class Keys:
             return False
         return True
 
-    def refuse(self, key: str, code: str, message: str, help: str) -> None:
+    def refuse(self, key: str, code: Code, message: str, help: str) -> None:
         """Refuse a key that the run cannot do without."""
         if key not in self.said:
             self.ledger.refused(self.source, self.prefix + key, code, message, help)
@@ -324,7 +326,7 @@ class Keys:
                 self.same(name, note="empty: the same as without the key")
             else:
                 self.refuse(
-                    name, "E1160", f"{name} is not a mapping of keys", f"write the keys of {name} below it"
+                    name, E1160, f"{name} is not a mapping of keys", f"write the keys of {name} below it"
                 )
 
     def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
@@ -378,14 +380,22 @@ class Keys:
         default = self.defaults.get(key)
         way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
         self.refuse(
-            key, "E1160", f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+            key, E1160, f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
         )
         return default
 
 
-def pretraining(help: str) -> tuple[str, str, str]:
+E1152 = Code(
+    "E1152",
+    "pre-training",
+    cause="The ported file starts from new weights. A recipe fine-tunes the weights of a checkpoint.",
+    cure="Start from a checkpoint, as the help says.",
+)
+
+
+def pretraining(help: str) -> tuple[Code, str, str]:
     """Return the code, message and help for a run that starts from new weights."""
-    return "E1152", "the run starts from new weights; recipec fine-tunes the weights of a checkpoint", help
+    return E1152, "the run starts from new weights; recipec fine-tunes the weights of a checkpoint", help
 
 
 def words(text: str) -> frozenset[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from recipec.compiler.emitters.commented_recipe import Line
 from recipec.port.source import MISSING, Source, Sources
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
 
 
@@ -120,7 +121,7 @@ class Ledger:
         """Record a key that the source's run does not read. The note says why."""
         self._record(source, key, Verdict.UNUSED, {}, note)
 
-    def refused(self, source: Source, key: str, code: str, message: str, help: str) -> None:
+    def refused(self, source: Source, key: str, code: Code, message: str, help: str) -> None:
         """Refuse a key that the run cannot do without: add an error at its place, and record the key."""
         told = any(each.path == key and each.severity == "error" for each in self.diagnostics)
         if told and not source.has(key):

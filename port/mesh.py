@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from recipec.compiler.checks.train import E0722
 from recipec.compiler.lowering.arrangements import Arrangement, arrangements, concerns_mesh
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.wording import plural
 from recipec.port.ledger import Ledger, Verdict
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 ROWS, MICRO = "train.global_batch_size", "train.micro_batch_size"
-NONE = "E1111"
-"""The code of the error that no mesh is possible."""
-ALONE = "E0722"
-"""The error on a loss that compares the rows of a micro-batch with each other, where it has one row."""
 
 MOST_ROWS = 10**6
 """The largest `train.global_batch_size` that a recipe may have."""
@@ -38,6 +36,14 @@ class Batch:
     micro: int
 
 
+E1111 = Code(
+    "E1111",
+    "no mesh fits the run",
+    cause="The checks refused every arrangement of the accelerator's devices.",
+    cure="Use another `--accelerator`.",
+)
+
+
 def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     """Set the mesh and the micro-batch, and return the source's batch."""
     ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
@@ -51,14 +57,14 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     for way in ways:
         _apply(ledger, way, batched)
         errors = [d for d in examine() if d.severity == "error"]
-        found = [d for d in errors if concerns_mesh(d) or (d.code == ALONE and before.micro > 1)]
+        found = [d for d in errors if concerns_mesh(d) or (d.code == E0722 and before.micro > 1)]
         if not found:
             return before
         refused = refused or found
     _apply(ledger, ways[0], batched)
     message = f"no arrangement of the devices of {accelerator.name} fits this run: {refused[0].message}"
     help = "ask for a larger --accelerator"
-    ledger.diagnostics.append(Diagnostic(NONE, message, refused[0].path, help))
+    ledger.diagnostics.append(Diagnostic(E1111, message, refused[0].path, help))
     return before
 
 
@@ -76,6 +82,15 @@ def _machine(accelerator: Accelerator) -> str:
 
 
 OTHER_ROWS = "the mean of each micro-batch's mean covers other rows"
+
+
+W1116 = Code(
+    "W1116",
+    "different number of rows in an optimizer step",
+    cause="No mesh of the accelerator fits the source's global batch. The port rounds it up to one "
+    "that fits.",
+    cure="Use another `--accelerator`, or another batch size in the source.",
+)
 
 
 def tell(ledger: Ledger, before: Batch) -> None:
@@ -106,7 +121,7 @@ def tell(ledger: Ledger, before: Batch) -> None:
     place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
     message = f"an optimizer step takes {plural(rows, 'row')} instead of {before.rows}"
     help = "choose an --accelerator whose number of devices divides the rows"
-    ledger.diagnostics.append(Diagnostic("W1116", message, ROWS, help, place))
+    ledger.diagnostics.append(Diagnostic(W1116, message, ROWS, help, place))
 
 
 def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:

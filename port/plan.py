@@ -15,6 +15,7 @@ from recipec.port.ledger import Ledger, Verdict
 from recipec.port.mesh import MICRO, amend
 from recipec.port.port import Asked, Ported, finish, in_place
 from recipec.port.read import Tree, parse_yaml
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
@@ -30,6 +31,14 @@ class Choice:
 
     sets: tuple[str, ...]
     note: str
+
+
+W1118 = Code(
+    "W1118",
+    "no configuration fits",
+    cause="With `--plan`, every configuration that was compiled needs more memory than the accelerator has.",
+    cure="Use a larger `--accelerator`. `recipe plan` shows what takes the memory.",
+)
 
 
 def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> None:
@@ -58,7 +67,7 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
     if choice is None:
         message = "no compiled configuration fits the memory; the mesh is the choice of the checks"
         help = "ask for a larger --accelerator; `recipe plan` shows what takes the memory"
-        made.ledger.diagnostics.append(Diagnostic("W1118", message, "mesh.axes", help))
+        made.ledger.diagnostics.append(Diagnostic(W1118, message, "mesh.axes", help))
     else:
         _take(made.ledger, choice)
     finish(made, asked)

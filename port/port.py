@@ -12,8 +12,11 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from recipec.compiler.checks.launch import E1301
+from recipec.compiler.checks.train import E0722
 from recipec.compiler.emitters.commented_recipe import recipe_text
 from recipec.compiler.lowering.arrangements import concerns_mesh
+from recipec.compiler.lowering.catalog import E0801, E0802
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
@@ -24,18 +27,21 @@ from recipec.port.dialects import Module
 from recipec.port.keys import words
 from recipec.port.ledger import Finding, Ledger, Verdict, prefixes
 from recipec.port.meaning.models import HUB_ID, way_out
-from recipec.port.mesh import amend
+from recipec.port.mesh import E1111, amend
 from recipec.port.python_source import SUFFIXES, read_script
 from recipec.port.read import read
 from recipec.port.recognize import Recognized, recognize, role_of, say_unread
 from recipec.port.report import Row, counts, rows, summary
-from recipec.port.settle import Settled, older_beside, overridden, renamed, settle
+from recipec.port.settle import E1108, Settled, older_beside, overridden, renamed, settle
 from recipec.port.source import Source, Sources
 from recipec.port.typed import typed
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from recipec.spec.document import Refused
 from recipec.spec.language import VERSION
+from recipec.spec.language.base import E0110
 from recipec.spec.load import display, load
+from recipec.spec.validate import E0102
 
 NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
 """File names that say nothing about the run. A recipe of such a name is named after the config, and one of
@@ -134,6 +140,15 @@ class Ported:
         }
 
 
+E1173 = Code(
+    "E1173",
+    "--script or --trainer for another kind of file",
+    cause="`--script` names a script of TRL, but the file belongs to another tool. Or `--trainer` "
+    "chooses a trainer of a Python script, but the file is a config.",
+    cure="Leave the option out.",
+)
+
+
 def port(paths: Sequence[Path], asked: Asked) -> Ported:
     """Port the files of one run."""
     files, found, asked = _read(paths, asked)
@@ -145,10 +160,10 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     dialect, sources = recognized.dialect, recognized.sources
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
         message = f"--script is for TRL's files, and {sources.main.file} is a file of {dialect.TITLE}"
-        return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])
+        return Ported(diagnostics=[Diagnostic(E1173, message, help="leave --script out")])
     if asked.trainer and not sources.main.script:
         message = f"--trainer is for Python scripts, and {sources.main.file} is a file of {dialect.TITLE}"
-        return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --trainer out")])
+        return Ported(diagnostics=[Diagnostic(E1173, message, help="leave --trainer out")])
     sources, problems = overridden(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
@@ -202,8 +217,8 @@ def finish(made: Ported, asked: Asked) -> None:
         lowered = checked(body, asked.place)
     errors = hindering(ledger.diagnostics)
     # The error on a refused key already covers what is missing; drop the checks' errors on the same gap.
-    kept = [d for d in lowered.diagnostics if not (errors and d.code in ("E0102", "E0110"))]
-    if any(d.code == mesh.NONE for d in errors):
+    kept = [d for d in lowered.diagnostics if not (errors and d.code in (E0102, E0110))]
+    if any(d.code == E1111 for d in errors):
         kept = [d for d in kept if not concerns_mesh(d)]
     placed = [_moved_to_source(d, ledger, display(asked.place)) for d in kept]
     if not asked.partial and hindering([*errors, *placed]):
@@ -216,6 +231,14 @@ def finish(made: Ported, asked: Asked) -> None:
     lower = made.text.count("\n") - body.count("\n")
     placed = [moved(d, display(asked.place), lower) for d in placed]
     made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
+
+
+E1117 = Code(
+    "E1117",
+    "file named twice",
+    cause="The command names the same file twice.",
+    cure="Name it once.",
+)
 
 
 def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagnostic], Asked]:
@@ -231,7 +254,7 @@ def _read(paths: Sequence[Path], asked: Asked) -> tuple[list[Source], list[Diagn
     for path in sorted(paths, key=lambda each: not is_command(each)):
         real = os.path.realpath(path)  # unlike Path.resolve, it accepts circular links
         if real in seen:
-            found.append(Diagnostic("E1117", f"{display(path)} is given twice", help="give it once"))
+            found.append(Diagnostic(E1117, f"{display(path)} is given twice", help="give it once"))
             continue
         seen.add(real)
         if path in taken:
@@ -315,7 +338,7 @@ def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
     """Find the unreadable values without any effect: the recipe is the same without them."""
     bare, _ = _ledger(sources, dialect, asked)
     refused = zip(bare.findings, bare.diagnostics, strict=True)
-    notes = {(each.file, each.key): each.note for each, said in refused if said.code != "E1108"}
+    notes = {(each.file, each.key): each.note for each, said in refused if said.code != E1108}
     if not notes:
         return {}
     dialect.port(bare)
@@ -385,10 +408,6 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-FOLDERS = "E1301"
-"""The error on a checkpoint folder that is local to each host. Its place is the source's results folder."""
-
-
 def checked(text: str, place: Path) -> Lowered:
     """Load and lower a recipe that is not written to disk yet.
 
@@ -405,7 +424,7 @@ def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
     span = _key_of(found.path, ledger)
-    if found.code in ("E0801", "E0802"):
+    if found.code in (E0801, E0802):
         key = next((each.key for each in ledger.findings if "model.id" in each.recipe), "")
         id = str(ledger.value("model.id"))
         found = replace(found, help=way_out(id, key) or found.help)
@@ -414,10 +433,10 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
             way = "--add-model adds it from the hub, as `recipe models add` does; or"
             help = f"{close[0] if close else ''}{way} --set {key}=./checkpoint, a folder with its config.json"
             found = replace(found, help=help)
-    if found.code == mesh.ALONE:
+    if found.code == E0722:
         key = next((each.key for each in ledger.findings if mesh.MICRO in each.recipe), "")
         found = replace(found, help=f"--set {key}=2; the tool also compares the rows of a micro-batch")
-    if found.code == FOLDERS:
+    if found.code == E1301:
         span = ledger.sources.main.place(ledger.folder)
         found = replace(
             found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts can reach"
@@ -429,7 +448,7 @@ def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic
 
 def lacking(found: Diagnostic, id: str) -> bool:
     """Return whether a finding says that the catalog lacks a model of the hub."""
-    return found.code == "E0801" and "not in the catalog" in found.message and bool(HUB_ID.fullmatch(id))
+    return found.code == E0801 and "not in the catalog" in found.message and bool(HUB_ID.fullmatch(id))
 
 
 def _key_of(path: str, ledger: Ledger) -> Span | None:
@@ -450,6 +469,22 @@ def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
     return replace(found, span=replace(found.span, line=found.span.line + lines))
 
 
+E1112 = Code(
+    "E1112",
+    "file exists already",
+    cause="The file that `-o` or `--report` names exists already, is one of the ported files, or "
+    "cannot be written.",
+    cure="Name another file, or replace it with `--force`.",
+)
+
+W1119 = Code(
+    "W1119",
+    "additional file is not written",
+    cause="The recipe needs a file next to it, such as the Python module of its `data.transform`.",
+    cure="Give a file for the recipe with `-o`. The other files are written next to it.",
+)
+
+
 def in_the_way(
     files: Mapping[str, str], folder: Path, writes: bool, force: bool, what: str = "recipe"
 ) -> Iterator[Diagnostic]:
@@ -468,12 +503,12 @@ def in_the_way(
                 f"the {what} needs {name} next to it, which recipec does not write if the {what} goes "
                 "to stdout"
             )
-            yield Diagnostic("W1119", message, help=f"-o {what}.yaml writes both")
+            yield Diagnostic(W1119, message, help=f"-o {what}.yaml writes both")
         elif not force and _content(folder / name) not in (None, content):
             message = (
                 f"{display(folder / name)} already exists, and the {what} needs another file of that name"
             )
-            yield Diagnostic("E1112", message, help="--force replaces it; -o can name another folder")
+            yield Diagnostic(E1112, message, help="--force replaces it; -o can name another folder")
 
 
 @contextmanager

@@ -33,9 +33,11 @@ from recipec.port.meaning.scripts import (
     before_hand,
     is_content,
 )
-from recipec.port.read import Code, Tree, conceal, parse_json, unparsed
+from recipec.port.read import ScriptText, Tree, conceal, parse_json, unparsed
+from recipec.port.refusals import E1149, E1150, E1171
 from recipec.port.script_values import NOTHING, Arg, Function, Known, Made, Row, Unknown
 from recipec.port.source import Script, Source, join
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused
 from recipec.spec.load import display, read_text
@@ -95,7 +97,7 @@ def read_script(
 
 
 def _source(tree: Tree, notebook: bool, given: Source | None, trainer: int | None) -> Source:
-    code = Code(tree)
+    code = ScriptText(tree)
     if notebook:
         _cells(code)
     else:
@@ -118,7 +120,15 @@ def _attributes(module: ast.Module) -> frozenset[str]:
     return frozenset(node.attr for node in nodes if isinstance(node.ctx, ast.Load))
 
 
-def _parsed(code: Code) -> ast.Module:
+E1179 = Code(
+    "E1179",
+    "not valid Python",
+    cause="The text breaks Python 3's grammar at the place shown, or the notebook has no cells.",
+    cure="Correct it. 2to3 converts a script of Python 2.",
+)
+
+
+def _parsed(code: ScriptText) -> ast.Module:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         with warnings.catch_warnings():
@@ -134,10 +144,10 @@ def _parsed(code: Code) -> ast.Module:
     except SyntaxError as error:
         span = code.at(error.lineno or 1, max((error.offset or 1) - 1, 0))
         help = "Python 3 refuses it too; 2to3 converts a script of Python 2"
-        raise code.tree.refused("E1179", f"not valid Python: {error.msg}", help, span) from None
+        raise code.tree.refused(E1179, f"not valid Python: {error.msg}", help, span) from None
     except (ValueError, RecursionError, MemoryError):
         message = "not valid Python: it has a NUL character, or brackets are nested too deep"
-        raise code.tree.refused("E1179", message, "is it a script?", code.tree.span(0, 0)) from None
+        raise code.tree.refused(E1179, message, "is it a script?", code.tree.span(0, 0)) from None
     return made
 
 
@@ -146,7 +156,7 @@ _MAGIC = re.compile(r"(\s*)((?:[\w, ]+=\s*)?[%!?].*|\w[\w.]*\?{1,2}\s*)$")
 _WHOLE = re.compile(r"\s*%%(?!capture|time|timeit|prun)")
 
 
-def _cells(code: Code) -> None:
+def _cells(code: ScriptText) -> None:
     """Collect a notebook's code cells. Lines that are not Python become blank, so that places are right."""
     tree = code.tree
     data = parse_json(tree)
@@ -154,7 +164,7 @@ def _cells(code: Code) -> None:
     if not isinstance(cells, list):
         message = f"{tree.file} is not a notebook: it has no list of cells"
         help = "save it as a notebook of version 4; jupyter nbconvert --to notebook converts an older one"
-        raise tree.refused("E1179", message, help, tree.span(0, 0))
+        raise tree.refused(E1179, message, help, tree.span(0, 0))
     raw = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", tree.text)
     for number, cell in enumerate(cells):
         if not isinstance(cell, dict) or cell.get("cell_type") != "code":
@@ -183,7 +193,7 @@ def _decoded(text: str) -> str:
     return found
 
 
-def _cell(code: Code, characters: list[tuple[str, int, int]]) -> None:
+def _cell(code: ScriptText, characters: list[tuple[str, int, int]]) -> None:
     line: list[tuple[str, int, int]] = []
     blank = goes_on = False
     first = True
@@ -204,7 +214,7 @@ def _cell(code: Code, characters: list[tuple[str, int, int]]) -> None:
         line = []
 
 
-def _hide(code: Code, module: ast.Module) -> None:
+def _hide(code: ScriptText, module: ast.Module) -> None:
     """Replace texts that are assigned to secret-sounding names by stars."""
     for node in ast.walk(module):
         named: list[tuple[str, Any]] = []
@@ -281,9 +291,35 @@ TRL_LENGTH = 1024
 """TRL's default for max_length."""
 
 
+E1175 = Code(
+    "E1175",
+    "script without a known trainer",
+    cause="The script does not construct SFTTrainer, UnslothTrainer, DPOTrainer, ORPOTrainer, "
+    "CPOTrainer, KTOTrainer or Trainer with a language model. It trains in its own loop, with "
+    "another trainer or kind of model, or not at all.",
+    cure="Port the script that constructs the trainer.",
+)
+
+E1176 = Code(
+    "E1176",
+    "script with several runs",
+    cause="The script constructs several trainers, or one in a loop. A recipe is one run.",
+    cure="Choose one with `--trainer N`. Split a script that trains in a loop into one for each run.",
+)
+
+E1177 = Code(
+    "E1177",
+    "training arguments outside the script",
+    cause="The trainer's arguments are parsed from a command line or a file, or belong to a class "
+    "that the script defines.",
+    cure="Name the file with the values after the script: `recipe port train.py config.yaml`. Or use "
+    "the library's own class.",
+)
+
+
 @dataclass
 class _Assembly:
-    code: Code
+    code: ScriptText
     follower: Follower
     chosen: int | None = None
     data: dict[str, Any] = field(default_factory=dict)
@@ -328,7 +364,7 @@ class _Assembly:
         elif lora is not None and lora.value is not None:
             message = f"`{self.code.shown(lora.node)}` is not a LoraConfig that the script constructs"
             raise self.refused(
-                "E1149", message, "a recipe trains LoRA's adapters, or the whole model", lora.node
+                E1149, message, "a recipe trains LoRA's adapters, or the whole model", lora.node
             )
         path = of_model.get("model_name", of_model.get(PATH, model))
         found = [given.pop(key, None) for key in ("tokenizer", "processing_class")]
@@ -383,7 +419,7 @@ class _Assembly:
                 self.spans[join(ARGUMENTS, name)] = self.code.span(arg.node)
         return notes
 
-    def refused(self, code: str, message: str, help: str, node: Any = None) -> Refused:
+    def refused(self, code: Code, message: str, help: str, node: Any = None) -> Refused:
         span = self.code.span(node) if node is not None else self.code.tree.span(0, 0)
         return self.code.tree.refused(code, message, help, span)
 
@@ -402,32 +438,32 @@ class _Assembly:
             lines = ((each.kind.removeprefix("class "), self.code.span(each.node).line) for each in every)
             ways = (f"--trainer {n}: {kind} (line {line})" for n, (kind, line) in enumerate(lines, 1))
             help = "\n".join((CHOOSE, *(f"  {way}" for way in ways)))
-            raise self.refused("E1176", message, help, every[min(1, len(every) - 1)].node)
+            raise self.refused(E1176, message, help, every[min(1, len(every) - 1)].node)
         every = every[(chosen or 1) - 1 :][:1]
         if every and "unsure" in every[0].told:
             message = f"{file} trains in a loop, and a recipe is for one run"
-            raise self.refused("E1176", message, "make a script of each run, and port each", every[0].node)
+            raise self.refused(E1176, message, "make a script of each run, and port each", every[0].node)
         found, others = ([each for each in kind if each in every] for kind in (found, others))
         if others:
             kind, read = others[0].kind, listing([f"`{name}`" for name in TRAINERS], "or")
             if FOREIGN.fullmatch(kind):
                 message = f"this is a run of TRL's {kind}, which has no counterpart in recipes"
-                raise self.refused("E1171", message, f"recipes train like {read}", others[0].node)
+                raise self.refused(E1171, message, f"recipes train like {read}", others[0].node)
             message = (
                 f"{file} trains with `{kind.removeprefix('class ')}`, and recipec does not follow its steps"
             )
-            raise self.refused("E1175", message, f"recipec reads runs of {read}", others[0].node)
+            raise self.refused(E1175, message, f"recipec reads runs of {read}", others[0].node)
         if not found:
             read = listing([f"`{name}`" for name in TRAINERS], "or")
             help = f"recipec reads scripts that construct {read}; for another script, port its config"
-            raise self.refused("E1175", f"{file} {NO_TRAINER}", help)
+            raise self.refused(E1175, f"{file} {NO_TRAINER}", help)
         return found[0]
 
     def made_by(self, model: Made) -> None:
         seen = re.search(r"[\"'](images?|audios?|videos?|pixel_values)[\"']", "\n".join(self.code.lines))
         if seen and re.search("ImageTextToText|ConditionalGeneration", self.code.shown(model.node)):
             message = f"`{self.code.shown(model.node)}` with {seen[1]}, and recipec's models read text"
-            raise self.refused("E1150", message, "train only on text", model.node)
+            raise self.refused(E1150, message, "train only on text", model.node)
         if model.kind.startswith("class "):
             name = model.kind.removeprefix("class ")
             message = f"`{name}` does not load a text-only language model, which is what recipec trains"
@@ -437,7 +473,7 @@ class _Assembly:
                 help = (
                     "give the trainer the base model, and write the adapters as lora.start_from of the recipe"
                 )
-            raise self.refused("E1175", message, help, model.node)
+            raise self.refused(E1175, message, help, model.node)
 
     def arguments(self, config: Arg) -> dict[str, Arg]:
         """Return the trainer's arguments, including those of model_init_kwargs.
@@ -450,14 +486,14 @@ class _Assembly:
             if isinstance(made, Made) and made.kind.startswith("class "):
                 message = f"the training arguments have their own class, {made.kind[6:]}"
                 help = f"construct the class that {made.kind[6:]} inherits from, with its values"
-                raise self.refused("E1177", message, help, config.node)
+                raise self.refused(E1177, message, help, config.node)
             where = made.why if isinstance(made, Unknown) else "the command line"
             message = f"the training arguments are not in the script: they come from {where}"
             file, parsed = self.code.tree.file, isinstance(made, Made) and made.kind == "cli"
             help = "write the values into the script"
             if parsed and self.follower.given is None:
                 help = f"name the file of its arguments too: recipe port {file} config.yaml; or {help}"
-            raise self.refused("E1177", message, help, config.node)
+            raise self.refused(E1177, message, help, config.node)
         own = made.told["own"].value if "own" in made.told else ()
         out = {key: arg for key, arg in made.args.items() if key not in own}
         inner = out.get("model_init_kwargs")
@@ -634,9 +670,7 @@ class _Assembly:
         for each in out.by_hand:
             if seen := re.search(r"\b(images?|audios?|videos?)\b", "\n".join(each.lines)):
                 message = f"`{each.name}` is about {seen[1]}, and recipec's models read text"
-                raise Refused(
-                    Diagnostic("E1150", message, "formatting_func", "train only on text", each.span)
-                )
+                raise Refused(Diagnostic(E1150, message, "formatting_func", "train only on text", each.span))
         return out
 
 

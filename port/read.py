@@ -20,11 +20,12 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from recipec.port.source import Source, join
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.document import MAX_DEPTH, Refused
+from recipec.spec.document import E0005, E0008, E0012, E0014, E0015, E0016, MAX_DEPTH, Refused
 from recipec.spec.load import display, read_text
 from recipec.spec.secrets import Concealer, kind
-from recipec.spec.yaml_errors import explain
+from recipec.spec.yaml_errors import E0006, explain
 
 MAX_BYTES = 1 << 20
 """The largest file that is read, in bytes. Any config is much smaller, and reading it takes seconds."""
@@ -55,6 +56,22 @@ conceal = Concealer(None)
 """Replaces values that look like tokens by stars, in a text for messages."""
 
 
+E1109 = Code(
+    "E1109",
+    "endless aliases",
+    cause="A YAML alias is inside the value that it refers to, or nested aliases expand to millions "
+    "of values.",
+    cure="Write the values out.",
+)
+
+W1115 = Code(
+    "W1115",
+    "key given twice in a config",
+    cause="A section contains the same key twice. The tools use the last one, and so does the port.",
+    cure="Remove one of the two.",
+)
+
+
 @dataclass
 class Tree:
     """A text that is being read.
@@ -83,7 +100,7 @@ class Tree:
         text = self.lines[line] if line < len(self.lines) else ""
         return Span(self.file, line + 1, column + 1, text, length)
 
-    def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:
+    def refused(self, code: Code, message: str, help: str | None, span: Span) -> Refused:
         """Return the error to raise if nothing after this can be read."""
         return Refused(Diagnostic(code, message, help=help, span=span))
 
@@ -96,10 +113,10 @@ class Tree:
         self.count += 1
         if depth > MAX_DEPTH:
             message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
-            raise self.refused("E0015", message, "is it a config?", span)
+            raise self.refused(E0015, message, "is it a config?", span)
         if self.count > MOST_VALUES:
             message = f"the file has more than {MOST_VALUES:,} values, counting what aliases repeat"
-            raise self.refused("E1109", message, "is it a config? write out the values of aliases", span)
+            raise self.refused(E1109, message, "is it a config? write out the values of aliases", span)
 
     def value(self, text: str, path: str) -> str:
         """Return the text at a path, with stars in place of values that look like tokens."""
@@ -115,7 +132,7 @@ class Tree:
         """Warn about a key that its section has twice."""
         first = self.keys[path].line
         message = f"`{key}` is given twice: line {first} already has it, and the last value counts"
-        self.diagnostics.append(Diagnostic("W1115", message, path, "remove one of the two", span))
+        self.diagnostics.append(Diagnostic(W1115, message, path, "remove one of the two", span))
 
     def forget(self, path: str) -> None:
         """Remove the places below a path, whose value another one replaces."""
@@ -135,7 +152,7 @@ def unparsed(node: ast.AST) -> str:
 
 
 @dataclass
-class Code:
+class ScriptText:
     """A script's text, with the place of each of its lines in the file."""
 
     tree: Tree
@@ -194,9 +211,9 @@ def parse_yaml(tree: Tree) -> Any:
         raise _syntax(tree, error) from None
     except RecursionError:
         message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
-        raise tree.refused("E0015", message, "is it a config?", tree.span(0, 0)) from None
+        raise tree.refused(E0015, message, "is it a config?", tree.span(0, 0)) from None
     if root is None or (isinstance(root, ScalarNode) and root.tag == f"{_TAG}null"):
-        raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
+        raise tree.refused(E0005, "the file is empty", _START, tree.span(0, 0))
     return _Builder(tree, loader).value(root, "", 0)
 
 
@@ -214,14 +231,21 @@ class _Loader(yaml.SafeLoader):
         if self.depth > MAX_DEPTH + 2:
             mark = event.start_mark
             message = f"lists and mappings are nested more than {MAX_DEPTH} deep"
-            raise self.tree.refused(
-                "E0015", message, "is it a config?", self.tree.span(mark.line, mark.column)
-            )
+            raise self.tree.refused(E0015, message, "is it a config?", self.tree.span(mark.line, mark.column))
         node = super().compose_node(parent, index)
         self.depth -= 1
         if isinstance(event, AliasEvent) and isinstance(node, ScalarNode):
             return ScalarNode(node.tag, node.value, event.start_mark, event.end_mark, style=node.style)
         return node
+
+
+E1120 = Code(
+    "E1120",
+    "merge key with two values",
+    cause="`<<` includes several mappings that give a key different values. PyYAML up to 6.0.3 uses "
+    "the first value, as YAML specifies. PyYAML 6.0.4 uses the last.",
+    cure="Remove the key from one of the mappings, or write the keys out instead of `<<`.",
+)
 
 
 class _Builder:
@@ -235,14 +259,14 @@ class _Builder:
         if node.tag not in _KNOWN:
             tag = node.tag.replace(_TAG, "!!")
             message = f"the tag `{tag}`{' would run code and' if 'python' in tag else ''} is refused"
-            raise self.tree.refused("E0012", message, "remove the tag", self.span(node))
+            raise self.tree.refused(E0012, message, "remove the tag", self.span(node))
         if isinstance(node, ScalarNode):
             if node.start_mark.index != node.end_mark.index:
                 self.tree.spans[path] = self.span(node)
             return self.scalar(node, path)
         if id(node) in self.open:
             message = "an alias refers to a value that contains the alias"
-            raise self.tree.refused("E1109", message, "write the value out", self.span(node))
+            raise self.tree.refused(E1109, message, "write the value out", self.span(node))
         self.open.add(id(node))
         if node.flow_style or "[" in path[-6:]:
             self.tree.spans[path] = self.span(node)
@@ -287,7 +311,7 @@ class _Builder:
             return [pair for part in parts for pair in part]
         if not isinstance(node, MappingNode):
             message = "`<<` needs a mapping, and this is not one"
-            raise self.tree.refused("E0006", f"not valid YAML: {message}", "<<: *anchor", self.span(node))
+            raise self.tree.refused(E0006, f"not valid YAML: {message}", "<<: *anchor", self.span(node))
         self.tree.count += len(node.value)
         further = [
             pair for key, value in node.value if key.tag == _MERGE for pair in self.merged(value, depth + 1)
@@ -305,7 +329,7 @@ class _Builder:
                         f"`<<` gives two values of `{key.value}`, and which one applies depends on PyYAML"
                     )
                     help_ = "remove it from one of the mappings, or write their keys out instead of `<<`"
-                    raise self.tree.refused("E1120", message, help_, self.span(key))
+                    raise self.tree.refused(E1120, message, help_, self.span(key))
 
     def scalar(self, node: ScalarNode, path: str) -> Any:
         """Return a scalar's value by the rules of YAML 1.1."""
@@ -318,7 +342,7 @@ class _Builder:
             made = self.loader.construct_object(node)
         except (ValueError, KeyError) as error:
             message = f"not valid YAML: `{node.value[:40]}` cannot be read as {node.tag.removeprefix(_TAG)}"
-            raise self.tree.refused("E0006", message, "put quotes around it", self.span(node)) from error
+            raise self.tree.refused(E0006, message, "put quotes around it", self.span(node)) from error
         if isinstance(made, str):
             return self.tree.value(made, path)
         return self.tree.whole(made, node.value) if isinstance(made, int) else made
@@ -328,7 +352,7 @@ class _Builder:
         if _JINJA.search(span.text):
             return _jinja(self.tree, span.line - 1)
         message = "a list or a mapping cannot be a key: keys are names"
-        return self.tree.refused("E0014", message, "put quotes around it", span)
+        return self.tree.refused(E0014, message, "put quotes around it", span)
 
     def span(self, node: Node) -> Span:
         """Return the place of a node's first line; of a block, its first word."""
@@ -344,7 +368,7 @@ def _syntax(tree: Tree, error: yaml.MarkedYAMLError) -> Refused:
     if error.context == "expected a single document in the stream":
         mark = error.problem_mark
         message = "a second YAML document starts here; the tools read one"
-        return tree.refused("E0008", message, "make a file of each document", tree.span(mark.line, 0))
+        return tree.refused(E0008, message, "make a file of each document", tree.span(mark.line, 0))
     jinja = next((number for number, line in enumerate(tree.lines) if _JINJA.search(line)), None)
     if jinja is not None:
         return _jinja(tree, jinja)
@@ -352,11 +376,20 @@ def _syntax(tree: Tree, error: yaml.MarkedYAMLError) -> Refused:
     return tree.refused(found.code, found.message, found.help, tree.span(found.line, found.column))
 
 
+E1106 = Code(
+    "E1106",
+    "Jinja in a config",
+    cause="A value is a Jinja expression, or the file is a Jinja template. A launcher fills it in, "
+    "which a port does not run.",
+    cure="Render the template, and port the result.",
+)
+
+
 def _jinja(tree: Tree, line: int) -> Refused:
     at = _JINJA.search(tree.lines[line])
     assert at is not None
     message = f"the file is a Jinja template: `{at[0]}` starts an expression, whose value is elsewhere"
-    return tree.refused("E1106", message, JINJA_HELP, tree.span(line, at.start(), 2))
+    return tree.refused(E1106, message, JINJA_HELP, tree.span(line, at.start(), 2))
 
 
 def _bad_character(tree: Tree, position: int) -> Refused:
@@ -364,7 +397,7 @@ def _bad_character(tree: Tree, position: int) -> Refused:
     column = len(before) - (before.rfind("\n") + 1)
     code_point = ord(tree.text[position : position + 1] or "\0")
     message = f"the character U+{code_point:04X} is not allowed in YAML"
-    return tree.refused("E0016", message, "remove it", tree.span(before.count("\n"), column))
+    return tree.refused(E0016, message, "remove it", tree.span(before.count("\n"), column))
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -379,8 +412,16 @@ def parse_json(tree: Tree) -> Any:
         Refused: the text is not JSON, or is nested too deep or too large.
     """
     if not tree.text.strip():
-        raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
+        raise tree.refused(E0005, "the file is empty", _START, tree.span(0, 0))
     return _Reader(tree).whole()
+
+
+E1105 = Code(
+    "E1105",
+    "not valid JSON",
+    cause="The text breaks JSON's grammar at the place shown, so the tool cannot read it either.",
+    cure="Correct it. JSON allows no comments, and no comma before a closing bracket.",
+)
 
 
 class _Reader:
@@ -478,7 +519,7 @@ class _Reader:
         if at >= len(self.text) and start is not None:
             at, what = start, f"the `{self.text[start]}` that opens here is not closed"
         help = "json.load of Python refuses it too; the file may be truncated, or have comments"
-        return self.tree.refused("E1105", f"not valid JSON: {what}", help, self.span(min(at, len(self.text))))
+        return self.tree.refused(E1105, f"not valid JSON: {what}", help, self.span(min(at, len(self.text))))
 
     def span(self, at: int, length: int = 1) -> Span:
         from bisect import bisect_right

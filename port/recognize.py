@@ -12,7 +12,9 @@ from recipec.port import dialects
 from recipec.port.dialects import Module
 from recipec.port.keys import tools, words
 from recipec.port.ledger import Ledger
+from recipec.port.refusals import W1114
 from recipec.port.source import Source, Sources
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors
 
 NEARLY = 0.9
@@ -178,6 +180,16 @@ class Recognized:
     sources: Sources
 
 
+E1110 = Code(
+    "E1110",
+    "several runs",
+    cause="There are two configs of one tool, two files of one kind, or a pipeline of stages. A "
+    "recipe is one run.",
+    cure="Port each stage separately. The `model.id` of each stage is the `merge.output` of the stage "
+    "before it.",
+)
+
+
 def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized | list[Diagnostic]:
     """Find the tool that the files belong to, or return the errors that say why it is not clear."""
     roles: dict[str, Source] = {}
@@ -188,7 +200,7 @@ def recognize(files: Sequence[Source], chosen: str | None = None) -> Recognized 
             mains.append(file)
         elif role in roles:
             message = f"{file.file} is {ROLES[role].title}, and {roles[role].file} is one already"
-            return [Diagnostic("E1110", message, help="name one of the two", span=file.top())]
+            return [Diagnostic(E1110, message, help="name one of the two", span=file.top())]
         else:
             roles[role] = file
     if not mains:
@@ -237,6 +249,15 @@ def _dialects(file: Source) -> list[Module]:
     return [dialect for count, dialect in counts if count == most] if most else []
 
 
+E1193 = Code(
+    "E1193",
+    "tool that is not supported",
+    cause="The keys identify a tool whose files `recipe port` does not read. Read as another tool's "
+    "file, it would become a different run.",
+    cure="Start from a new recipe with `recipe new`. `--from` reads the file as one of a supported tool.",
+)
+
+
 def _unread(file: Source) -> Diagnostic | None:
     """Return the error for a file of a tool that is not read yet; it names the tool and the telltale keys."""
     if file.script:
@@ -256,13 +277,31 @@ def _unread(file: Source) -> Diagnostic | None:
         f"start a recipe by hand: recipe new my-run; recipec reads files of {read}, and "
         "--from DIALECT reads this one as one of them"
     )
-    return Diagnostic("E1193", message, help=help, span=file.keys.get(found[tool][0]))
+    return Diagnostic(E1193, message, help=help, span=file.keys.get(found[tool][0]))
+
+
+E1102 = Code(
+    "E1102",
+    "file without a training run",
+    cause="The file belongs to a run, but does not say what is trained: an accelerate or DeepSpeed "
+    "config, an adapter_config.json, or a dataset_info.json.",
+    cure="Name the config of the run before it, in the same command.",
+)
 
 
 def _half(role: str, file: Source) -> Diagnostic:
     known = ROLES[role]
     message = f"{file.file} is {known.title}: {known.half}"
-    return Diagnostic("E1102", message, help=known.help.format(file=file.file), span=file.top())
+    return Diagnostic(E1102, message, help=known.help.format(file=file.file), span=file.top())
+
+
+E1101 = Code(
+    "E1101",
+    "unknown kind of config",
+    cause="The file has none of the keys that identify a tool's config.",
+    cure="Name a config of one of the tools that the message lists. `--from` names the tool if its "
+    "config is unusual.",
+)
 
 
 def _unknown(file: Source) -> Diagnostic:
@@ -273,7 +312,7 @@ def _unknown(file: Source) -> Diagnostic:
             return _pipeline(file, f"a list of {len(file.data)} mappings")
         message = f"{file.file} is not a mapping of `key: value` lines, as a config must be"
         return Diagnostic(
-            "E1101", message, help=f"looked for keys of\n{looked}", span=Span(file.file, 1, 1, "")
+            E1101, message, help=f"looked for keys of\n{looked}", span=Span(file.file, 1, 1, "")
         )
     for key in ("stages", "pipeline"):
         inner = file.get(key)
@@ -281,7 +320,7 @@ def _unknown(file: Source) -> Diagnostic:
             return _pipeline(file, f"`{key}` with {len(inner)} of them")
     message = f"{file.file} is not a config of a tool that recipec reads"
     return Diagnostic(
-        "E1101", message, help=f"looked for keys of\n{looked}\nor name its tool with --from", span=file.top()
+        E1101, message, help=f"looked for keys of\n{looked}\nor name its tool with --from", span=file.top()
     )
 
 
@@ -300,7 +339,15 @@ def _looked_for(file: Source) -> Iterator[str]:
 def _pipeline(file: Source, what: str) -> Diagnostic:
     message = f"{file.file} is a pipeline of several stages ({what}); a recipe is one of them"
     help = "make a file of each stage; the next stage's model.id is merge.output of the one before"
-    return Diagnostic("E1110", message, help=help, span=file.top())
+    return Diagnostic(E1110, message, help=help, span=file.top())
+
+
+E1103 = Code(
+    "E1103",
+    "tool of the config is unclear",
+    cause="The file has keys of several tools, or two files belong to two tools.",
+    cure="Name the tool with `--from`, or port one of the files.",
+)
 
 
 def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diagnostic:
@@ -312,15 +359,23 @@ def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diag
             f"port each separately: recipe port {first.file}; stages that follow each other pass "
             "merge.output on as model.id"
         )
-        return Diagnostic("E1110", message, help=help, span=second.top())
+        return Diagnostic(E1110, message, help=help, span=second.top())
     message = f"files of two tools: {first.file} is of {names[0]}, {second.file} of {names[1]}"
-    return Diagnostic("E1103", message, help=f"port one of them: recipe port {first.file}", span=second.top())
+    return Diagnostic(E1103, message, help=f"port one of them: recipe port {first.file}", span=second.top())
 
 
 def _unclear(file: Source, fitting: Sequence[Module]) -> Diagnostic:
     message = f"{file.file} may be a config of {listing([dialect.TITLE for dialect in fitting], 'or')}"
     help = f"name its tool: --from {fitting[0].NAME}"
-    return Diagnostic("E1103", message, help=help, span=file.top())
+    return Diagnostic(E1103, message, help=help, span=file.top())
+
+
+E1104 = Code(
+    "E1104",
+    "file of another tool",
+    cause="A file belongs to another tool's config, such as a dataset_info.json next to an Axolotl config.",
+    cure="Leave it out.",
+)
 
 
 def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
@@ -328,7 +383,7 @@ def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
     for role, file in roles.items():
         if role not in known:
             message = f"{dialect.TITLE} does not use {file.file}, which is {ROLES[role].title}"
-            yield Diagnostic("E1104", message, help="leave the file out", span=file.top())
+            yield Diagnostic(E1104, message, help="leave the file out", span=file.top())
 
 
 LEAST = 5
@@ -366,9 +421,7 @@ def say_unread(ledger: Ledger, dialect: Module, recognized: bool) -> Iterator[Di
             else:
                 ledger.unsupported(source, key, "recipec does not use this value")
                 message = f"recipec does not use the value of `{key}`"
-                yield Diagnostic(
-                    "W1114", message, key, f"correct it: it is a key of {title}", source.span(key)
-                )
+                yield Diagnostic(W1114, message, key, f"correct it: it is a key of {title}", source.span(key))
     if recognized and not ledger.sources.main.script:
         ledger.diagnostics += _foreign(ledger.sources.main, dialect, foreign)
 
@@ -386,14 +439,14 @@ def _foreign(main: Source, dialect: Module, foreign: Sequence[str]) -> Iterator[
             f"they include {named}; start a recipe by hand: recipe new my-run; or ignore them: "
             f"--from {dialect.NAME}"
         )
-        yield Diagnostic("E1193", message, help=help, span=main.keys.get(top[0]) or main.top())
+        yield Diagnostic(E1193, message, help=help, span=main.keys.get(top[0]) or main.top())
 
 
 def _no_key(ledger: Ledger, source: Source, key: str, title: str, close: str | None) -> Diagnostic:
     ledger.unsupported(source, key, f"not a key of {title}{f': nearly `{close}`' if close else ''}")
     help = f"did you mean `{close}`?" if close else "remove it, or name the file's tool with --from"
     place = source.keys.get(key) or source.span(key)
-    return Diagnostic("W1114", f"`{key}` is not a key of {title}", key, help, place)
+    return Diagnostic(W1114, f"`{key}` is not a key of {title}", key, help, place)
 
 
 def nearest(key: str, names: Sequence[str]) -> str | None:

@@ -10,11 +10,14 @@ from typing import Any
 
 from recipec.port.ledger import Ledger, prefixes
 from recipec.port.meaning.datasets import elsewhere
-from recipec.port.read import JINJA_HELP, Tree, conceal, parse_yaml
+from recipec.port.read import E1106, JINJA_HELP, Tree, conceal, parse_yaml
 from recipec.port.source import MISSING, Source, Sources, join, parts
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused
+from recipec.spec.overrides import E0030, E0031
+from recipec.spec.secrets import E0702
 
 _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 
@@ -36,7 +39,7 @@ def _applied(main: Source, argument: str, number: int) -> Source:
     match = _ARGUMENT.fullmatch(argument)
     if match is None:
         help = "--set learning_rate=1e-4"
-        raise Refused(Diagnostic("E0030", "a --set argument is KEY=VALUE", "", help, span))
+        raise Refused(Diagnostic(E0030, "a --set argument is KEY=VALUE", "", help, span))
     key, text = conceal(match[1]), match[2].strip()
     tree = Tree(text, "--set")
     value = None if text in ("", "null", "~") else parse_yaml(tree)
@@ -45,7 +48,7 @@ def _applied(main: Source, argument: str, number: int) -> Source:
         data,
         parts(key),
         value,
-        Diagnostic("E0031", f"`{key}` is not inside a section", key, "set its section", span),
+        Diagnostic(E0031, f"`{key}` is not inside a section", key, "set its section", span),
     )
     below = (f"{key}.", f"{key}[")
     spans = {known: place for known, place in main.spans.items() if not known.startswith(below)}
@@ -176,6 +179,15 @@ def renamed(source: Source, dialect: str) -> Source:
     )
 
 
+W1194 = Code(
+    "W1194",
+    "old and new name of a key",
+    cause="The file has a key by its old name and by its new name, with different values. Which one "
+    "is used depends on the tool's version. The port uses the new name's value.",
+    cure="Remove one of the two.",
+)
+
+
 def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
     """Record that a newer name wins over its older name in the same file, and warn if their values differ."""
     source = ledger.sources.main
@@ -193,7 +205,7 @@ def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
         message = (
             f"`{old}` is an older name of `{new}`, and recipec takes `{stands}: {flow(source.get(new))}`"
         )
-        yield Diagnostic("W1194", message, old, f"remove `{old}`, or `{stands}`", source.span(old))
+        yield Diagnostic(W1194, message, old, f"remove `{old}`, or `{stands}`", source.span(old))
 
 
 def _today(key: str, value: Any) -> Any:
@@ -228,7 +240,7 @@ class Refusal:
 
     key: str
     value: Any
-    code: str
+    code: Code
     message: str
     help: str
 
@@ -255,10 +267,26 @@ def settle(source: Source, interpolates: bool, kept: Collection[str] = ()) -> Se
 
 
 class _Unreadable(Exception):
-    def __init__(self, code: str, message: str, help: str) -> None:
+    def __init__(self, code: Code, message: str, help: str) -> None:
         super().__init__(message)
         self.code = code
         self.help = help
+
+
+E1108 = Code(
+    "E1108",
+    "reference that cannot be followed",
+    cause="A `${key}` of OmegaConf names a key that is not in the file, or refers to itself.",
+    cure="Write the value instead.",
+)
+
+E1174 = Code(
+    "E1174",
+    "value known only at run time",
+    cause="The port reads a script without running it. The value depends on an input, the "
+    "environment, a download or a condition.",
+    cure="Write the value instead, or give it with `--set KEY=VALUE`.",
+)
 
 
 @dataclass
@@ -290,18 +318,16 @@ class _Settler:
             message = f"`{path}` depends on {why}, which is known only when the script runs"
             objective = self.source.script.objective if self.source.script else "sft"
             help = f"give its value: --set {path}=VALUE"
-            raise _Unreadable(
-                "E1174", message, elsewhere(path, objective) if path == "dataset_name" else help
-            )
+            raise _Unreadable(E1174, message, elsewhere(path, objective) if path == "dataset_name" else help)
         if found := self.source.secrets.get(path):
-            raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
+            raise _Unreadable(E0702, f"`{path}` looks like {found}", SECRET_HELP)
         if _TEMPLATES.search(path) or self.source.script:
             return text
         if sign := _JINJA.search(text):
             message = (
                 f"`{path}` is a Jinja template: something else fills in the value that `{sign[0]}` starts"
             )
-            raise _Unreadable("E1106", message, JINJA_HELP)
+            raise _Unreadable(E1106, message, JINJA_HELP)
         value = self.resolved(text, path, 0) if self.interpolates else text
         if isinstance(value, str) and (variable := _VARIABLE.search(value)):
             raise _environment(path, variable[0])
@@ -315,7 +341,7 @@ class _Settler:
         if any(key in self.source.shell for key in prefixes(path)):
             return text
         if steps > MOST_STEPS:
-            raise _Unreadable("E1108", f"the references of `{path}` form a circle", "write the value out")
+            raise _Unreadable(E1108, f"the references of `{path}` form a circle", "write the value out")
         whole = _BRACES.fullmatch(text)
         if whole:
             return deepcopy(self.followed(whole[1], path, steps))
@@ -323,7 +349,7 @@ class _Settler:
             value = self.followed(match[1], path, steps)
             if isinstance(value, dict | list):
                 message = f"`{match[0]}` in `{path}` is a section, and a text needs a value"
-                raise _Unreadable("E1108", message, "write the value out")
+                raise _Unreadable(E1108, message, "write the value out")
             text = text.replace(match[0], _shown(value), 1)
         return text
 
@@ -335,7 +361,7 @@ class _Settler:
         found = self.source.get(target)
         if found is MISSING:
             message = f"`${{{name}}}` in `{path}` names a key that the file does not have"
-            raise _Unreadable("E1108", message, "write the value out")
+            raise _Unreadable(E1108, message, "write the value out")
         self.used.add(target)
         return self.inner(found, target, steps + 1)
 
@@ -362,12 +388,20 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
+E1107 = Code(
+    "E1107",
+    "value from the environment",
+    cause="A value refers to an environment variable (`${NAME}`, `${oc.env:NAME}`), which is unknown here.",
+    cure="Write the value instead.",
+)
+
+
 def _environment(path: str, reference: str) -> _Unreadable:
     where = f"takes `{reference}` from the environment, which recipec does not know"
     if run := re.fullmatch(r"\$\{(\(.*|\d|[@*])\}", reference):
         where = f"contains `${run[1]}`, which is known only when the script runs"
     return _Unreadable(
-        "E1107",
+        E1107,
         f"`{path}` {where}",
         f"write the value instead: {path.rpartition('.')[2]}: ...",
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.spec.codes import CODES, SEVERITIES
+from recipec.spec.codes import SEVERITIES, Code
 
 WINDOW = 140
 """Columns of a source line that are shown; longer lines are cut around the caret."""
@@ -39,32 +39,25 @@ class Diagnostic:
     """The report of one problem.
 
     Attributes:
-        code: one of spec.codes; its letter is the severity.
+        code: declared by the module that gives the diagnostic; its letter is the severity.
         message: one sentence without a full stop.
         path: the recipe path it is about, e.g. "data.train[0].path"; "" for the file as a whole.
         help: what to write instead; may have several lines.
         span: position; None until `spec.load.locate` has found it, or if there is none.
         at_key: whether the path's key is wrong and has to be removed or renamed, rather than its value.
-
-    Raises:
-        ValueError: for a code that is not in spec.codes.
     """
 
-    code: str
+    code: Code
     message: str
     path: str = ""
     help: str | None = None
     span: Span | None = None
     at_key: bool = False
 
-    def __post_init__(self) -> None:
-        if self.code not in CODES:
-            raise ValueError(f"{self.code} is not in spec.codes")
-
     @property
     def severity(self) -> str:
         """error, warning or note."""
-        return SEVERITIES[self.code[0]]
+        return self.code.severity
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:

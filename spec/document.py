@@ -25,10 +25,11 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import scalar
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.tree import Entry, Items, Mapping, Node, Provenance, Scalar
-from recipec.spec.yaml_errors import UNCLEAR, explain
+from recipec.spec.yaml_errors import E0006, UNCLEAR, explain
 
 MAX_DEPTH = 32
 
@@ -87,6 +88,78 @@ def place(before: str) -> tuple[int, int]:
     return len(lines) - 1, len(lines[-1])
 
 
+E0005 = Code(
+    "E0005",
+    "file is empty",
+    cause="The file contains only white space and comments.",
+    cure="Start from `recipe new`, or from one of the files in recipes/.",
+)
+
+E0008 = Code(
+    "E0008",
+    "several documents in one file",
+    cause="A line `---` starts a second YAML document. A recipe is one document.",
+    cure="Write each into a file of its own. A recipe can build on another with `extends`.",
+)
+
+E0009 = Code(
+    "E0009",
+    "key given twice",
+    cause="A section contains the same key twice. Other tools silently use the last one.",
+    cure="Remove one of the two.",
+)
+
+E0010 = Code(
+    "E0010",
+    "YAML anchor or alias",
+    cause="Anchors (`&x`) and aliases (`*x`) are not allowed. Each value must be written where it is used.",
+    cure="Write the value out, or share it between recipes with `extends`.",
+)
+
+E0011 = Code(
+    "E0011",
+    "YAML merge key",
+    cause="The merge key `<<` is not allowed. It is not part of YAML 1.2.",
+    cure="Write the keys out, or put them into a base recipe and name it with `extends`.",
+)
+
+E0012 = Code(
+    "E0012",
+    "YAML tag",
+    cause="Tags (`!x`, `!!python/...`) are not allowed. Some would run code, and a recipe needs none.",
+    cure="Remove the tag. Quote the value if it is text.",
+)
+
+E0014 = Code(
+    "E0014",
+    "key is not text",
+    cause="A key is a list, a mapping, a number, true, false or null.",
+    cure="Write a plain name. Put quotes around it if it looks like a number.",
+)
+
+E0015 = Code(
+    "E0015",
+    "nested too deeply",
+    cause="Lists and mappings are nested more than 32 levels deep.",
+    cure="Close the brackets. No recipe needs such depth.",
+)
+
+E0016 = Code(
+    "E0016",
+    "character that YAML does not allow",
+    cause="The file contains a control character.",
+    cure="Remove it, or write it as an escape within double quotes.",
+)
+
+E0017 = Code(
+    "E0017",
+    "YAML directive",
+    cause="A line that starts with `%` is a directive to the YAML reader. Recipes are YAML 1.2 and "
+    "allow none.",
+    cure="Remove the line.",
+)
+
+
 class _Reader:
     """One pass over the parser's events."""
 
@@ -114,7 +187,7 @@ class _Reader:
                     if root is not None:
                         message = "a second YAML document starts here; a recipe is one document"
                         raise self.refused(
-                            "E0008", message, "write each document into its own file", self.span_of(event)
+                            E0008, message, "write each document into its own file", self.span_of(event)
                         )
                 elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent | AliasEvent):
                     root = self.node(event, 0)
@@ -123,9 +196,9 @@ class _Reader:
         except MarkedYAMLError as error:
             raise self.syntax(error) from None
         except (YAMLError, ValueError) as error:
-            raise self.refused("E0006", f"not valid YAML: {error}", UNCLEAR, self.span(0, 0)) from None
+            raise self.refused(E0006, f"not valid YAML: {error}", UNCLEAR, self.span(0, 0)) from None
         if root is None or (isinstance(root, Scalar) and root.value is None and root.plain):
-            raise self.refused("E0005", "the file is empty", START, self.span(0, 0))
+            raise self.refused(E0005, "the file is empty", START, self.span(0, 0))
         return root
 
     def node(self, event: Any, depth: int) -> Node:
@@ -134,15 +207,15 @@ class _Reader:
         place = Provenance(self.kind, span)
         if depth > MAX_DEPTH:
             message = f"lists and mappings are nested more than {MAX_DEPTH} levels deep"
-            raise self.refused("E0015", message, "close the brackets before", span)
+            raise self.refused(E0015, message, "close the brackets before", span)
         if isinstance(event, AliasEvent):
             message = f"the alias `*{event.anchor}` is not allowed"
-            self.report("E0010", message, "write the value out, or share it with `extends`", span)
+            self.report(E0010, message, "write the value out, or share it with `extends`", span)
             return Scalar(None, place, unread=True)
         if event.anchor is not None:
             message = f"the anchor `&{event.anchor}` is not allowed"
             help = "remove it; to share values between recipes, use `extends`"
-            self.report("E0010", message, help, self.span_of_mark(span, "&"))
+            self.report(E0010, message, help, self.span_of_mark(span, "&"))
         if event.tag is not None:
             self.refuse_tag(str(event.tag), span)
         if isinstance(event, ScalarEvent):
@@ -175,18 +248,18 @@ class _Reader:
         """Add a key and its value, unless the key is invalid."""
         span = key.place.span
         if not isinstance(key, Scalar):
-            self.report("E0014", "a list or a mapping cannot be a key: keys are names", _PLAIN_KEY, span)
+            self.report(E0014, "a list or a mapping cannot be a key: keys are names", _PLAIN_KEY, span)
         elif key.plain and key.value == "<<":
             help = "write the keys out, or share them with `extends`"
-            self.report("E0011", "merge keys are not allowed", help, span)
+            self.report(E0011, "merge keys are not allowed", help, span)
         elif not isinstance(key.value, str):
             source = span.text[span.column - 1 : span.column - 1 + span.length]
-            self.report("E0014", f"`{source}` cannot be a key: keys are names", "put quotes around it", span)
+            self.report(E0014, f"`{source}` cannot be a key: keys are names", "put quotes around it", span)
         elif key.value in entries:
             first = entries[key.value].key.span.line
             where = "in this line" if first == span.line else f"on line {first}"
             message = f"`{key.value}` is given twice: it is already {where}"
-            self.report("E0009", message, "remove one of the two", span)
+            self.report(E0009, message, "remove one of the two", span)
         else:
             entries[key.value] = Entry(key.place, value)
 
@@ -225,7 +298,7 @@ class _Reader:
     def refuse_tag(self, tag: str, span: Span) -> None:
         shown = tag.replace("tag:yaml.org,2002:", "!!")
         message = f"the tag `{shown}`{' would run code and' if 'python' in tag else ''} is not allowed"
-        self.report("E0012", message, "remove the tag", self.span_of_mark(span, "!"))
+        self.report(E0012, message, "remove the tag", self.span_of_mark(span, "!"))
 
     def refuse_directives(self) -> None:
         """Refuse a directive of any name. ruamel reports %YAML and %TAG only, and other libraries refuse the
@@ -239,7 +312,7 @@ class _Reader:
             if outside and text.startswith("%"):
                 message = "directives to the YAML reader are not allowed"
                 span = self.span(number, 0, len(text))
-                raise self.refused("E0017", message, "remove this line", span)
+                raise self.refused(E0017, message, "remove this line", span)
             outside = DOCUMENT_END.match(text) is not None or (
                 outside and IGNORED_LINE.match(text) is not None
             )
@@ -248,16 +321,16 @@ class _Reader:
         line, column = place(self.text[: error.position])
         code_point = ord(self.text[error.position : error.position + 1] or "\0")
         message = f"the character U+{code_point:04X} is not allowed in YAML"
-        return self.refused("E0016", message, "remove it", self.span(line, column))
+        return self.refused(E0016, message, "remove it", self.span(line, column))
 
     def syntax(self, error: MarkedYAMLError) -> Refused:
         found = explain(error, self.lines)
         return self.refused(found.code, found.message, found.help, self.span(found.line, found.column))
 
-    def report(self, code: str, message: str, help: str | None, span: Span) -> None:
+    def report(self, code: Code, message: str, help: str | None, span: Span) -> None:
         if len(self.diagnostics) >= MOST_FAULTS:
             raise self.refused(code, message, help, span)
         self.diagnostics.append(Diagnostic(code, message, help=help, span=span))
 
-    def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:
+    def refused(self, code: Code, message: str, help: str | None, span: Span) -> Refused:
         return Refused(Diagnostic(code, message, help=help, span=span))

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.spec import document, overrides, secrets, versions
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order
+from recipec.spec.document import E0009
+from recipec.spec.language.base import E0110
 from recipec.spec.sources import Origin, Sources, locate
 from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
+from recipec.spec.validate import E0102
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
@@ -100,7 +104,7 @@ def load(
 
 def _incomplete(diagnostics: Iterable[Diagnostic]) -> bool:
     """Return whether reading left out a part of the tree; of a duplicate key, the first one counts."""
-    return any(d.code != "E0009" for d in diagnostics)
+    return any(d.code != E0009 for d in diagnostics)
 
 
 def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: list[Diagnostic]) -> Validation:
@@ -120,7 +124,7 @@ def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: li
     kept = [
         replace(d, span=sources.span(d.path, d.at_key))
         for d in verdict.diagnostics
-        if d.path not in reported and not (incomplete and d.code in ("E0102", "E0110"))
+        if d.path not in reported and not (incomplete and d.code in (E0102, E0110))
     ]
     return replace(verdict, diagnostics=kept)
 
@@ -148,6 +152,14 @@ def display(path: Path) -> str:
         return Path(path).as_posix()
 
 
+E0013 = Code(
+    "E0013",
+    "not a mapping",
+    cause="The top level of the file is a list or a single value instead of `key: value` lines.",
+    cure="Start from `recipe new`, or from one of the files in recipes/.",
+)
+
+
 def _read_chain(
     path: Path, chain: tuple[Path, ...], text: str | None, unsaved: dict[str, str]
 ) -> tuple[Mapping | None, list[Diagnostic]]:
@@ -171,7 +183,7 @@ def _read_chain(
     if not isinstance(found.root, Mapping):
         span = found.root.place.span
         diagnostics.append(
-            Diagnostic("E0013", "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
+            Diagnostic(E0013, "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
         )
         return None, diagnostics
     diagnostics += versions.newer(found.root)
@@ -188,6 +200,30 @@ def _base(
     followed = (*chain, path)
     target, diagnostics = extended(root, followed)
     return (None, diagnostics) if target is None else _read_chain(target, followed, None, unsaved)
+
+
+E0020 = Code(
+    "E0020",
+    "`extends` is not a relative path",
+    cause="`extends` names one YAML file, NAME.yaml or NAME.yml, relative to the folder of the file "
+    "that contains it. Hidden folders are not allowed, because diagnostics show lines of the files "
+    "that they name.",
+    cure="Write for example `extends: base.yaml`.",
+)
+
+E0021 = Code(
+    "E0021",
+    "extended file cannot be read",
+    cause="The file that `extends` names does not exist or cannot be read.",
+    cure="Correct the path. It is relative to the folder of the file that contains it.",
+)
+
+E0022 = Code(
+    "E0022",
+    "`extends` forms a circle",
+    cause="The chain of `extends` leads back to a file that was already read, or has more than 16 files.",
+    cure="Remove one link of the chain that the message shows.",
+)
 
 
 def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, list[Diagnostic]]:
@@ -211,27 +247,27 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
         or "\0" in name
     ):
         message = "`extends` names one file, relative to this file's folder"
-        return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
+        return None, [Diagnostic(E0020, message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
     real = os.path.realpath(target)  # unlike Path.resolve, it does not raise at circular links
     if not _may_be_extended(name, real, path):
         message = (
             f"`{name}` is not a recipe: `extends` needs a {' or '.join(ENDINGS)} file, not in a hidden folder"
         )
-        return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
+        return None, [Diagnostic(E0020, message, "extends", "extends: base.yaml", span)]
     followed_real = [os.path.realpath(file) for file in followed]
     if real in followed_real:
         circle = [*followed[followed_real.index(real) :], target]
         message = f"`extends` forms a circle: {' -> '.join(map(display, circle))}"
-        return None, [Diagnostic("E0022", message, "extends", "remove one of these `extends`", span)]
+        return None, [Diagnostic(E0022, message, "extends", "remove one of these `extends`", span)]
     if len(followed) >= MOST_EXTENDED:
         message = f"more than {MOST_EXTENDED} files extend each other"
-        return None, [Diagnostic("E0022", message, "extends", "put the shared keys into one file", span)]
+        return None, [Diagnostic(E0022, message, "extends", "put the shared keys into one file", span)]
     if not os.path.isfile(target):  # unlike Path.is_file, it does not raise at any name
         what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
         return None, [
-            Diagnostic("E0021", message, "extends", "the path is relative to this file's folder", span)
+            Diagnostic(E0021, message, "extends", "the path is relative to this file's folder", span)
         ]
     return target, []
 
@@ -251,6 +287,42 @@ MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8."""
 
 
+E0001 = Code(
+    "E0001",
+    "file not found",
+    cause="The path of the recipe names no file.",
+    cure="Correct the path. It is relative to the folder in which the command runs.",
+)
+
+E0002 = Code(
+    "E0002",
+    "file cannot be read",
+    cause="The path is a folder or a device, or you are not permitted to read it.",
+    cure="Name a YAML file that you may read.",
+)
+
+E0003 = Code(
+    "E0003",
+    "file too large",
+    cause="A recipe has at most 256 KiB, and this file is larger.",
+    cure="Name the right file. Keep data in files of their own, and name them in `data.train`.",
+)
+
+E0004 = Code(
+    "E0004",
+    "file is not UTF-8",
+    cause="The file contains bytes that are not UTF-8. It was saved in another encoding, or it is not text.",
+    cure="Save it as UTF-8.",
+)
+
+E0018 = Code(
+    "E0018",
+    "byte order mark",
+    cause="The file starts with a byte order mark, which some editors add.",
+    cure="Save it as UTF-8 without a byte order mark.",
+)
+
+
 def read_text(
     path: Path,
     noun: str = "a recipe",
@@ -268,32 +340,30 @@ def read_text(
     name = display(path)
 
     def problem(
-        code: str, message: str, help: str | None, span: Span | None = None
+        code: Code, message: str, help: str | None, span: Span | None = None
     ) -> tuple[str, Diagnostic]:
         return "", Diagnostic(code, message, help=help, span=span or Span(name, 1, 1, ""))
 
     try:
         if not path.exists():
-            return problem("E0001", f"there is no file {name}", "the path is relative to the current folder")
+            return problem(E0001, f"there is no file {name}", "the path is relative to the current folder")
         if not path.is_file():
             what = "a folder" if path.is_dir() else "not a regular file"
-            return problem("E0002", f"{name} is {what}", f"name {named}")
+            return problem(E0002, f"{name} is {what}", f"name {named}")
         size = path.stat().st_size
         if size > most:
-            return problem(
-                "E0003", f"{name} has {size:,} bytes; {noun} has at most {most:,}", f"is it {noun}?"
-            )
+            return problem(E0003, f"{name} has {size:,} bytes; {noun} has at most {most:,}", f"is it {noun}?")
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return problem("E0002", f"{name} cannot be read: {reason}", "check the path and its permissions")
+        return problem(E0002, f"{name} cannot be read: {reason}", "check the path and its permissions")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return problem("E0004", f"{name} is UTF-16, not UTF-8", "save it as UTF-8")
+        return problem(E0004, f"{name} is UTF-16, not UTF-8", "save it as UTF-8")
     if marked:
         data = data.removeprefix(MARK)
     if data.startswith(MARK):
         return problem(
-            "E0018", f"{name} starts with a byte order mark", "save it as UTF-8 without a byte order mark"
+            E0018, f"{name} starts with a byte order mark", "save it as UTF-8 without a byte order mark"
         )
     try:
         return data.decode("utf-8"), None
@@ -304,7 +374,7 @@ def read_text(
         in_bytes = len(document.LINE_BREAK.split(data[: error.start].decode("latin-1"))[-1])
         byte = data[error.start]
         return problem(
-            "E0004",
+            E0004,
             f"byte 0x{byte:02x} (byte {in_bytes + 1} of the line) is not UTF-8",
             "save it as UTF-8",
             span,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from recipec.spec import paths
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part
 from recipec.spec.tree import Mapping, Node, Scalar, walk
@@ -52,13 +53,41 @@ _VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """The environment variable from which the server reads a flag's secret."""
 
 
+E0701 = Code(
+    "E0701",
+    "reference to an environment variable",
+    cause="The values of a recipe are written into the artifact, which is committed and copied. "
+    "`${env:NAME}` could write a secret there, or make the artifact differ between machines.",
+    cure="Write the value itself if it is not a secret. Otherwise remove it and set the variable "
+    "where the artifact runs. vLLM and huggingface_hub read HF_TOKEN from their environment.",
+)
+
+E0702 = Code(
+    "E0702",
+    "looks like a secret",
+    cause="The text has the form of an access token or a private key. A recipe is committed, and its "
+    "values are copied into the artifact.",
+    cure="Remove it, and revoke it if the file was shared. Set it in the environment where the "
+    "artifact runs.",
+)
+
+E0703 = Code(
+    "E0703",
+    "variable that holds a secret",
+    cause="The name of a variable in `serve.env` or of a flag in `serve.extra_args` looks like a "
+    "secret (token, password, secret, key). Its value would be written into the artifact, and the "
+    "list of processes would show a flag's value.",
+    cure="Remove it, and set the variable that the message names where the server runs.",
+)
+
+
 def find(root: Mapping) -> Iterator[Diagnostic]:
     """Yield every reference to the environment and every likely secret in the tree."""
     for where, key, node in walk(root):
         if _holds_secret(where) and not _is_switch(node) and key is not None:
             variable = _VARIABLES.get(str(where[-1]).replace("_", "-"), "it")
             yield Diagnostic(
-                "E0703",
+                E0703,
                 f"the name `{where[-1]}` looks like a secret, and its value would be written into the "
                 "artifact",
                 paths.join(where),
@@ -74,7 +103,7 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                 continue
             if reference := _REFERENCE.search(text):
                 yield Diagnostic(
-                    "E0701",
+                    E0701,
                     f"`{reference[0]}` is not allowed: its value would be written into the artifact",
                     paths.join(where),
                     "write the value itself; set secrets in the environment where the artifact runs",
@@ -83,7 +112,7 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
             for what, pattern in _TOKENS.items():
                 if re.search(pattern, text):
                     yield Diagnostic(
-                        "E0702",
+                        E0702,
                         f"`{paths.join(where)}` looks like {what}",
                         paths.join(where),
                         "remove it, and revoke it if the file was shared; set it in the environment instead",

@@ -13,9 +13,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from recipec.spec import paths, versions, words
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow, scalar
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Recipe, Section
+from recipec.spec.language.base import E0101, E0103, E0104, E0105, E0106, E0107, E0109, FAULT
 from recipec.spec.paths import Part
 from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
 
@@ -80,10 +82,10 @@ def _without_faults(
     doubtful: set[str] = set()
     for diagnostic in diagnostics:
         where = paths.split(diagnostic.path)
-        if not where or (where[0] in ("model", "mesh") and diagnostic.code not in ("E0101", "E0107")):
+        if not where or (where[0] in ("model", "mesh") and diagnostic.code not in (E0101, E0107)):
             return None, set()
         index = next((i for i, part in enumerate(where) if isinstance(part, int)), None)
-        if index is not None and diagnostic.code != "E0101":
+        if index is not None and diagnostic.code != E0101:
             where = where[:index]
         doubtful.add(paths.join(where))
         parent: Any = rest
@@ -93,7 +95,7 @@ def _without_faults(
         if not isinstance(parent, dict) or where[-1] not in parent:
             continue
         value = parent.pop(where[-1])
-        meant = _meant(str(where[-1]), where[:-1]) if diagnostic.code == "E0101" else None
+        meant = _meant(str(where[-1]), where[:-1]) if diagnostic.code == E0101 else None
         if meant is not None and meant not in parent:
             parent[meant] = value
     if "recipe" in doubtful:
@@ -103,54 +105,63 @@ def _without_faults(
     return rest, doubtful
 
 
+E0102 = Code(
+    "E0102",
+    "missing key",
+    cause="A required key is missing: `recipe`, `name`, `model.id`, `mesh`, `data.train`, or one of "
+    "the few required keys of list items.",
+    cure="Add it.",
+)
+
+
 def _diagnostic(error: dict[str, Any]) -> Diagnostic:
     """Convert one of pydantic's errors to a diagnostic."""
     where: tuple[Part, ...] = tuple(error["loc"])
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     path = paths.join(where)
     info = field_at(where)
-    if kind.startswith("E0"):
+    if kind == FAULT:
         message, help = context["message"], context["help"]
-        return Diagnostic(kind, message, path + context["at"], help)
+        return Diagnostic(context["code"], message, path + context["at"], help)
     if kind == "extra_forbidden":
         message, help = _unknown(where, value)
-        return Diagnostic("E0101", message, path, help, at_key=True)
+        return Diagnostic(E0101, message, path, help, at_key=True)
     if kind == "missing":
         parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
         example = flow(info.examples[0]) if info and info.examples else "..."
         if where == ("mesh", "axes") and (axes := default_axes(value.get("accelerator"))):
             example = flow(axes)
-        return Diagnostic("E0102", f"{parent} lacks the key `{where[-1]}`", path, f"{where[-1]}: {example}")
+        return Diagnostic(E0102, f"{parent} lacks the key `{where[-1]}`", path, f"{where[-1]}: {example}")
     if kind in ("string_too_short", "too_short"):
-        return Diagnostic("E0109", f"`{path}` is empty", path, _example(where, info))
+        return Diagnostic(E0109, f"`{path}` is empty", path, _example(where, info))
     if kind == "literal_error":
         return _choice(where, path, value, info)
     if kind in _BOUNDS:
         sign, key = _BOUNDS[kind]
         message = f"`{path}` must be {sign} {_bound(context[key])}, not {flow(value)}"
-        return Diagnostic("E0105", message, path, _example(where, info))
+        return Diagnostic(E0105, message, path, _example(where, info))
     if kind == "finite_number":
         return Diagnostic(
-            "E0105", f"`{path}` must be a finite number, not {flow(value)}", path, _example(where, info)
+            E0105, f"`{path}` must be a finite number, not {flow(value)}", path, _example(where, info)
         )
     if kind == "string_pattern_mismatch" and where[-1] == "[key]":  # pydantic's place of a mapping's key
         of = where[:-2]
         message = f"{shown(value)} cannot be a key of `{paths.join(of)}`"
-        return Diagnostic("E0106", message, paths.join(where[:-1]), _example(of, field_at(of)), at_key=True)
+        return Diagnostic(E0106, message, paths.join(where[:-1]), _example(of, field_at(of)), at_key=True)
     if kind == "string_pattern_mismatch":
         extra = info.json_schema_extra if info else None
         form = extra.get("x-form") if isinstance(extra, dict) else None
         message = (
             f"`{path}` must be {form}, not {shown(value)}" if form else f"`{path}` cannot be {shown(value)}"
         )
-        return Diagnostic("E0106", message, path, _example(where, info))
+        return Diagnostic(E0106, message, path, _example(where, info))
     nullable = info is not None and isinstance(where[-1], str) and choices_of(info.annotation)[1]
     foreign = words.value(_named(where), value) if isinstance(value, str | int | float) else None
     wanted = _WANTED.get(kind, "of another kind") + (" or null" if nullable else "")
     if nullable and str(value).lower() in _NULL_WORDS:
-        return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _null(where))
+        return Diagnostic(E0103, f"`{path}` must be {wanted}, not {sort(value)}", path, _null(where))
     help = foreign or _type_help(kind, where, value, info)
-    return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, help)
+    return Diagnostic(E0103, f"`{path}` must be {wanted}, not {sort(value)}", path, help)
 
 
 def _named(where: tuple[Part, ...]) -> str:
@@ -288,7 +299,7 @@ def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | No
         help = f"did you mean `{near}`?"
     else:
         help = _example(where, info)
-    return Diagnostic("E0104", message, path, help)
+    return Diagnostic(E0104, message, path, help)
 
 
 def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str]:

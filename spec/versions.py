@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.tree import Mapping, Scalar
 
@@ -17,6 +18,14 @@ UPDATE = (
 """The help for a file that only a later compiler can read."""
 
 
+E0108 = Code(
+    "E0108",
+    "unknown version of the language",
+    cause="The key `recipe` gives the version of the language. This compiler reads version 1.",
+    cure="Write `recipe: 1`. If the recipe has a later version, update recipec.",
+)
+
+
 def newer(root: Mapping) -> list[Diagnostic]:
     """Return the diagnostic for a file of a later version; nothing for other files."""
     entry = root.entries.get(KEY)
@@ -26,6 +35,6 @@ def newer(root: Mapping) -> list[Diagnostic]:
     place = entry.node.place
     if place.kind == "set":
         message = f"`recipe` is set to {version}: this compiler reads version {VERSION} of the language"
-        return [Diagnostic("E0108", message, KEY, "leave it out: a file says its own version", place.span)]
+        return [Diagnostic(E0108, message, KEY, "leave it out: a file says its own version", place.span)]
     message = f"this file is of version {version} of the language: this compiler reads version {VERSION}"
-    return [Diagnostic("E0108", message, KEY, UPDATE, place.span)]
+    return [Diagnostic(E0108, message, KEY, UPDATE, place.span)]

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from ruamel.yaml.error import MarkedYAMLError
 
+from recipec.spec.codes import Code
+
 
 @dataclass(frozen=True)
 class Explanation:
     """A message, and its position: line and column are 0-based."""
 
-    code: str
+    code: Code
     message: str
     help: str
     line: int
@@ -86,6 +88,22 @@ _AT_START = (
 """Problems that are shown where the construct starts, not where reading stopped."""
 
 
+E0006 = Code(
+    "E0006",
+    "not valid YAML",
+    cause="The text breaks YAML's grammar at the place shown. The mistake may be a line above it.",
+    cure="Look for a missing colon, a missing space after a colon, an unclosed quote or bracket, or "
+    "uneven indentation.",
+)
+
+E0007 = Code(
+    "E0007",
+    "tab in the indentation",
+    cause="YAML allows only spaces as indentation.",
+    cure="Replace each tab with two spaces.",
+)
+
+
 def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
     """Explain the error in words.
 
@@ -103,12 +121,12 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
         key = re.search(r'"[^"]*"\s*$', lines[line][:column]) if lines[line][column:][:1] == ":" else None
         message = f"not valid YAML: `,` or `{closing[1]}` is missing before this"
         help = f"add `,` or `{closing[1]}`, or `:` after a key"
-        return Explanation("E0006", message, help, line, key.start() if key else column)
+        return Explanation(E0006, message, help, line, key.start() if key else column)
     if error.problem_mark is not None and "\t" in _indentation(lines, error.problem_mark.line):
         line = error.problem_mark.line
         message = "this line is indented with a tab; YAML allows only spaces"
         column = _indentation(lines, line).index("\t")
-        return Explanation("E0007", message, "replace each tab with two spaces", line, column)
+        return Explanation(E0007, message, "replace each tab with two spaces", line, column)
     if line >= len(lines) or not lines[line].strip():
         line = max((i for i, text in enumerate(lines[: line + 1]) if text.strip()), default=0)
         column = len(lines[line].rstrip())
@@ -117,11 +135,11 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
         before = max((i for i, text in enumerate(lines[:line]) if text.strip()), default=None)
         if before is not None and ": " not in lines[before]:
             indent = len(_indentation(lines, before))
-            return Explanation("E0006", f"not valid YAML: {_NO_KEY}", _NO_KEY_HELP, before, indent)
+            return Explanation(E0006, f"not valid YAML: {_NO_KEY}", _NO_KEY_HELP, before, indent)
     for sign, message, help in _PROBLEMS:
         if sign in problem:
-            return Explanation("E0006", f"not valid YAML: {message}", help, line, column)
-    return Explanation("E0006", f"not valid YAML: {problem}", UNCLEAR, line, column)
+            return Explanation(E0006, f"not valid YAML: {message}", help, line, column)
+    return Explanation(E0006, f"not valid YAML: {problem}", UNCLEAR, line, column)
 
 
 def _within_json(lines: Sequence[str], line: int) -> bool:

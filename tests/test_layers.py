@@ -38,12 +38,17 @@ ELSEWHERE = {
 """Parts of the compiler that need more than BASE, and why; no other module imports them at once."""
 
 DOORS = {
-    "compiler.checks": {"compiler.checks"},
+    "compiler.checks": {
+        "compiler.checks",
+        # For the codes that they declare, by which another room finds a diagnostic.
+        *("compiler.checks.launch", "compiler.checks.lora", "compiler.checks.serve.plan"),
+        *("compiler.checks.serve.server", "compiler.checks.train"),
+    },
     "compiler.cli": {"compiler.cli.main"},
     "compiler.emitters": {
         *("compiler.emitters.backends", "compiler.emitters.emit", "compiler.emitters.render"),
         *("compiler.emitters.notebook", "compiler.emitters.python_text", "compiler.emitters.recipe_text"),
-        "compiler.emitters.commented_recipe",
+        *("compiler.emitters.commented_recipe", "compiler.emitters.refused"),
     },
     "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
     "compiler.watch": {"compiler.watch.watch"},
@@ -65,6 +70,8 @@ DOORS = {
 """Rooms with doors: the modules of each that the compiler imports from outside of it."""
 
 READ_BY_PORT = {
+    # Codes of checks, by which it finds a diagnostic.
+    *("compiler.checks.launch", "compiler.checks.train", "compiler.lowering.facts"),
     # Models, machines, and the checks of the recipe that it writes.
     *("compiler.lowering.arrangements", "compiler.lowering.catalog", "compiler.lowering.formats"),
     *("compiler.lowering.hardware", "compiler.lowering.lower", "compiler.lowering.positions"),

@@ -7,9 +7,28 @@ from collections.abc import Iterator
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.runtime.model.families.transformers import TransformersArchitecture
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 ONLY = "recipe build --backend torchax"
+
+
+N0946 = Code(
+    "N0946",
+    "model without a family",
+    cause="No family describes the model. The TorchAX backend trains it with transformers' own code, "
+    "with the limits that the message lists.",
+    cure="Nothing, or use a model of one of the families.",
+)
+
+E0947 = Code(
+    "E0947",
+    "model that cannot be packed",
+    cause="Samples that share a row are separated by their positions, in the attention mask. Layers "
+    "that carry a state from token to token do not use this mask. Other models are packed only if "
+    "all their layers are known to use it.",
+    cure="Write `data.packing: false`.",
+)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -19,7 +38,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     architecture = model.architecture
     kind = architecture.model_type
     yield Diagnostic(
-        "N0946",
+        N0946,
         f"no family describes {kind!r}, so `{ONLY}` trains it with transformers' own code. Attention has no "
         "kernel and stores all scores of a layer, which costs speed and memory. Samples of a packed row are "
         "separated only by their positions. Tensors are split over the mesh by their names, which "
@@ -29,7 +48,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if facts.recipe.data.packing and not packs(architecture):
         recurrent = architecture.recurrent
         yield Diagnostic(
-            "E0947",
+            E0947,
             f"{kind!r} cannot be packed: "
             + (
                 "some of its layers carry a state from token to token, across the border between samples"
@@ -47,11 +66,20 @@ def packs(architecture: TransformersArchitecture) -> bool:
     return not architecture.recurrent and catalog.causal_models().get(architecture.model_type, False)
 
 
+E0948 = Code(
+    "E0948",
+    "not available without a family",
+    cause="For a model that no family describes, recipec trains only adapters, on weights in "
+    "model.dtype, with transformers' own attention, on one host.",
+    cure="Do what the help says, or use a model of one of the families.",
+)
+
+
 def _unavailable(facts: Facts, kind: str) -> Iterator[Diagnostic]:
     recipe, accelerator = facts.recipe, facts.accelerator
 
     def refused(what: str, path: str, help: str) -> Diagnostic:
-        return Diagnostic("E0948", f"no family describes {kind!r}, and {what}", path, help)
+        return Diagnostic(E0948, f"no family describes {kind!r}, and {what}", path, help)
 
     if recipe.lora is None:
         yield refused(

@@ -18,6 +18,7 @@ from recipec.compiler.lowering.splits import Shared, complement, shared
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.runtime.settings import OF_A_SOURCE
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
 
@@ -43,12 +44,21 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from dict.fromkeys(found for rows in rows_of(facts) for found in _everything(rows))
 
 
+W0408 = Code(
+    "W0408",
+    "loss on every token",
+    cause="With `loss_on: all` the model also learns to write the prompts, and the loss is not "
+    "comparable with a run that trains on answers only.",
+    cure="Write `loss_on: assistant`, or `completion` if the format has prompts.",
+)
+
+
 def _everything(rows: Rows) -> Iterator[Diagnostic]:
     first, *others = LOSS_ON[rows.data.format]
     if rows.data.loss_on == "all" and "all" in others:
         answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
-            "W0408",
+            W0408,
             "every token carries loss, including the prompts: the model also learns to write prompts, and "
             f"its loss is not comparable with a run that trains only on {answers}",
             join(rows.at("loss_on")),
@@ -66,6 +76,15 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                 yield from _missing(facts, source.path, f"data.{part}[{index}].path")
     if (samples := facts.recipe.train.samples) is not None:
         yield from _missing(facts, samples.prompts, "train.samples.prompts")
+
+
+W0466 = Code(
+    "W0466",
+    "rows in two sources of data.train",
+    cause="Each source draws its own samples, so an epoch has the common rows twice. Sources that "
+    "read the rows in different ways are not compared.",
+    cure="Remove the source or change its split. If the rows should count twice, give one source a `weight`.",
+)
 
 
 def _shared(facts: Facts) -> Iterator[Diagnostic]:
@@ -87,7 +106,7 @@ def _shared(facts: Facts) -> Iterator[Diagnostic]:
             share = "all its rows" if found.rows == "all" else "some of its rows"
             probably = "probably " if found.revision else ""
             yield Diagnostic(
-                "W0466",
+                W0466,
                 f"{share} are {probably}also those of data.train[{number}], so an epoch draws them for each "
                 "of the two sources",
                 f"data.train[{index}].path",
@@ -95,6 +114,25 @@ def _shared(facts: Facts) -> Iterator[Diagnostic]:
                 "samples twice",
             )
             break
+
+
+W0409 = Code(
+    "W0409",
+    "trained and evaluated on the same rows",
+    cause="The evaluation loss then says nothing about new samples. `train.early_stopping` and "
+    "`checkpoint.keep_best` would choose the step that has learned these rows by heart. "
+    "`hf://OWNER/NAME` and `hf://OWNER/NAME@main` are the same data set, and `train[:5%]` is a part "
+    "of `train`.",
+    cure="Hold out some samples, with `eval_fraction` or with splits that have no row in common.",
+)
+
+N0465 = Code(
+    "N0465",
+    "rows that may be shared",
+    cause="Parts of a split in rows and in percent overlap only for some numbers of rows.",
+    cure="Give both parts in percent or both in rows. train.py prints how many evaluation samples are "
+    "also training samples.",
+)
 
 
 def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnostic:
@@ -111,7 +149,7 @@ def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnost
     )
     if found.rows == "unknown":
         return Diagnostic(
-            "N0465",
+            N0465,
             f"whether `{source.path}` has rows of data.train[{number}] depends on the number of its rows: "
             "train.py and `recipe preview` count them",
             where,
@@ -124,12 +162,21 @@ def _evaluated(facts: Facts, index: int, number: int, found: Shared) -> Diagnost
     elif found.rows == "some":
         used = f"some rows of `{source.path}`{split} are used for training and evaluation"
     return Diagnostic(
-        "W0409",
+        W0409,
         f"{used}, so the evaluation loss says {'little' if found.revision else 'nothing'} about new "
         f"samples{trusted}",
         where,
         help,
     )
+
+
+W0467 = Code(
+    "W0467",
+    "source that is never drawn",
+    cause="A `weight` below 1 draws that share of a source's samples in each epoch, rounded to whole "
+    "samples.",
+    cure="Raise the weight, or remove the source.",
+)
 
 
 def _never_drawn(facts: Facts) -> Iterator[Diagnostic]:
@@ -142,7 +189,7 @@ def _never_drawn(facts: Facts) -> Iterator[Diagnostic]:
         if rows and not splits and not round(source.weight * rows):
             places = 10 ** (len(str(rows)) + 1)
             yield Diagnostic(
-                "W0467",
+                W0467,
                 f"{source.weight:g} of the {plural(rows, 'sample')} of `{source.path}` is "
                 f"{source.weight * rows:g}, which rounds to none: the source is never drawn",
                 f"data.train[{index}].weight",
@@ -151,17 +198,56 @@ def _never_drawn(facts: Facts) -> Iterator[Diagnostic]:
             )
 
 
+W0401 = Code(
+    "W0401",
+    "data file not found",
+    cause="The recipe names a local file that does not exist. The artifact is the same, but warm-up, "
+    "steps and padding could not be checked against the data.",
+    cure="Put the file there, or name its folder with --data-dir of train.py.",
+)
+
+E0425 = Code(
+    "E0425",
+    "data is not a regular file",
+    cause="Reading a pipe waits until a process writes to it, and a device such as /dev/zero has no "
+    "end. Data is read more than once: it is counted, hashed and tokenized.",
+    cure="Write the output into a file, and name that file.",
+)
+
+
 def _missing(facts: Facts, path: str, where: str) -> Iterator[Diagnostic]:
     """Report what is wrong with a file that should be next to the recipe."""
     if _is_local(facts, path) and is_endless(facts.folder / path):
-        yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
+        yield Diagnostic(E0425, f"`{path}` {ENDLESS}", where, INTO_A_FILE)
     elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
         yield Diagnostic(
-            "W0401",
+            W0401,
             f"the {'folder' if is_dataset(path) else 'file'} `{path}` does not exist next to the recipe",
             where,
             "put it there, or pass the folder that contains it to train.py with --data-dir",
         )
+
+
+E0420 = Code(
+    "E0420",
+    "two sources of evaluation data",
+    cause="`data.eval` names samples to evaluate on, and `data.eval_fraction` holds out others.",
+    cure="Remove one of the two.",
+)
+
+W0421 = Code(
+    "W0421",
+    "eval_seed without effect",
+    cause="eval_seed decides which samples `data.eval_fraction` holds out, and no samples are held out.",
+    cure="Remove the line, or give `data.eval_fraction`.",
+)
+
+E0422 = Code(
+    "E0422",
+    "no sample left to train on",
+    cause="`data.eval_fraction` holds out that share of the samples, rounded up. Here this is all of them.",
+    cure="Use a smaller share or more samples.",
+)
 
 
 def _held_out(facts: Facts) -> Iterator[Diagnostic]:
@@ -169,7 +255,7 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
     if data.eval_fraction is None:
         if "eval_seed" in data.model_fields_set:
             yield Diagnostic(
-                "W0421",
+                W0421,
                 "eval_seed has no effect: without eval_fraction no samples are held out",
                 "data.eval_seed",
                 "remove the line, or add eval_fraction: 0.05",
@@ -178,7 +264,7 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
         return
     if data.eval:
         yield Diagnostic(
-            "E0420",
+            E0420,
             "data.eval and eval_fraction both give samples to evaluate on",
             "data.eval_fraction",
             "remove the line, or data.eval",
@@ -187,7 +273,7 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
     local = facts.length.data
     if local is not None and local.rows and held_out(data.eval_fraction, local.rows) == local.rows:
         yield Diagnostic(
-            "E0422",
+            E0422,
             f"eval_fraction {data.eval_fraction:g} of the {plural(local.rows, 'sample')} of data.train, "
             "rounded up, leaves none to train on",
             "data.eval_fraction",
@@ -195,11 +281,33 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
+E0453 = Code(
+    "E0453",
+    "curriculum with packed rows",
+    cause="Packing fills every row with several samples, so no row is shorter than another.",
+    cure="Write `packing: false`.",
+)
+
+E0454 = Code(
+    "E0454",
+    "temperature together with weights",
+    cause="`data.temperature` computes the sources' weights from their sizes.",
+    cure="Remove `data.temperature`, or every `weight`.",
+)
+
+W0455 = Code(
+    "W0455",
+    "temperature without effect",
+    cause="There is only one source, so all its samples are used at any temperature.",
+    cure="Remove `data.temperature`.",
+)
+
+
 def _order(facts: Facts) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     if data.curriculum is not None and data.packing:
         yield Diagnostic(
-            "E0453",
+            E0453,
             "curriculum: length sorts rows by length, and packing fills all rows",
             "data.curriculum",
             "packing: false, or remove the line",
@@ -209,7 +317,7 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
     for index, source in enumerate(data.train):
         if "weight" in source.model_fields_set:
             yield Diagnostic(
-                "E0454",
+                E0454,
                 "temperature weights the sources by their sizes, and this source also has a weight",
                 f"data.train[{index}].weight",
                 "remove the line, or data.temperature",
@@ -217,12 +325,46 @@ def _order(facts: Facts) -> Iterator[Diagnostic]:
             )
     if len(data.train) == 1:
         yield Diagnostic(
-            "W0455",
+            W0455,
             "temperature has no effect with a single source",
             "data.temperature",
             "remove the line",
             at_key=True,
         )
+
+
+E0460 = Code(
+    "E0460",
+    "epochs of a stream",
+    cause="`data.stream_window` reads the training data during the run. The steps of an epoch are "
+    "known only at its end, but the learning rate's schedule needs them at the start.",
+    cure="Write `train.steps` instead of `train.epochs`. The data is repeated as often as the steps need.",
+)
+
+E0461 = Code(
+    "E0461",
+    "a stream that would have to be counted",
+    cause="`data.eval_fraction`, `data.temperature` and `data.curriculum` need the number or the "
+    "lengths of all samples. A stream is not read completely before the run.",
+    cure="Write `data.eval` with another file and a `weight` at each source, or remove `data.stream_window`.",
+)
+
+E0462 = Code(
+    "E0462",
+    "a part of a split in a stream",
+    cause="A split such as train[:10%] needs the number of the split's samples, which a stream does "
+    "not have.",
+    cure="Name the whole split, and set `limit` to the number of its first samples to use.",
+)
+
+N0463 = Code(
+    "N0463",
+    "a stream of several sources without weights",
+    cause="Without a stream every sample of every source is drawn once an epoch. A stream does not "
+    "know the sources' sizes: it draws only by the weights, which are 1 by default, and starts a "
+    "source again when it ends.",
+    cure="Give each source a `weight`, in proportion to the samples to draw from it.",
+)
 
 
 def _stream(facts: Facts) -> Iterator[Diagnostic]:
@@ -231,7 +373,7 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
         return
     if train.steps is None:
         yield Diagnostic(
-            "E0460",
+            E0460,
             "a stream's end is not known, so its epochs cannot be counted",
             "train.epochs",
             "steps: 1000 in place of epochs, or remove data.stream_window",
@@ -245,7 +387,7 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
     instead = {"eval_fraction": "eval: [FILE]", "temperature": "a weight for each source"}
     for name in (name for name in whole if getattr(data, name) is not None):
         yield Diagnostic(
-            "E0461",
+            E0461,
             f"{name} {whole[name]}, but data.stream_window reads them during the run",
             f"data.{name}",
             f"{instead[name]} instead" if name in instead else "remove the line, or stream_window",
@@ -254,7 +396,7 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
     for index, source in enumerate(data.train):
         if source.split is not None and not source.split.replace("_", "").replace("-", "").isalnum():
             yield Diagnostic(
-                "E0462",
+                E0462,
                 f"`{source.split}`, a part of a split, needs the split's number of rows, which a stream "
                 "does not have",
                 f"data.train[{index}].split",
@@ -262,7 +404,7 @@ def _stream(facts: Facts) -> Iterator[Diagnostic]:
             )
     if len(data.train) > 1 and not any("weight" in source.model_fields_set for source in data.train):
         yield Diagnostic(
-            "N0463",
+            N0463,
             f"the stream draws equally often from each of the {len(data.train)} sources, whatever their "
             "numbers of samples",
             "data.stream_window",
@@ -274,6 +416,22 @@ def _is_local(facts: Facts, path: str) -> bool:
     return "://" not in path and not escapes(path) and is_known(path, facts.folder)
 
 
+E0403 = Code(
+    "E0403",
+    "tokenizer of another family",
+    cause="The token ids of this tokenizer stand for other text than the checkpoint was trained on. "
+    "No error occurs: the run trains on noise, or relearns the vocabulary.",
+    cure="Leave `model.tokenizer` out.",
+)
+
+W0404 = Code(
+    "W0404",
+    "tokenizer is not in the catalog",
+    cause="The compiler cannot tell whether this tokenizer fits the checkpoint.",
+    cure="Leave `model.tokenizer` out, unless it was made for this checkpoint.",
+)
+
+
 def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
     tokenizer, model = facts.recipe.model.tokenizer, facts.model
     if tokenizer is None or model is None or tokenizer == model.id:
@@ -281,7 +439,7 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
     family = catalog.family_name(tokenizer, facts.folder)
     if family is not None and family != model.family.name:
         yield Diagnostic(
-            "E0403",
+            E0403,
             f"`{tokenizer}` is a tokenizer of {facts_of(family).title}, and {model.title} was trained with "
             f"{facts_of(model.family.name).title}'s: the token ids stand for different text",
             "model.tokenizer",
@@ -289,11 +447,26 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
         )
     elif family is None and not catalog.is_directory(tokenizer):
         yield Diagnostic(
-            "W0404",
+            W0404,
             f"`{tokenizer}` is not in the catalog: the compiler cannot tell whether it fits {model.title}",
             "model.tokenizer",
             "remove the line, unless the tokenizer was made for this checkpoint",
         )
+
+
+W0407 = Code(
+    "W0407",
+    "padded rows",
+    cause="Without packing, each sample is padded to max_length, and the padding is computed too.",
+    cure="Write `packing: true`, or use a smaller max_length.",
+)
+
+N0411 = Code(
+    "N0411",
+    "length is not a multiple of 128",
+    cause="A TPU pads the last dimension to a multiple of 128, so the next multiple costs the same.",
+    cure="Use the multiple that the message gives.",
+)
 
 
 def _length(facts: Facts) -> Iterator[Diagnostic]:
@@ -303,7 +476,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
     within = facts.positions is None or up <= facts.positions
     if tpu and within and up != data.max_length and facts.recipe.model.attention == "dot":
         yield Diagnostic(
-            "N0411",
+            N0411,
             f"max_length {data.max_length} is not a multiple of {LANES}, the width of the TPU's registers: "
             f"{up} costs the same",
             "data.max_length",
@@ -320,7 +493,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         share = local.mean_tokens / data.max_length
         if share < USED_WELL:
             yield Diagnostic(
-                "W0407",
+                W0407,
                 f"{padded}; the samples of data.train have {local.lengths()}, "
                 f"so about {1 - share:.0%} of the work is padding",
                 "data.packing",
@@ -328,4 +501,4 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             )
     elif data.max_length >= WASTEFUL:
         help = shorter if sorted_rows else "packing: true puts several samples into one row"
-        yield Diagnostic("W0407", padded, "data.packing", help)
+        yield Diagnostic(W0407, padded, "data.packing", help)

@@ -22,6 +22,7 @@ from recipec.compiler.lowering.sources import (
 from recipec.compiler.wording import listing
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data, DataSource
@@ -77,11 +78,20 @@ def rows_of(facts: Facts) -> Iterator[Rows]:
             yield Rows(("data", part, index), source, data.of(source), data)
 
 
+E0450 = Code(
+    "E0450",
+    "preferences mixed with other samples",
+    cause="Some sources contain preferences and others do not, or preferences of another format. An "
+    "objective trains on one kind.",
+    cure="Train on the two kinds one after the other, with two recipes.",
+)
+
+
 def _rows(rows: Rows) -> Iterator[Diagnostic]:
     own, whole = rows.data.format, rows.section.format
     if own != whole and {own, whole} & {*ALONE}:
         yield Diagnostic(
-            "E0450",
+            E0450,
             f"the samples of this source are {own}, and data.format is {whole}: preferences cannot be mixed "
             "with other samples",
             join((*rows.place, "format")),
@@ -93,6 +103,16 @@ def _rows(rows: Rows) -> Iterator[Diagnostic]:
     yield from _overlong(rows)
 
 
+E0464 = Code(
+    "E0464",
+    "only text can be split",
+    cause="The second part of a long conversation or of a long completion has no question before it, "
+    "so the model would learn answers to nothing.",
+    cure="Write `overlong: drop` or `truncate`. A source of the format text can have `overlong: "
+    "split` of its own.",
+)
+
+
 def _overlong(rows: Rows) -> Iterator[Diagnostic]:
     """Refuse to split samples whose parts are not samples of their own."""
     if rows.data.overlong != "split" or rows.data.format == "text":
@@ -101,7 +121,7 @@ def _overlong(rows: Rows) -> Iterator[Diagnostic]:
     own = rows.source.overlong is not None
     texts = "text" in rows.section.formats
     yield Diagnostic(
-        "E0464",
+        E0464,
         "only plain text can be split: the later parts of a sample of the format "
         f"{rows.data.format} would be without {parts}",
         join((*rows.place, "overlong") if own else ("data", "overlong")),
@@ -109,6 +129,22 @@ def _overlong(rows: Rows) -> Iterator[Diagnostic]:
         if texts and not own
         else "overlong: drop, or truncate",
     )
+
+
+E0414 = Code(
+    "E0414",
+    "objective does not fit the format",
+    cause="dpo, cpo and orpo train on preferences, and kto on unpaired_preference. sft trains on "
+    "every other format.",
+    cure="Change one of the two.",
+)
+
+E0419 = Code(
+    "E0419",
+    "packed preferences",
+    cause="An answer that is rated, alone or against another, has its own row.",
+    cure="Write `packing: false`.",
+)
 
 
 def _objective(facts: Facts) -> Iterator[Diagnostic]:
@@ -125,25 +161,33 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             else [f"format: {wanted}", f"train: {{objective: {learned}}}"]
         )
         yield Diagnostic(
-            "E0414",
+            E0414,
             f"train.objective {objective} learns from {what}, and data.format is {data.format}",
             place,
             listing(ways, "or"),
         )
     if data.format in ALONE and data.packing:
         yield Diagnostic(
-            "E0419",
+            E0419,
             "preferences cannot be packed: each answer that is rated has its own row",
             "data.packing",
             "packing: false",
         )
 
 
+E0415 = Code(
+    "E0415",
+    "loss_on does not fit the format",
+    cause="Only conversations have assistant turns, and only prompts have completions.",
+    cure="Leave `loss_on` out. Its default fits the format.",
+)
+
+
 def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
     data = rows.data
     if not may_carry(data.format, data.loss_on):
         yield Diagnostic(
-            "E0415",
+            E0415,
             f"loss_on {flow(data.loss_on)} does not exist in data of the format {data.format}",
             join(rows.at("loss_on")),
             f"loss_on: {listing(LOSS_ON[data.format], 'or')}{_beside(rows, 'loss_on')}",
@@ -153,6 +197,15 @@ def _loss_on(rows: Rows) -> Iterator[Diagnostic]:
 def _beside(rows: Rows, name: str) -> str:
     """Return where a help's line belongs if the section's value does not suit the source's own format."""
     return ", in the same source" if rows.at(name)[-1] == "format" else ""
+
+
+E0413 = Code(
+    "E0413",
+    "field that the format does not have",
+    cause="`data.fields` renames the columns of the format. For example, chat has messages, role and "
+    "content.",
+    cure="Use a column of the format as the key, and the source's name as the value.",
+)
 
 
 def _fields(rows: Rows) -> Iterator[Diagnostic]:
@@ -174,12 +227,27 @@ def _fields(rows: Rows) -> Iterator[Diagnostic]:
         if _beside(rows, "fields"):
             way = "fields: {} in the same source, if its columns have the format's own names"
         yield Diagnostic(
-            "E0413",
+            E0413,
             f"{data.format} data has no field `{name}`: it has {listing(known)}",
             join((*place, name) if place[-1] == "fields" else place),
             way,
             at_key=place[-1] == "fields",
         )
+
+
+E0417 = Code(
+    "E0417",
+    "unknown kind of data file",
+    cause="The ending of a source's name decides how it is read, and this one is unknown.",
+    cure="Rename the file, or convert it.",
+)
+
+E0418 = Code(
+    "E0418",
+    "split or configuration of a file",
+    cause="Only Hugging Face data sets have splits and configurations.",
+    cure="Remove the key.",
+)
 
 
 def _sources(facts: Facts) -> Iterator[Diagnostic]:
@@ -191,7 +259,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
                 continue  # compiler.checks.paths reports this
             if not is_known(source.path, facts.folder):
                 yield Diagnostic(
-                    "E0417",
+                    E0417,
                     f"the kind of data of `{source.path}` is unknown",
                     f"{where}.path",
                     f"files end in {listing(ENDINGS[:-1], 'or')} ({listing(COMPRESSIBLE)} also with .gz or "
@@ -202,7 +270,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
             folder = is_dataset(source.path)
             if source.split is not None and not folder:
                 yield Diagnostic(
-                    "E0418",
+                    E0418,
                     f"`{source.path}` is a file: only Hugging Face data sets have a split",
                     f"{where}.split",
                     "remove it, or name the data set as hf://OWNER/NAME or by its folder",
@@ -210,7 +278,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
                 )
             if source.config is not None and not (folder and source.path.startswith("hf://")):
                 yield Diagnostic(
-                    "E0418",
+                    E0418,
                     f"`{source.path}` has no configurations: only data sets of the Hugging Face hub have "
                     "them",
                     f"{where}.config",
@@ -237,6 +305,14 @@ def is_known(path: str, folder: Path) -> bool:
     return not PurePosixPath(path).suffix
 
 
+E0416 = Code(
+    "E0416",
+    "transform cannot be used",
+    cause="The file is missing, is not Python, or has no such function at its top level.",
+    cure="Correct data.transform. Its form is file.py:function.",
+)
+
+
 def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]:
     path, _, name = transform.partition(":")
     if escapes(path) or leads_out(facts.folder, path):
@@ -250,7 +326,7 @@ def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]
         module = ast.parse(file.read_bytes(), filename=path)
     except OSError:
         yield Diagnostic(
-            "E0416",
+            E0416,
             f"the file `{path}` does not exist next to the recipe",
             place,
             "the path is relative to the recipe's folder",
@@ -259,13 +335,11 @@ def _transform(facts: Facts, place: str, transform: str) -> Iterator[Diagnostic]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        yield Diagnostic("E0416", f"`{path}`{line} is not Python: {reason}", place, "correct the file")
+        yield Diagnostic(E0416, f"`{path}`{line} is not Python: {reason}", place, "correct the file")
         return
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
         close = words.slip(name, functions)
         hint = f"did you mean `{path}:{close}`? " if close else ""
         has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
-        yield Diagnostic(
-            "E0416", f"`{path}` has no function `{name}`", place, f"{hint}{has} at its top level"
-        )
+        yield Diagnostic(E0416, f"`{path}` has no function `{name}`", place, f"{hint}{has} at its top level")

@@ -24,6 +24,7 @@ from recipec.runtime.model.reach import expert_layer, reach
 from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join
@@ -57,18 +58,58 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _settings(facts, section)
 
 
+E0301 = Code(
+    "E0301",
+    "target is a Tunix name",
+    cause="Tunix fuses projections (`kv_einsum`). Its names differ from layer to layer, so a regex of "
+    "them silently skips layers: in Gemma 4 31B, the keys of 10 of 60 layers.",
+    cure="Use Hugging Face's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+)
+
+E0302 = Code(
+    "E0302",
+    "target matches nothing",
+    cause="No projection of the model has that name, or the expression matches no complete module name.",
+    cure="Use a name that the message lists. An expression must match a complete name such as "
+    "`layers.7.self_attn.q_proj`, so it often starts with `.*`.",
+)
+
+E0303 = Code(
+    "E0303",
+    "target is not a regular expression",
+    cause="A target that is not a plain name is read as a Python regular expression, and this one is "
+    "malformed.",
+    cure="Correct it, or name a projection.",
+)
+
+W0305 = Code(
+    "W0305",
+    "target in none of the chosen layers",
+    cause="The layers in `lora.layers` do not have this projection.",
+    cure="Choose other layers, or remove the target.",
+)
+
+N0307 = Code(
+    "N0307",
+    "target not in every layer",
+    cause="Some layers have no such projection. In the global layers of larger Gemma 4 models the "
+    "keys are also the values, and there is no v_proj.",
+    cure="Nothing. PEFT skips these layers too. Add k_proj to the targets to adapt them.",
+)
+
+
 def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Diagnostic]:
     plain = re.fullmatch(r"\w+", target) is not None
     fused = _fused_names(target)
     if fused:
-        yield Diagnostic("E0301", *_fused_message(facts, target, fused, path))
+        yield Diagnostic(E0301, *_fused_message(facts, target, fused, path))
         return
     if not plain:
         try:
             re.compile(target)
         except NOT_A_PATTERN as error:
             yield Diagnostic(
-                "E0303",
+                E0303,
                 f"the target `{target}` is not a regular expression: {error}",
                 path,
                 r"use q_proj, another projection, or an expression such as '.*\.[0-9]\.self_attn\.q_proj'",
@@ -79,7 +120,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
     everywhere = {layer for layer, _ in facts.hits[target]}
     if not everywhere:
         yield Diagnostic(
-            "E0302",
+            E0302,
             f"the target `{target}` matches no projection of {facts.model.title}",
             path,
             _nearest(facts, target),
@@ -89,14 +130,14 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
     missing = sorted(set(facts.layers) - everywhere)
     if not chosen and not plain:
         yield Diagnostic(
-            "W0305",
+            W0305,
             f"none of the chosen layers has `{target}`: {facts.model.title} has it in "
             f"{in_layers(facts.model.architecture.layer_types, sorted(everywhere))}",
             path,
             "remove the target, or write layers: all",
         )
     elif missing and plain and not _said_by_kind(facts, section, target):
-        yield Diagnostic("N0307", *_missing_message(facts, section, target, missing, path))
+        yield Diagnostic(N0307, *_missing_message(facts, section, target, missing, path))
 
 
 def _said_by_kind(facts: Facts, section: Lora, target: str) -> bool:
@@ -176,6 +217,14 @@ def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tu
     )
 
 
+E0305 = Code(
+    "E0305",
+    "nothing is adapted",
+    cause="None of the layers in `lora.layers` has any of the targets.",
+    cure="Choose other layers or other targets.",
+)
+
+
 def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """Report targets that exist in the model, but in none of the chosen layers."""
     layers = facts.layers
@@ -185,13 +234,43 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if all(hits) and not any(layer in layers for found in hits for layer in found):
         everywhere = sorted({layer for found in hits for layer in found})
         yield Diagnostic(
-            "E0305",
+            E0305,
             f"nothing would be trained: {facts.model.title} has the targets in "
             f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers names other "
             "layers",
             facts.first_given("lora.layers", "lora.targets"),
             "layers: all",
         )
+
+
+N0315 = Code(
+    "N0315",
+    "experts without adapters",
+    cause="Most weights of a mixture of experts belong to the experts, and no target names them. LoRA "
+    "adapts only attention and the dense block that every token passes through.",
+    cure="Nothing, if this is enough. The target `experts` adapts them too, each expert with its own "
+    "A and B. Without the `lora` section all weights are trained.",
+)
+
+E0316 = Code(
+    "E0316",
+    "dropout with experts",
+    cause="Adapters of experts have no dropout, and neither have adapters of routers that are not "
+    "linear layers in transformers. PEFT computes W + scale * B A for them, so A has no separate "
+    "input to drop.",
+    cure="Write `dropout: 0`.",
+)
+
+W0317 = Code(
+    "W0317",
+    "router adapter that PEFT cannot run",
+    cause="In transformers, the router of some models (GLM 4.5, DeepSeek V3, MiniMax M2) is a "
+    "parameter next to a correction that its block reads. PEFT wraps the module of an adapted "
+    "parameter, and the block then no longer finds the correction. PEFT loads the adapter that "
+    "merge.py writes, but cannot run it.",
+    cure="Write `adapter: false` in `merge`, which writes only merged weights, or remove the target "
+    "`router`.",
+)
 
 
 def _experts(facts: Facts) -> Iterator[Diagnostic]:
@@ -208,7 +287,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
         if any(adapter.target.experts for adapter in adapters):
             more = "layers: all also adapts them"
         yield Diagnostic(
-            "N0315",
+            N0315,
             f"LoRA reaches {found}",
             "lora.targets",
             f"{more}; change nothing if attention and the dense block are enough",
@@ -217,7 +296,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
     routers = [a for a in adapters if a.target.words[:1] == ("router",) and a.target.parameter]
     if routers and facts.recipe.merge.adapter and experts is not None and experts.correction:
         yield Diagnostic(
-            "W0317",
+            W0317,
             f"PEFT cannot run {facts.model.title} with an adapter of its router: the PEFT adapter that "
             "merge.py writes can be loaded, but not run",
             "lora.targets",
@@ -226,12 +305,21 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
     parameters = [a.target.words[0] for a in adapters if a.target.parameter]
     if facts.lora.dropout and parameters:
         yield Diagnostic(
-            "E0316",
+            E0316,
             f"lora.dropout is {facts.lora.dropout:g}, and adapters of {listing(dict.fromkeys(parameters))} "
             "have no dropout: in transformers these are parameters, for which PEFT has none",
             facts.first_given("lora.dropout", "lora.targets"),
             "dropout: 0",
         )
+
+
+W0306 = Code(
+    "W0306",
+    "target adds nothing",
+    cause="Earlier targets already match all of its projections. In rank_pattern and alpha_pattern "
+    "the first matching pattern is used, and earlier ones match all of this one's projections.",
+    cure="Remove it, or move a pattern above the earlier ones.",
+)
 
 
 def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -241,12 +329,28 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         hit = {module for _, module in facts.hits[target]}
         if hit and hit <= seen:
             yield Diagnostic(
-                "W0306",
+                W0306,
                 f"the target `{target}` adds nothing: earlier targets match all of its projections",
                 f"lora.targets[{index}]",
                 "remove it",
             )
         seen |= hit
+
+
+E0313 = Code(
+    "E0313",
+    "pattern matches nothing",
+    cause="A key of rank_pattern or alpha_pattern matches none of the adapted projections.",
+    cure="Spell it as in `lora.targets`.",
+)
+
+E0314 = Code(
+    "E0314",
+    "shared A with different ranks",
+    cause="`kv: shared` gives fused projections one A, and rank_pattern or alpha_pattern gives them "
+    "different ranks or alphas.",
+    cure="Write `kv: independent`.",
+)
 
 
 def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -270,7 +374,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 re.compile(pattern)
             except NOT_A_PATTERN as error:
                 yield Diagnostic(
-                    "E0303",
+                    E0303,
                     f"the pattern `{pattern}` is not a regular expression: {error}",
                     where,
                     "name a projection, for example q_proj: 8",
@@ -280,7 +384,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             own = [name for names in adapted for name in names if by_pattern({pattern: 1}, name, 0)]
             if own and all(by_pattern(earlier, name, 0) for name in own):
                 yield Diagnostic(
-                    "W0306",
+                    W0306,
                     f"the pattern `{pattern}` has no effect: earlier patterns match all of its projections",
                     where,
                     "move it above them, or remove it",
@@ -291,7 +395,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 close = words.slip(pattern, projections)
                 hint = f"did you mean `{close}`? " if close else ""
                 yield Diagnostic(
-                    "E0313",
+                    E0313,
                     f"the pattern `{pattern}` matches no projection that has an adapter",
                     where,
                     f"{hint}{listing(projections)} have adapters",
@@ -302,7 +406,7 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     for names in adapted:
         if len({(lora.rank_of(name), lora.alpha_of(name)) for name in names}) > 1:
             yield Diagnostic(
-                "E0314",
+                E0314,
                 f"{listing(f'`{name}`' for name in names)} share one A with kv: shared, and cannot have "
                 "different ranks or alphas",
                 facts.first_given("lora.rank_pattern", "lora.alpha_pattern"),
@@ -311,10 +415,48 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             return
 
 
+W0308 = Code(
+    "W0308",
+    "adapters in bfloat16",
+    cause="In bfloat16, adapters and Adam's moments lose small updates. Over 20 steps the loss drifts "
+    "from a float32 run twice as far as with float32 adapters.",
+    cure="Write `lora.dtype: float32`. The base stays bfloat16.",
+)
+
+N0309 = Code(
+    "N0309",
+    "key and value share A",
+    cause="`kv: shared` is Qwix's layout of fused projections. PEFT trains a separate A for key and value.",
+    cure="Write `kv: independent` to train the same adapters as PEFT.",
+)
+
+N0310 = Code(
+    "N0310",
+    "Qwix's initialization",
+    cause="A starts within 2.4 times PEFT's bound.",
+    cure="Write `init: peft` to compare runs with PEFT's.",
+)
+
+W0311 = Code(
+    "W0311",
+    "large alpha / rank",
+    cause="The adapters' product is scaled by alpha / rank, and this value is far above the usual "
+    "ones. If it was chosen for rsLoRA's alpha / sqrt(rank), it must be converted.",
+    cure="Set alpha to the rank, or to twice the rank.",
+)
+
+W0312 = Code(
+    "W0312",
+    "rank larger than the weight",
+    cause="An adapter of that rank has more numbers than the weight that it adapts.",
+    cure="Use a smaller rank.",
+)
+
+
 def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if section.dtype == "bfloat16":
         yield Diagnostic(
-            "W0308",
+            W0308,
             "the adapters and their optimizer state are kept in bfloat16, whose 8 bits of precision lose "
             "small updates; PEFT keeps them in float32",
             "lora.dtype",
@@ -328,7 +470,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     ]
     if section.kv == "shared" and trained:
         yield Diagnostic(
-            "N0309",
+            N0309,
             f"key and value share one A in {plural(len(trained), 'layer')}, as in Qwix. This has fewer "
             "parameters than PEFT's adapters; the PEFT adapter that merge.py writes contains A twice",
             "lora.kv",
@@ -336,7 +478,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         )
     if section.init == "qwix" and section.start_from is None:
         yield Diagnostic(
-            "N0310",
+            N0310,
             "A starts uniform within sqrt(6 / fan_in), 2.4 times PEFT's bound of 1 / sqrt(fan_in): runs "
             "are not comparable with PEFT's at the same learning rate",
             "lora.init",
@@ -352,7 +494,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
     if scale > SENSIBLE_SCALE:
         yield Diagnostic(
-            "W0311",
+            W0311,
             f"alpha / {'sqrt(rank)' if section.rslora else 'rank'} is {scale:g}, which multiplies the "
             "product of the adapters",
             facts.first_given("lora.alpha", "lora.rslora"),
@@ -369,12 +511,24 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         )
         if section.rank > narrowest:
             yield Diagnostic(
-                "W0312",
+                W0312,
                 f"rank {section.rank} is above the width {narrowest} of a projection of "
                 f"{facts.model.title}: the adapter has more numbers than the weight itself",
                 "lora.rank",
                 f"rank: {narrowest}",
             )
+
+
+N0227 = Code(
+    "N0227",
+    "LoRA with all of a v5p-8 on fsdp",
+    cause="In marin-community/marin's issue 4903, DPO runs (rank 64, learning rate 1e-6) on this mesh "
+    "stay at a loss of 0.66 after nine steps, and runs with fsdp 2 x tp 2 reach 0.27. The issue "
+    "traces it to the order of a sum over the chips, which cancels in B's first gradient. Whether "
+    "other runs are affected is not known.",
+    cure="`probe.py` compares B's first gradients on both meshes. Use `lora.init: zero_a` or fsdp 2 x "
+    "tp 2. `recipe plan --set 'mesh.axes={fsdp: 2, tp: 2}'` shows the cost.",
+)
 
 
 def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -389,12 +543,23 @@ def _cancelled(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         return
     if facts.axes.get("fsdp", 1) == a.devices:
         yield Diagnostic(
-            "N0227",
+            N0227,
             "all four chips of a v5p-8 are on fsdp. LoRA with B starting at zero learned less there than "
             "with fsdp 2 x tp 2 (github.com/marin-community/marin/issues/4903: DPO, learning rate 1e-6)",
             "mesh.axes",
             "init: zero_a, or axes: {fsdp: 2, tp: 2}",
         )
+
+
+E0321 = Code(
+    "E0321",
+    "DoRA cannot be combined with this",
+    cause="DoRA scales the outputs of each projection to trained magnitudes. PEFT has no DoRA for "
+    "experts and routers, and with dropout it also drops inputs of the frozen product. With "
+    "quantized weights and pissa, olora or loftq, the norms would not be those of the stored "
+    "weights. vLLM does not serve DoRA adapters.",
+    cure="Change the key that the message names, or write `kind: lora`.",
+)
 
 
 def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -431,7 +596,7 @@ def _dora(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         if wrong:
             given = facts.first_given(f"lora.{path}", "lora.kind")
             yield Diagnostic(
-                "E0321", f"kind: dora cannot be combined with {what}", given, f"{help}; or kind: lora"
+                E0321, f"kind: dora cannot be combined with {what}", given, f"{help}; or kind: lora"
             )
 
 
@@ -440,6 +605,29 @@ CORE_SECONDS = (6e-11, 5.5e-10)
 and of k^3. Measured once: 10 s for 2,048 x 8,192, 100 s for 5,376 x 21,504."""
 LONG = 3600.0
 """From this number of core seconds on, the time is reported."""
+
+
+E0330 = Code(
+    "E0330",
+    "init cannot be combined with this",
+    cause="pissa, olora and loftq give each linear layer its own A and B, whose product is a part of "
+    "its weight. Experts are not linear layers in transformers. k_proj and v_proj share one A with "
+    "kv: shared. No part of a weight has a higher rank than the weight. The reference model of an "
+    "objective would lack that part. loftq corrects the rounding of nf4, and start_from sets other "
+    "values.",
+    cure="Change what the message names, or write `init: peft`.",
+)
+
+W0331 = Code(
+    "W0331",
+    "first values that take long to compute",
+    cause="With pissa and loftq the largest singular values of each weight are computed when the run "
+    "begins, on the host of process 0, while its accelerators wait. The figure is an estimate, from "
+    "what one weight of 5,376 x 21,504 took a CPU core. A resumed run reads the computed values. "
+    "With several hosts, RECIPEC_BARRIER_TIMEOUT has to give the other hosts that time.",
+    cure="Write `init: pissa_niter_4` or `pissa_niter_16`, PEFT's iterations, which give nearly the "
+    "same values; or `init: olora`, which takes seconds.",
+)
 
 
 def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -486,9 +674,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     ):
         if wrong:
             given = facts.first_given(path, "lora.init")
-            yield Diagnostic(
-                "E0330", f"{init} cannot be combined with {what}", given, f"{help}; or init: peft"
-            )
+            yield Diagnostic(E0330, f"{init} cannot be combined with {what}", given, f"{help}; or init: peft")
     if section.init not in ("pissa", "loftq"):
         return
     squares, cubes = CORE_SECONDS
@@ -497,7 +683,7 @@ def _principal(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if seconds > LONG:
         faster = "pissa_niter_16" if section.init == "pissa" else "peft"
         yield Diagnostic(
-            "W0331",
+            W0331,
             f"{init} finds the largest singular values of {len(sizes):,} weights before the first step: "
             f"about {seconds / 3600:.1f} hours of a CPU core, on the host of process 0 (an estimate)",
             "lora.init",
@@ -509,6 +695,24 @@ def _matrix(adapter: Adapter, part: Projection) -> tuple[int, int]:
     """Return the outputs and inputs of a projection."""
     low, high, *_ = adapter.shapes(part)
     return high[0], low[1]
+
+
+E0322 = Code(
+    "E0322",
+    "module that train_also cannot train",
+    cause="train_also is for embeddings, the output head and norms. Projections, experts and routers "
+    "get adapters instead. A model that uses its embedding as head has no lm_head.",
+    cure="Use a name that the message lists, or remove `train_also`.",
+)
+
+N0323 = Code(
+    "N0323",
+    "embedding is also the output head",
+    cause="The model uses its embedding as output head, so training one trains both. PEFT trains a "
+    "copy of the embedding and keeps the head, unless ensure_weight_tying is set; the adapter that "
+    "merge.py exports sets it.",
+    cure="Nothing, if this is intended.",
+)
 
 
 def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -524,17 +728,27 @@ def _whole(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         path = f"lora.train_also[{index}]"
         if not all(parameter in others for parameter in found):
             message = f"`{name}` names projections of {title}, which get adapters instead"
-            yield Diagnostic("E0322", message, path, f"targets: {flow([*section.targets, name])}")
+            yield Diagnostic(E0322, message, path, f"targets: {flow([*section.targets, name])}")
         elif not found:
             close = words.slip(name, names)
             hint = f"did you mean `{close}`? " if close else ""
             message = f"`{name}` matches no embedding, head or norm of {title}"
-            yield Diagnostic("E0322", message, path, f"{hint}it has {listing(names)}")
+            yield Diagnostic(E0322, message, path, f"{hint}it has {listing(names)}")
         elif called.head not in names and any(
             s.module in called.of_embedding for p in found for s in p.sources
         ):
             message = f"the output head of {title} is its embedding, and is trained with it"
-            yield Diagnostic("N0323", message, path)
+            yield Diagnostic(N0323, message, path)
+
+
+E0326 = Code(
+    "E0326",
+    "row of the embedding that cannot be trained",
+    cause="train_tokens names rows of the embedding. A row must exist, and be trained once: "
+    "train_also may train the whole embedding instead. Texts are looked up in the tokenizer of the "
+    "checkpoint, together with model.add_tokens.",
+    cure="Use the line in the help.",
+)
 
 
 def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -544,7 +758,7 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     title, rows = facts.model.title, facts.model.architecture.vocab_size
     if not facts.model.family.tunix:
         message = f"no single rows are trained of {title}, which is trained with transformers' own model"
-        yield Diagnostic("E0326", message, "lora.train_tokens", "train_tokens: []")
+        yield Diagnostic(E0326, message, "lora.train_tokens", "train_tokens: []")
         return
     if facts.model.own_head is not None and facts.recipe.merge.adapter:
         message = (
@@ -552,7 +766,7 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "the embedding: an adapter would answer otherwise than the merged model"
         )
         help = "merge: {adapter: false}; or set tie_word_embeddings to false in the base's config.json"
-        yield Diagnostic("E0326", message, "lora.train_tokens", help)
+        yield Diagnostic(E0326, message, "lora.train_tokens", help)
     ids = facts.token_ids
     added = facts.recipe.model.add_tokens
     seen: dict[int, int | str] = {}
@@ -561,33 +775,58 @@ def _rows(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         number = ids.get(token) if isinstance(token, str) and ids is not None else token
         if isinstance(token, int) and token >= rows:
             message = f"the embedding of {title} has {rows:,} rows, and token {token:,} would be beyond them"
-            yield Diagnostic("E0326", message, path, f"a number from 0 to {rows - 1}; or model.vocab_size")
+            yield Diagnostic(E0326, message, path, f"a number from 0 to {rows - 1}; or model.vocab_size")
         elif isinstance(token, str) and token not in added and facts.recipe.model.tokenizer is not None:
             message = (
                 f"`{token}` is looked up in the checkpoint's own tokenizer, but model.tokenizer is another"
             )
-            yield Diagnostic("E0326", message, path, "write the token's number")
+            yield Diagnostic(E0326, message, path, "write the token's number")
         elif number is None and token not in added:
             close = words.slip(str(token), [*(ids or ()), *added])
             hint = f"did you mean `{close}`? " if close else ""
             message = f"the tokenizer has no token `{token}`"
-            yield Diagnostic("E0326", message, path, f"{hint}add_tokens in model adds tokens")
+            yield Diagnostic(E0326, message, path, f"{hint}add_tokens in model adds tokens")
         elif isinstance(number, int):
             if number in seen:
                 message = f"`{token}` and `{seen[number]}` are the same token, {number}"
-                yield Diagnostic("E0326", message, path, "remove one of the two")
+                yield Diagnostic(E0326, message, path, "remove one of the two")
             seen.setdefault(number, token)
     whole = trained_whole(facts.defaults, replace(facts.lora, train_tokens=()))
     if any(parameter.path == EMBEDDING for parameter in whole):
         message = "train_also trains the whole embedding, of which train_tokens names rows"
         yield Diagnostic(
-            "E0326", message, "lora.train_tokens", "remove train_tokens, or train_also's embedding"
+            E0326, message, "lora.train_tokens", "remove train_tokens, or train_also's embedding"
         )
 
 
 def _adapted(facts: Facts, section: Lora, site: LoraTarget) -> bool:
     """Return whether any target of the section matches a weight in one of its layers."""
     return site.layer in (facts.layers or ()) and any(meant(target, site) for target in section.targets)
+
+
+E0318 = Code(
+    "E0318",
+    "eight-bit products without eight-bit weights",
+    cause="`products` multiplies weights that are stored in eight bits, and `quantize` does not store "
+    "them so.",
+    cure="Write `quantize: int8`, or `fp8` on TPU7x; or remove `products`.",
+)
+
+E0319 = Code(
+    "E0319",
+    "eight-bit products are not faster",
+    cause="On this chip, products of that type are not faster than bfloat16 products. Activations "
+    "would be rounded without any gain.",
+    cure="Write `quantize: int8` on v5e, v5p and v6e, or `fp8` on TPU7x; or remove `products`.",
+)
+
+E0320 = Code(
+    "E0320",
+    "eight-bit products with experts",
+    cause="The products of experts are always computed in model.dtype, even if the weights are stored "
+    "in eight bits.",
+    cure="Remove `products`.",
+)
 
 
 def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
@@ -598,7 +837,7 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     kind, accelerator = section.quantize, facts.accelerator
     if kind in (None, "nf4"):
         yield Diagnostic(
-            "E0318",
+            E0318,
             f"products: {section.products} needs weights in eight bits, and they are "
             + ("not quantized" if kind is None else "in nf4"),
             "lora.products",
@@ -607,7 +846,7 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     elif accelerator is not None and accelerator.platform == "tpu" and kind != accelerator.eight_bits:
         known = accelerator.eight_bits
         yield Diagnostic(
-            "E0319",
+            E0319,
             f"{accelerator.generation} multiplies {kind} no faster than bfloat16: activations would be "
             "rounded without any gain",
             "lora.products",
@@ -615,7 +854,7 @@ def _products(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         )
     if facts.model is not None and facts.model.architecture.routing[0]:
         yield Diagnostic(
-            "E0320",
+            E0320,
             f"most products of {facts.model.title} are those of its experts, which are not computed in "
             "eight bits",
             "lora.products",

@@ -14,11 +14,21 @@ from recipec.runtime.model.dealt import dealt_length
 from recipec.runtime.model.families import Architecture
 from recipec.runtime.model.families.base import NONE
 from recipec.runtime.model.partition_rules import TOKENS, shards
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
+
+
+W0219 = Code(
+    "W0219",
+    "offloading on a CPU",
+    cause="On a CPU there is no separate host memory to offload activations to. They are kept, as "
+    "with save_dots.",
+    cure="Write `remat.policy: save_dots`.",
+)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -32,12 +42,21 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     accelerator = facts.accelerator
     if facts.recipe.remat.policy == "offload_dots" and accelerator and accelerator.platform == "cpu":
         yield Diagnostic(
-            "W0219",
+            W0219,
             f"remat.policy offload_dots moves activations to the host's memory, which is the only memory of "
             f"{accelerator.name}: it has the effect of save_dots",
             "remat.policy",
             "policy: save_dots",
         )
+
+
+E0202 = Code(
+    "E0202",
+    "mesh axes do not multiply to the devices",
+    cause="The product of the axes differs from the number of devices. A v5p-8 has four chips and "
+    "four devices.",
+    cure="Choose axes whose product is the number of devices that the message gives.",
+)
 
 
 def _product(facts: Facts) -> Iterator[Diagnostic]:
@@ -61,11 +80,20 @@ def _product(facts: Facts) -> Iterator[Diagnostic]:
     if accelerator.name_counts == "tensorcores" and facts.recipe.mesh.accelerator:
         reason = f": the number in its name counts TensorCores, {accelerator.tensorcores_per_chip} to a chip"
     yield Diagnostic(
-        "E0202",
+        E0202,
         f"the mesh {spelled} needs {plural(product, 'device')}, and {of}`{named}` {have} {has}{reason}",
         "mesh.axes",
         _arrangements(facts),
     )
+
+
+E0221 = Code(
+    "E0221",
+    "number of hosts does not fit the accelerator",
+    cause="A slice has a fixed number of machines: Cloud TPU VMs, or on GKE machines with 4 chips. On "
+    "a CPU, the processes must share the virtual devices evenly.",
+    cure="Leave `mesh.hosts` out, or use a number that the message gives.",
+)
 
 
 def _hosts(facts: Facts) -> Iterator[Diagnostic]:
@@ -84,8 +112,33 @@ def _hosts(facts: Facts) -> Iterator[Diagnostic]:
         of = f"{plural(accelerator.slices, 'slice')} of " if accelerator.slices > 1 else ""
         said = f"{of}{accelerator.name} {'have' if of else 'has'} {counts} {machine}"
     yield Diagnostic(
-        "E0221", f"hosts is {mesh.hosts}, but {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
+        E0221, f"hosts is {mesh.hosts}, but {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
     )
+
+
+E0203 = Code(
+    "E0203",
+    "tp does not divide the heads",
+    cause="tp splits attention heads and key/value heads over devices. Layers can differ: Gemma 4 31B "
+    "has 16 key/value heads in its local layers and 4 in its global ones.",
+    cure="Choose a tp that divides every number of heads, and put the remaining devices on fsdp. Or "
+    "keep those weights whole with `sharding.on_indivisible: replicate`.",
+)
+
+W0203 = Code(
+    "W0203",
+    "heads are kept whole under tp",
+    cause="tp does not divide the number of heads, and `on_indivisible: replicate` keeps a full copy "
+    "of their weights on every device.",
+    cure="Nothing, if this is intended. It costs memory and repeats work.",
+)
+
+N0215 = Code(
+    "N0215",
+    "single key/value head under tp",
+    cause="A single head cannot be split. Tunix keeps a full copy of its weight on every device of tp.",
+    cure="Nothing. The weight is small.",
+)
 
 
 def _heads(facts: Facts) -> Iterator[Diagnostic]:
@@ -106,13 +159,13 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
             has = f"{title} has {plural(count, noun)} in {where}"
             if count == 1 and noun == "key/value head" and not _needs_split(facts, layers):
                 yield Diagnostic(
-                    "N0215",
+                    N0215,
                     f"{has}: Tunix keeps a full copy on each of the {tp} devices of tp",
                     "mesh.axes.tp",
                 )
             elif replicate:
                 yield Diagnostic(
-                    "W0203",
+                    W0203,
                     f"{has}, which tp={tp} does not divide: each of the {tp} devices keeps a full copy of "
                     "their weights",
                     "mesh.axes.tp",
@@ -120,8 +173,17 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
                 )
             else:
                 yield Diagnostic(
-                    "E0203", f"tp={tp} does not divide the heads: {has}", "mesh.axes.tp", _arrangements(facts)
+                    E0203, f"tp={tp} does not divide the heads: {has}", "mesh.axes.tp", _arrangements(facts)
                 )
+
+
+E0222 = Code(
+    "E0222",
+    "ep without experts",
+    cause="The mesh axis ep splits the experts of a layer over devices. The model has no experts, or, "
+    "as Gemma 4, none that it can split.",
+    cure="Give its devices to fsdp, which splits the batch and the weights.",
+)
 
 
 def _experts(facts: Facts) -> Iterator[Diagnostic]:
@@ -132,11 +194,29 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
     if not any("ep" in parameter.spec for parameter in facts.defaults):
         other = {name: size for name, size in facts.axes.items() if name != "ep"}
         yield Diagnostic(
-            "E0222",
+            E0222,
             f"ep={ep} splits experts, and {facts.model.title} has no weights that it can split",
             "mesh.axes.ep",
             f"axes: {flow({**other, 'fsdp': other['fsdp'] * ep})}",
         )
+
+
+E0225 = Code(
+    "E0225",
+    "tokens that cannot be split",
+    cause="The mesh axis cp splits the tokens of a row over devices. Layers with experts sort all "
+    "tokens of a device, and layers that carry a state from token to token compute them in order. "
+    "Neither can be split this way.",
+    cure="Give its devices to fsdp, which splits the batch and the weights.",
+)
+
+N0226 = Code(
+    "N0226",
+    "rows are lengthened",
+    cause="With cp, splash attention computes a row in two pieces for each device, and each piece in "
+    "blocks of 128 tokens. A row is padded to a multiple of these.",
+    cure="Set `data.max_length` to a multiple of 256 times cp.",
+)
 
 
 def _tokens(facts: Facts) -> Iterator[Diagnostic]:
@@ -155,7 +235,7 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     if reason:
         other = {name: size for name, size in axes.items() if name != TOKENS}
         yield Diagnostic(
-            "E0225",
+            E0225,
             f"cp={cp} splits the tokens of a row, but {reason}",
             "mesh.axes.cp",
             f"axes: {flow({**other, 'fsdp': other['fsdp'] * cp})}, and a global_batch_size that fits",
@@ -166,12 +246,21 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.model.attention == "splash" and longer != length:
         within = facts.positions is None or longer <= facts.positions
         yield Diagnostic(
-            "N0226",
+            N0226,
             f"rows of {length:,} tokens are padded to {longer:,}: cp={cp} splits them into {2 * cp} pieces "
             "of whole blocks of 128 tokens",
             "data.max_length",
             f"max_length: {longer} costs the same" if within else None,
         )
+
+
+N0218 = Code(
+    "N0218",
+    "one sample at a time",
+    cause="All devices share one sample (tp), although they could compute several (fsdp). tp "
+    "exchanges activations in every layer.",
+    cure="Put the devices on fsdp, as far as the global batch size allows.",
+)
 
 
 def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
@@ -184,12 +273,20 @@ def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
     if most == 1:
         return
     yield Diagnostic(
-        "N0218",
+        N0218,
         f"the {devices} devices share one sample at a time, and exchange activations in every layer. With "
         f"the weights split over fsdp instead, they compute {most} samples at once",
         "mesh.axes",
         f"axes: {flow(arranged(1, most, devices // most))}",
     )
+
+
+E0216 = Code(
+    "E0216",
+    "weights do not fit",
+    cause="The base weights alone, split over this mesh, need more memory than a chip has.",
+    cure="Use a larger slice, or split the weights over all of its devices.",
+)
 
 
 def _memory(facts: Facts) -> Iterator[Diagnostic]:
@@ -210,7 +307,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
         gib = weight_gib(facts, size + state) * accelerator.devices_per_chip
         if gib > accelerator.hbm_gib:
             yield Diagnostic(
-                "E0216",
+                E0216,
                 f"the weights of {facts.model.title}, their gradient and the state of "
                 f"{recipe.train.optimizer.name} take {gib:.1f} GiB of each chip under this mesh, and a "
                 f"{accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
@@ -221,7 +318,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
     gib = weight_gib(facts, size) * accelerator.devices_per_chip
     if gib > accelerator.hbm_gib:
         yield Diagnostic(
-            "E0216",
+            E0216,
             f"the base weights of {facts.model.title} in {facts.recipe.model.dtype} take {gib:.1f} GiB of "
             f"each chip under this mesh, and a {accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
             "mesh.axes",

@@ -9,22 +9,67 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import padded
 from recipec.runtime.model.selection import trained_whole
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
+
+W0805 = Code(
+    "W0805",
+    "dropout of the model is not applied",
+    cause="config.json asks for dropout within the model during training (attention_dropout and "
+    "others), or for noise (router_jitter_noise). recipec does not apply it. Other libraries do.",
+    cure="Use `lora.dropout` for dropout of the adapters' inputs.",
+)
+
+W0806 = Code(
+    "W0806",
+    "model key without effect",
+    cause="A directory has no revisions, and attention dot has no blocks.",
+    cure="Remove it.",
+)
+
+W0807 = Code(
+    "W0807",
+    "float32 on a TPU",
+    cause="In float32, weights take twice the memory, and the TPU computes at a fraction of its "
+    "bfloat16 rate. Tunix computes in float32 by default; artifacts always state the type.",
+    cure="Write `model.dtype: bfloat16`.",
+)
+
+N0820 = Code(
+    "N0820",
+    "weights are read as bfloat16",
+    cause="The checkpoint stores weights in FP8 with `weight_scale_inv`, or gpt-oss's experts in "
+    "MXFP4. train.py and merge.py read them as the bfloat16 numbers that they represent, as "
+    "transformers does with `dequantize=True`. The merged checkpoint has bfloat16 weights and no "
+    "`quantization_config`.",
+    cure="Nothing, if there is room. An unquantized original has more exact numbers. "
+    "`merge.quantization` writes merged weights in eight bits.",
+)
+
+N0821 = Code(
+    "N0821",
+    "the head is a tensor of its own",
+    cause="config.json says `tie_word_embeddings: true`, but the files hold an output head whose "
+    "values differ from the embedding's. transformers then does not tie the two, and neither do "
+    "train.py and merge.py. vLLM goes by config.json alone and would ignore the head, so the merged "
+    "config.json says `tie_word_embeddings: false`.",
+    cure="Nothing, if the head is meant. Otherwise remove it from the files; the embedding is then the head.",
+)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     section = facts.recipe.model
     if catalog.is_directory(section.id) and section.revision is not None:
         yield Diagnostic(
-            "W0806",
+            W0806,
             f"model.revision has no effect: `{section.id}` is a directory",
             "model.revision",
             "remove it, or write the Hugging Face id as model.id",
         )
     if section.dtype == "float32" and facts.accelerator is not None and facts.accelerator.platform == "tpu":
         yield Diagnostic(
-            "W0807",
+            W0807,
             "the base weights are stored and computed in float32: this takes twice the memory of bfloat16, "
             "and the TPU computes at a fraction of its bfloat16 rate",
             "model.dtype",
@@ -32,7 +77,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     if facts.model is not None and (method := quantized.stored(facts.model.config)) is not None:
         yield Diagnostic(
-            "N0820",
+            N0820,
             f"`{section.id}` is stored in {method}: its weights are trained and merged as bfloat16, which "
             f"takes {quantized.GROWTH[method]} the bytes in memory and on disk",
             "model.id",
@@ -41,7 +86,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     if facts.model is not None and (head := facts.model.own_head) is not None:
         yield Diagnostic(
-            "N0821",
+            N0821,
             f"{head} of `{section.id}` has other values than the embedding, although its config.json says "
             "that the embedding is the head: both are used, as in transformers",
             "model.id",
@@ -55,11 +100,29 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     if left_out:
         asked = listing(f"{key} {rate:g}" for key, rate in left_out)
         yield Diagnostic(
-            "W0805",
+            W0805,
             f"`{section.id}` is trained without the dropout or noise in its config.json: {asked}",
             "model.id",
             "use lora.dropout for dropout of the adapters' inputs",
         )
+
+
+E0324 = Code(
+    "E0324",
+    "no tokenizer for the new tokens",
+    cause="model.add_tokens changes the tokenizer files of the checkpoint, which merge.py writes with "
+    "the merged weights. Another tokenizer is not changed, and a served adapter has no tokenizer of "
+    "its own.",
+    cure="Remove `model.tokenizer`, or write `serve: {weights: merged}`.",
+)
+
+W0325 = Code(
+    "W0325",
+    "embeddings of new tokens are not trained",
+    cause="A new token starts with an embedding row that was never trained, or with the mean of the "
+    "other rows if `model.vocab_size` added it. Adapters of projections do not change it.",
+    cure="Write `lora: {train_also: [embed_tokens, lm_head]}`.",
+)
 
 
 def _tokens(facts: Facts) -> Iterator[Diagnostic]:
@@ -73,10 +136,10 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
     yield from _room(facts)
     if recipe.model.tokenizer is not None:
         message = "add_tokens changes the checkpoint's own tokenizer, but model.tokenizer names another"
-        yield Diagnostic("E0324", message, place, "remove model.tokenizer")
+        yield Diagnostic(E0324, message, place, "remove model.tokenizer")
     if recipe.serve is not None and recipe.serve.weights == "adapter":
         message = "a server with an adapter uses the base's tokenizer, which lacks the new tokens"
-        yield Diagnostic("E0324", message, place, "weights: merged in serve")
+        yield Diagnostic(E0324, message, place, "weights: merged in serve")
     lora = recipe.lora
     if facts.model is not None and facts.lora is not None and lora is not None:
         trained = {s.module for p in trained_whole(facts.defaults, facts.lora) for s in p.sources}
@@ -92,8 +155,17 @@ def _tokens(facts: Facts) -> Iterator[Diagnostic]:
                 f"the rows of the new tokens in {listing(missing)} are not trained: they stay as they {begun}"
             )
             yield Diagnostic(
-                "W0325", message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
+                W0325, message, place, f"train_also: {flow([*lora.train_also, *missing])} in lora"
             )
+
+
+W0141 = Code(
+    "W0141",
+    "rows that no token has",
+    cause="`model.vocab_size` adds rows, and neither `model.add_tokens` nor `model.tokenizer` adds a "
+    "token for them. They take memory, and a share of each softmax.",
+    cure="Add `model.add_tokens`, or remove `vocab_size`.",
+)
 
 
 def _rows(facts: Facts) -> Iterator[Diagnostic]:
@@ -101,10 +173,19 @@ def _rows(facts: Facts) -> Iterator[Diagnostic]:
     recipe, place = facts.recipe, "model.vocab_size"
     if not recipe.model.add_tokens and recipe.model.tokenizer is None:
         message = "no token has the rows that vocab_size adds: the tokenizer is the checkpoint's"
-        yield Diagnostic("W0141", message, place, "add_tokens: {TEXT: null}, or remove the line")
+        yield Diagnostic(W0141, message, place, "add_tokens: {TEXT: null}, or remove the line")
     if recipe.serve is not None and recipe.serve.weights == "adapter" and not recipe.model.add_tokens:
         message = "the server of an adapter has the base's embedding, without the new rows"
-        yield Diagnostic("E0324", message, place, "weights: merged in serve")
+        yield Diagnostic(E0324, message, place, "weights: merged in serve")
+
+
+E0143 = Code(
+    "E0143",
+    "new tokens without a row",
+    cause="The tokenizer next to the recipe has a token for each row of the embedding, or nearly so. "
+    "If the checkpoint is not next to the recipe, train.py checks it and reports the same.",
+    cure="Use the `vocab_size` in the help, or name reserved tokens that the new ones replace.",
+)
 
 
 def _room(facts: Facts) -> Iterator[Diagnostic]:
@@ -117,11 +198,21 @@ def _room(facts: Facts) -> Iterator[Diagnostic]:
     needed, rows = max(ids.values(), default=-1) + 1 + wanted, model.architecture.vocab_size
     if needed > rows:
         yield Diagnostic(
-            "E0143",
+            E0143,
             f"the new tokens would take the rows until {needed:,}, and the embedding has {rows:,}",
             "model.add_tokens",
             f"vocab_size: {padded(needed)} in model adds rows",
         )
+
+
+E0819 = Code(
+    "E0819",
+    "samples too long for sparse attention",
+    cause="A token of this model sees the tokens that an indexer chooses, as many as config.json's "
+    "index_topk. train.py computes dense attention, which is the same only in samples of at most "
+    "that many tokens.",
+    cure="Use a data.max_length of at most that many tokens.",
+)
 
 
 def _length(facts: Facts) -> Iterator[Diagnostic]:
@@ -130,7 +221,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
     longest = None if model is None else getattr(model.architecture, "longest", None)
     if model is not None and longest is not None and length > longest:
         yield Diagnostic(
-            "E0819",
+            E0819,
             f"the sparse attention of {model.title} is computed as dense attention, which is the same in "
             f"samples of at most {longest:,} tokens, and max_length is {length:,}",
             "data.max_length",
@@ -138,12 +229,22 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
+W0822 = Code(
+    "W0822",
+    "samples longer than the model's positions",
+    cause="max_length is above the positions in the model's config.json, with its rope scaling "
+    "counted as vLLM counts it. The model does not know later positions, and vLLM refuses such "
+    "requests.",
+    cure="Use the max_length that the message names, or a checkpoint whose config.json scales its positions.",
+)
+
+
 def _positions(facts: Facts) -> Iterator[Diagnostic]:
     """Check that the model has a position for each token of a sample."""
     model, most, length = facts.model, facts.positions, facts.recipe.data.max_length
     if model is not None and most is not None and length > most:
         yield Diagnostic(
-            "W0822",
+            W0822,
             f"max_length is {length:,}, and {model.title} has {most:,} positions: it does not know the "
             "positions of longer samples, and vLLM serves none of them",
             "data.max_length",
@@ -151,16 +252,24 @@ def _positions(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
+E0903 = Code(
+    "E0903",
+    "splash attention on a CPU",
+    cause="The accelerator is a CPU, and splash attention is a TPU kernel.",
+    cure="Write `attention: dot`.",
+)
+
+
 def _attention(facts: Facts) -> Iterator[Diagnostic]:
     recipe, accelerator = facts.recipe, facts.accelerator
     if recipe.model.attention != "splash":
         if recipe.model.attention_block is not None:
             message = "model.attention_block has no effect: attention dot has no blocks"
-            yield Diagnostic("W0806", message, "model.attention_block", "attention: splash, or remove it")
+            yield Diagnostic(W0806, message, "model.attention_block", "attention: splash, or remove it")
         return
     if accelerator is not None and accelerator.platform != "tpu":
         yield Diagnostic(
-            "E0903",
+            E0903,
             f"splash attention is a TPU kernel, and {accelerator.name} is a CPU",
             "model.attention",
             "attention: dot",

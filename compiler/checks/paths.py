@@ -21,6 +21,7 @@ from recipec.compiler.lowering.sources import (
     names_nothing,
     outputs,
 )
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import UNSHOWN, Diagnostic
 from recipec.spec.paths import Part, join
 
@@ -73,6 +74,15 @@ INSTEAD = {"checkpoint.directory": "checkpoints", "merge.output": "merged", "cac
 """A suggested place for each output."""
 
 
+E0704 = Code(
+    "E0704",
+    "path leaves the recipe's folder",
+    cause="The path is absolute, starts with ~, or leaves the folder with `..`. An artifact can be "
+    "copied to any machine, so all its inputs must be below the recipe's folder.",
+    cure="Put the file below the recipe's folder, or use a gs:// address.",
+)
+
+
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _characters(facts)
     recipe = facts.recipe
@@ -87,7 +97,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         elif escapes(path):
             instead = ", or name a gs:// address" if (where, path) in data else ""
             yield Diagnostic(
-                "E0704",
+                E0704,
                 f"`{path}` leaves the recipe's folder: a copy of the artifact would not find it",
                 where,
                 f"put the file below the recipe's folder{instead}",
@@ -108,6 +118,25 @@ def _copied(facts: Facts) -> list[tuple[str, str]]:
     return files
 
 
+E0707 = Code(
+    "E0707",
+    "character with a special meaning",
+    cause="A path, name or address contains a line break, another control character or a mark that "
+    "changes the direction of text. It could end the comment or command that it is written into, or "
+    "look like another name. The shell of the machine that fetches an output also reads the "
+    "output's folder name.",
+    cure="Write it without that character, and rename the file.",
+)
+
+E0711 = Code(
+    "E0711",
+    "text that would be read as an option",
+    cause="The text starts with `-`. Commands of the artifact take it as an argument, and would read "
+    "it as an option.",
+    cure="Use another name. A file can be written as ./NAME.",
+)
+
+
 def _characters(facts: Facts) -> Iterator[Diagnostic]:
     """Report values that would end the line that they are written into, or that a command would read as an
     option."""
@@ -117,7 +146,7 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
         free = where[:2] in TEXTS or where[-1] == "chat_template"
         if bad is not None and not free:
             yield Diagnostic(
-                "E0707",
+                E0707,
                 f"`{join(where)}` contains the character U+{ord(bad):04X}, which ends a line or is invisible",
                 join(where),
                 "remove it",
@@ -125,11 +154,20 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
         exempt = free or where[0] in NO_ARGUMENTS
         if text.startswith("-") and not exempt and not text.startswith("-----"):  # a PEM key: a secret
             yield Diagnostic(
-                "E0711",
+                E0711,
                 f"`{join(where)}` starts with `-`: commands would read it as an option",
                 join(where),
                 "give it another name; a file can be written as ./NAME",
             )
+
+
+E0710 = Code(
+    "E0710",
+    "name too long",
+    cause="File systems allow names of at most 255 bytes. Buckets allow paths of at most 1,024 bytes, "
+    "and longer ones leave no room for the folder that they are relative to.",
+    cure="Use a shorter name.",
+)
 
 
 def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
@@ -145,16 +183,33 @@ def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
             what = f"has {size:,} bytes, and a path has at most {LONGEST_PATH:,}"
         else:
             continue
-        yield Diagnostic("E0710", f"`{where}` {what}", where, "choose a shorter name")
+        yield Diagnostic(E0710, f"`{where}` {what}", where, "choose a shorter name")
+
+
+E0712 = Code(
+    "E0712",
+    "incomplete address",
+    cause="There is no bucket, host or data set after `://`, or `..` leads out of it.",
+    cure="Write the whole address, such as gs://bucket/folder or hf://owner/name.",
+)
 
 
 def _nothing(where: str, path: str) -> Diagnostic:
     return Diagnostic(
-        "E0712",
+        E0712,
         f"`{path}` names no bucket, host or data set, or leaves it with `..`",
         where,
         "write the whole address, such as gs://BUCKET/FOLDER or hf://OWNER/NAME, or a local path",
     )
+
+
+E0713 = Code(
+    "E0713",
+    "local checkpoints in a system folder",
+    cause="checkpoint.local.directory is / or is in a system folder such as /etc, /usr or /dev, "
+    "possibly through `..`. Old checkpoints in this folder are deleted when newer ones are saved.",
+    cure="Use a folder in memory below /dev/shm, or on an attached disk.",
+)
 
 
 def _local(directory: str) -> Iterator[Diagnostic]:
@@ -163,7 +218,7 @@ def _local(directory: str) -> Iterator[Diagnostic]:
     if plain.startswith("/dev/shm/") or (plain != "/" and plain.split("/")[1] not in SYSTEM):
         return
     yield Diagnostic(
-        "E0713",
+        E0713,
         f"`{directory}` is {plain}, a system folder",
         "checkpoint.local.directory",
         "directory: /dev/shm/recipec, or a folder on an attached disk such as /mnt/disks/local",
@@ -184,6 +239,16 @@ def _strings(value: Any, where: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, 
             yield from _strings(item, (*where, index))
 
 
+E0709 = Code(
+    "E0709",
+    "name that Python would import",
+    cause="The file would be next to train.py in the artifact, with the name of a module that the "
+    "scripts import. Python would run it instead of the module, even if the recipe uses it as text "
+    "or data.",
+    cure="Use another name for the file or folder.",
+)
+
+
 def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
     """Report files next to train.py that Python would import by mistake, running their code."""
     for where, path in files:
@@ -198,21 +263,52 @@ def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
             said = f"is where Python looks for its module `{module}`"
         else:
             continue
-        yield Diagnostic(
-            "E0709", f"`{path}` {said}: every script would run it", where, "give it another name"
-        )
+        yield Diagnostic(E0709, f"`{path}` {said}: every script would run it", where, "give it another name")
+
+
+E0708 = Code(
+    "E0708",
+    "link out of the recipe's folder",
+    cause="A file that is copied into the artifact is a symbolic link, or is behind one, to a place "
+    "outside of the recipe's folder. Any file of the machine could be copied this way.",
+    cure="Put a copy of the file below the recipe's folder.",
+)
 
 
 def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
     """Report a file of the artifact that a link places outside the recipe's folder."""
     if "://" not in path and not escapes(path) and leads_out(facts.folder, path):
         yield Diagnostic(
-            "E0708",
+            E0708,
             f"`{path}` leads out of the recipe's folder through a link: the file there would be copied into "
             "the artifact",
             where,
             "replace the link with a copy of the file",
         )
+
+
+E0505 = Code(
+    "E0505",
+    "checkpoints and merged model in one folder",
+    cause="checkpoint.directory and merge.output are the same folder, or one is inside the other.",
+    cure="Use two separate folders.",
+)
+
+E0705 = Code(
+    "E0705",
+    "output outside the run's folder",
+    cause="checkpoint.directory, cache.directory or merge.output is absolute or leaves the folder "
+    "with `..`. Or one of the first two is an address other than gs://.",
+    cure="Use a relative folder. It is relative to --output of train.py and merge.py.",
+)
+
+E0706 = Code(
+    "E0706",
+    "output overwrites the artifact's files",
+    cause="checkpoint.directory or merge.output is the artifact's folder itself, or one of its files "
+    "or folders.",
+    cure="Use another folder name.",
+)
 
 
 def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
@@ -222,7 +318,7 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
             yield _nothing(where, path)
         elif escapes(path) or ("://" in path and not address):
             yield Diagnostic(
-                "E0705",
+                E0705,
                 f"`{path}` is not below the run's output folder",
                 where,
                 f"{where.partition('.')[2]}: {INSTEAD[where]}, or a gs:// address; the folder is relative to "
@@ -232,14 +328,14 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
             continue
         elif sign := RUN_BY_SHELLS.search(path):
             yield Diagnostic(
-                "E0707",
+                E0707,
                 f"`{path}` contains `{sign[0]}`, which the shell that fetches the folder would interpret",
                 where,
                 "name a folder of letters, digits, `.`, `_` and `-`",
             )
         elif (first := (_plain(path).parts or (".",))[0]) in (*ARTIFACT_FILES, "."):
             yield Diagnostic(
-                "E0706",
+                E0706,
                 f"`{path}` would overwrite the artifact's own {'folder' if first == '.' else first}",
                 where,
                 f"{where.partition('.')[2]}: {INSTEAD[where]}",
@@ -247,7 +343,7 @@ def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
     directory, output = (_plain(path) for _, path in outputs[:2])
     if directory == output or directory in output.parents or output in directory.parents:
         yield Diagnostic(
-            "E0505",
+            E0505,
             f"checkpoint.directory `{outputs[0][1]}` and merge.output `{outputs[1][1]}` overlap: "
             "a merge would mix its files with the checkpoints",
             "merge.output",

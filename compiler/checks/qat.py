@@ -10,11 +10,39 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import plural
 from recipec.runtime.model.adapters import meant, principal
 from recipec.runtime.model.families.base import LoraTarget
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language.train import Qat
 
 MX_BLOCK = 32
 """The numbers that share a scale in MX formats."""
+
+
+E0520 = Code(
+    "E0520",
+    "quantization-aware training of this model",
+    cause="`train.qat` rounds the linear layers of attention and of dense feed-forward blocks. "
+    "Experts, layers that carry a state from token to token, and the inputs that Gemma 4 E2B and "
+    "E4B give each layer have other weights, and a model without a family has no description of its "
+    "layers.",
+    cure="Remove `qat`, or use a dense model.",
+)
+
+W0521 = Code(
+    "W0521",
+    "rounding that never begins",
+    cause="The run has no more steps than `train.qat.start_step`.",
+    cure="Use a smaller start_step.",
+)
+
+W0522 = Code(
+    "W0522",
+    "quantized in another way than trained",
+    cause="`train.qat` makes the weights robust against rounding to 4 bits in groups. "
+    "`merge.quantization` writes 8 bits with one scale for each output.",
+    cure="Write `merge.quantization: null`, and quantize the merged checkpoint with a tool that has "
+    "the format that was trained for.",
+)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -25,14 +53,14 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     steps = facts.length.steps if facts.length.exact else None
     if steps is not None and section.start_step >= steps:
         yield Diagnostic(
-            "W0521",
+            W0521,
             f"the run has {plural(steps, 'step')}, and none of them rounds",
             "train.qat.start_step",
             f"start_step: {steps // 2}",
         )
     if (kind := facts.recipe.merge.quantization) is not None:
         yield Diagnostic(
-            "W0522",
+            W0522,
             f"merge.py quantizes to {kind} with one scale for each output, and the run is for "
             f"{section.weights} in groups of {section.group_size}",
             "merge.quantization",
@@ -43,7 +71,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         return
     if (part := _beyond(model, full=facts.recipe.lora is None)) is not None:
         yield Diagnostic(
-            "E0520",
+            E0520,
             f"{model.title} has {part}, which qat does not round",
             "train.qat",
             "qat: null",
@@ -66,6 +94,18 @@ def _beyond(model: Model, full: bool) -> str | None:
     return "inputs of each layer" if more else None
 
 
+E0519 = Code(
+    "E0519",
+    "quantization-aware training with something else",
+    cause="`train.qat` rounds the weights of a model in bfloat16 or float32, for supervised "
+    "fine-tuning of all weights or of plain LoRA. Weights that are stored quantized are rounded "
+    "already. With DoRA, with adapters that start from the base's weights, and with other "
+    "objectives, no tool defines what is rounded. With adapters the output head is frozen and not "
+    "rounded. mxfp4 rounds weights and activations, or neither.",
+    cure="Remove one of the two.",
+)
+
+
 def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
     recipe, lora = facts.recipe, facts.recipe.lora
     found = []
@@ -85,14 +125,24 @@ def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
         found.append(("train.qat.activations", f"weights: {section.weights}", help))
     for path, what, help in found:
         name = path if path.startswith("train.qat") else "train.qat"
-        yield Diagnostic("E0519", f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
+        yield Diagnostic(E0519, f"{name} cannot be combined with {what}", path, f"{help}, or qat: null")
+
+
+E0518 = Code(
+    "E0518",
+    "group that does not divide the inputs",
+    cause="`train.qat` rounds weights in groups of `group_size` inputs, and every projection that it "
+    "rounds needs whole groups. torchao leaves out projections without whole groups, or stops. "
+    "mxfp4 has blocks of 32.",
+    cure="Use a group_size that divides all inputs, as the help says.",
+)
 
 
 def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
     """Check that groups divide the inputs of everything that is rounded."""
     if section.weights == "mxfp4" and section.group_size != MX_BLOCK:
         yield Diagnostic(
-            "E0518",
+            E0518,
             f"mxfp4 has blocks of {MX_BLOCK} inputs",
             "train.qat.group_size",
             f"group_size: {MX_BLOCK}",
@@ -113,7 +163,7 @@ def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
     common = math.gcd(*inputs)
     fitting = max((n for n in range(2, section.group_size) if common % n == 0), default=None)
     yield Diagnostic(
-        "E0518",
+        E0518,
         f"groups of {section.group_size} do not divide the {size:,} inputs of {name}",
         "train.qat.group_size",
         f"group_size: {fitting}" if fitting else "qat: null",

@@ -25,6 +25,7 @@ from recipec.runtime.data.report import one_token
 from recipec.runtime.data.values import Malformed, without_fillers
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import foreign_markers
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Data
 
@@ -38,6 +39,22 @@ LARGEST_PARQUET = 2**26
 TOKENIZER = "tokenizer.json"
 
 
+E0402 = Code(
+    "E0402",
+    "chat template cannot be read",
+    cause="`data.chat_template` names a file that is missing, too large or not text.",
+    cure="Correct the path. It is relative to the recipe's folder.",
+)
+
+E0405 = Code(
+    "E0405",
+    "no chat template",
+    cause="The tokenizer of a base checkpoint has no chat template, and chat data needs one. For a "
+    "checkpoint in a folder on this machine, `recipe check` looks at its files.",
+    cure="Train the instruction-tuned checkpoint, or give `data.chat_template`.",
+)
+
+
 def check(facts: Facts) -> Iterator[Diagnostic]:
     data, model = facts.recipe.data, facts.model
     kinds = [data.of(source) for source in (*data.train, *data.eval)]
@@ -49,7 +66,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         except (OSError, ValueError) as error:
             reason = "the file does not exist" if isinstance(error, FileNotFoundError) else str(error)
             yield Diagnostic(
-                "E0402",
+                E0402,
                 f"the chat template `{named}` cannot be read: {reason}",
                 place,
                 "the path is relative to the recipe's folder; a template can also be written inline",
@@ -64,7 +81,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         if chats and shipped is None and _has_none(folder):
             named = facts.recipe.model.tokenizer or facts.recipe.model.id
             yield Diagnostic(
-                "E0405",
+                E0405,
                 f"the tokenizer in `{named}` has no chat template",
                 place,
                 "data: {chat_template: chat.jinja} with your own template, or the template that the base was "
@@ -79,7 +96,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         and facts.recipe.model.tokenizer is None
     ):
         yield Diagnostic(
-            "E0405",
+            E0405,
             f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
             facts.first_given("data.format", "model.id"),
             f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with your own template",
@@ -97,11 +114,27 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _labels(facts)
 
 
+W0451 = Code(
+    "W0451",
+    "reasoning without effect",
+    cause="Every source has the format text, which has no assistant turns.",
+    cure="Remove `data.reasoning`.",
+)
+
+E0452 = Code(
+    "E0452",
+    "template does not support empty reasoning",
+    cause="`data.reasoning: empty` trains answers after the prompt that switches thinking off with "
+    "the template variable enable_thinking. This template does not read that variable.",
+    cure="Write `reasoning: drop`, or use a template that reads it.",
+)
+
+
 def _reasoning(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     if data.reasoning is not None and data.formats == {"text"}:
         yield Diagnostic(
-            "W0451",
+            W0451,
             "reasoning has no effect: text has no assistant turns",
             "data.reasoning",
             "remove the line",
@@ -109,7 +142,7 @@ def _reasoning(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagno
         )
     elif data.reasoning == "empty" and any(text and "enable_thinking" not in text for text in templates):
         yield Diagnostic(
-            "E0452",
+            E0452,
             "reasoning is empty, but the chat template does not read enable_thinking, the variable that "
             "switches thinking off",
             "data.reasoning",
@@ -169,6 +202,25 @@ def _has_none(folder: Path) -> bool:
     return isinstance(config, dict) and not config.get("chat_template")
 
 
+E0406 = Code(
+    "E0406",
+    "chat template of another family",
+    cause="The template writes turn markers that the checkpoint was not trained with, such as Gemma "
+    "3's `<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that are tokens of the "
+    "checkpoint's tokenizer are allowed, and a model that is not tuned for chat can learn any "
+    "markers.",
+    cure="Leave `data.chat_template` out to use the checkpoint's template. If the checkpoint's own "
+    "template is wrong, copy the one from the model's repository.",
+)
+
+W0406 = Code(
+    "W0406",
+    "chat template without the family's markers",
+    cause="The template does not write the turn markers that the checkpoint was trained with.",
+    cure="Leave `data.chat_template` out, unless another markup is intended.",
+)
+
+
 def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     """Report turn markers that the checkpoint was not trained with; a base model was trained with none."""
     model = facts.model
@@ -184,7 +236,7 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     if found:
         whose = "the chat template" if given else "the checkpoint's chat template"
         yield Diagnostic(
-            "E0406",
+            E0406,
             f"{whose} writes {listing(f'`{m}`' for m in found)}, the turn markup of "
             f"{foreign[found[0]]}; {trained}",
             place,
@@ -194,7 +246,7 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
         )
     elif not foreign and not all(marker in template for marker in own):
         yield Diagnostic(
-            "W0406",
+            W0406,
             f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
             f"{model.title} was trained with",
             place,
@@ -218,6 +270,17 @@ def _is_token(folder: Path | None, marker: str) -> bool:
     return False
 
 
+W0470 = Code(
+    "W0470",
+    "end of an answer is several tokens",
+    cause="The chat template ends an answer with a text that is no token of the tokenizer. The model "
+    "learns to write the text, but transformers, servers and `recipe chat` stop only at single "
+    "tokens, so they generate to their limit.",
+    cure="Make it one token with model.add_tokens, or use a template that ends an answer with a token "
+    "of the tokenizer.",
+)
+
+
 def _end(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     """Report a template that ends an answer with a text of several tokens, at which nothing stops."""
     folder, added = _checkpoint(facts), facts.recipe.model.add_tokens
@@ -236,7 +299,7 @@ def _end(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
     tokens = tokenizer.backend_tokenizer.encode(end, add_special_tokens=False).ids
     if end and tokens and tokens[-1] not in known and not end.endswith(tuple(added) or ("\0",)):
         yield Diagnostic(
-            "W0470",
+            W0470,
             f"the chat template ends an answer with `{end}`, which is {plural(len(tokens), 'token')} of the "
             "tokenizer: no server and no chat stops there",
             place,
@@ -250,6 +313,31 @@ def _tuned(model_id: str) -> str:
     names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
     known = next((name for name in names if name != model_id and name in catalog.entries()), None)
     return f"model: {{id: {known}}}, or " if known else ""
+
+
+E0720 = Code(
+    "E0720",
+    "answers without a label",
+    cause="In the format unpaired_preference, `label` says whether the answer is desirable: true or "
+    "false, in CSV as text.",
+    cure="Name the column with `data.fields`, or make it with a `data.transform`.",
+)
+
+W0721 = Code(
+    "W0721",
+    "answers of only one kind",
+    cause="KTO compares desirable answers with undesirable ones. With only one kind the model only "
+    "moves toward it, or away from it.",
+    cure="Add answers of the other kind, or learn the desirable ones with `objective: sft`.",
+)
+
+N0723 = Code(
+    "N0723",
+    "weights of the two kinds of answers",
+    cause="desirable_weight times the desirable answers should be 1 to 4/3 of undesirable_weight "
+    "times the others (Ethayarajh et al. 2024, eq. 8; TRL warns as well).",
+    cure="Use one of the two weights that the message gives.",
+)
 
 
 def _labels(facts: Facts) -> Iterator[Diagnostic]:
@@ -268,7 +356,7 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
             faults = [one for one in found if isinstance(one, str)]
             if rows and len(faults) > (recipe.data.max_invalid_ratio if whole else 0.5) * len(rows):
                 yield Diagnostic(
-                    "E0720",
+                    E0720,
                     f"of {plural(len(rows), 'sample')} of `{source.path}` {len(faults)} do not say whether "
                     f"the answer is desirable: {faults[0]}",
                     f"data.{part}[{index}].path",
@@ -284,7 +372,7 @@ def _labels(facts: Facts) -> Iterator[Diagnostic]:
     unequal = balance(counts[0], counts[1], (train.desirable_weight, train.undesirable_weight))
     if unequal is not None:
         given = facts.first_given("train.desirable_weight", "train.undesirable_weight", "train.objective")
-        code, place = ("N0723", given) if all(counts) else ("W0721", "data.train")
+        code, place = (N0723, given) if all(counts) else (W0721, "data.train")
         yield Diagnostic(code, unequal[0], place, unequal[1])
 
 
@@ -294,6 +382,41 @@ def _label(row: dict[str, Any], fields: dict[str, str]) -> bool | str:
         return label_of(row, fields)
     except Malformed as error:
         return str(error)
+
+
+E0423 = Code(
+    "E0423",
+    "too many samples contain unused content",
+    cause="More than data.max_invalid_ratio of the samples contain something that is not read or that "
+    "the chat template does not write: tool calls, tools, reasoning, pictures, a system prompt next "
+    "to messages.",
+    cure="Use a template that writes it, or remove it with `data.transform`.",
+)
+
+E0424 = Code(
+    "E0424",
+    "preferences with labels (KTO)",
+    cause="Rows with a prompt, a completion and a label are KTO data. With `prompt_completion` the "
+    "model would also learn the undesirable answers.",
+    cure="Write `format: unpaired_preference` with `objective: kto`, or keep only the desirable "
+    "answers with a `data.transform`.",
+)
+
+W0430 = Code(
+    "W0430",
+    "some samples contain unused content",
+    cause="Some of the local samples contain something that is not read or that the chat template "
+    "does not write. `recipe preview` counts all of them.",
+    cure="Use a template that writes it, or remove it with `data.transform`.",
+)
+
+E0435 = Code(
+    "E0435",
+    "samples are not of the format",
+    cause="More than data.max_invalid_ratio of the samples of a local file, or most of its first "
+    "ones, do not match `data.format`. A run would leave them out, or would not start.",
+    cure="Use the format or the `data.fields` that the help proposes, or a `data.transform`.",
+)
 
 
 def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]:
@@ -311,7 +434,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             labeled = own.format == "prompt_completion" and any(_is_labeled(row, own.fields) for row in rows)
             if labeled:
                 yield Diagnostic(
-                    "E0424",
+                    E0424,
                     f"`{source.path}` has prompts, completions and labels, which are data for objective: kto",
                     f"data.{part}[{index}].path",
                     LIKED,
@@ -334,7 +457,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
                 alone = len(data.train) + len(data.eval) == 1 and source.format is source.fields is None
                 place = "data" if alone else f"data.{part}[{index}]"
                 yield Diagnostic(
-                    "E0435",
+                    E0435,
                     f"{len(faults)} of {'the' if few else 'the first'} {plural(len(rows), 'sample')} of "
                     f"`{source.path}` {'is' if len(faults) == 1 else 'are'} not of the format {own.format}: "
                     f"{reason}",
@@ -347,7 +470,7 @@ def _rows(facts: Facts, templates: Sequence[str | None]) -> Iterator[Diagnostic]
             continue
         certain = whole and count > data.max_invalid_ratio * seen
         yield Diagnostic(
-            "E0423" if certain else "W0430",
+            E0423 if certain else W0430,
             f"{count} of {of} {'contains' if count == 1 else 'contain'} something that the model would not "
             f"see: {_counted(counts[0])}",
             f"data.{part}",
@@ -360,12 +483,31 @@ def _too_many(faults: int, rows: int, data: Data, few: bool) -> bool:
     return bool(rows) and faults > (data.max_invalid_ratio if few else 0.5) * rows
 
 
+W0433 = Code(
+    "W0433",
+    "text of the samples is not used",
+    cause="Columns of local samples hold text that no role of the format reads, and that the samples "
+    "do not repeat elsewhere. The model does not see it. `recipe preview` counts all of them.",
+    cure="Name the role of the column with `data.fields`, or return the rows without it from "
+    "`data.transform`.",
+)
+
+N0434 = Code(
+    "N0434",
+    "columns read under another name, or not read",
+    cause="A well-known column of another name is read in an optional role: `context` as the input of "
+    "an instruction, `system_prompt` as its system message, and names such as `cot` as reasoning. "
+    "Columns with ids, numbers or categories are not read.",
+    cure="Nothing is wrong if the roles are right. `data.fields` names another column for a role.",
+)
+
+
 def _columns(place: str, of: str, counts: Sequence[Counter[str]]) -> Iterator[Diagnostic]:
     """Report columns that no format reads, and those that are read under another name."""
     _, texts, values, taken = counts
     if texts:
         yield Diagnostic(
-            "W0433",
+            W0433,
             f"text that is not used in {of}: {_counted(texts)}",
             place,
             "name its role with data.fields, or return rows without it from data.transform",
@@ -373,7 +515,7 @@ def _columns(place: str, of: str, counts: Sequence[Counter[str]]) -> Iterator[Di
     if taken or values:
         read = [f"`{column}` is read as {role}" for column, role in (name.split(" as ") for name in taken)]
         left = [f"{listing(f'`{name}`' for name in values)} {'is' if len(values) == 1 else 'are'} not used"]
-        yield Diagnostic("N0434", f"in {of}, {'; '.join([*read, *(left if values else [])])}", place, None)
+        yield Diagnostic(N0434, f"in {of}, {'; '.join([*read, *(left if values else [])])}", place, None)
 
 
 def _counted(names: Counter[str]) -> str:

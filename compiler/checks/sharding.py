@@ -14,6 +14,7 @@ from recipec.compiler.wording import anywhere, divisors, grouped, listing, split
 from recipec.runtime.model.adapters import placed
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import TOKENS, axes_of
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 
@@ -29,6 +30,43 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _divisibility(facts)
 
 
+E0208 = Code(
+    "E0208",
+    "sharding rule matches nothing",
+    cause="The rule's expression must match the whole path of a parameter, and it matches none.",
+    cure="`recipe explain RECIPE mesh` lists the paths. Add `.*` at either end of the expression.",
+)
+
+E0209 = Code(
+    "E0209",
+    "sharding spec of the wrong length",
+    cause="A spec needs one entry, an axis or null, for each dimension of the parameters that its "
+    "rule matches.",
+    cure="Give as many entries as the message says.",
+)
+
+E0211 = Code(
+    "E0211",
+    "axis twice in one spec",
+    cause="One mesh axis can split only one dimension of an array.",
+    cure="Write null for the other dimension.",
+)
+
+E0212 = Code(
+    "E0212",
+    "sharding rule never applies",
+    cause="Earlier rules match all parameters of this rule, and the first matching rule is used.",
+    cure="Move the rule up, or remove it.",
+)
+
+N0213 = Code(
+    "N0213",
+    "sharding rule changes nothing",
+    cause="The rule repeats the model's default.",
+    cure="Remove it.",
+)
+
+
 def _rules(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.defaults:
         return
@@ -38,7 +76,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
         axes = [axis for axis in spec if axis is not None]
         for axis in dict.fromkeys(axis for axis in axes if axes.count(axis) > 1):
             yield Diagnostic(
-                "E0211",
+                E0211,
                 f"the axis {axis} is in the spec of `{match}` twice: it can split only one dimension",
                 f"{where}.spec",
                 f"spec: {flow(_once(spec))} keeps the other dimensions whole",
@@ -47,14 +85,14 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
         matched = [p for p in facts.defaults if pattern.fullmatch(p.path)]
         if not matched:
             yield Diagnostic(
-                "E0208", f"the rule `{match}` matches no parameter", f"{where}.match", _near(facts, match)
+                E0208, f"the rule `{match}` matches no parameter", f"{where}.match", _near(facts, match)
             )
             continue
         fresh = [p for p in matched if p.path not in taken]
         if not fresh:
             earlier = sorted({taken[p.path] for p in matched})
             yield Diagnostic(
-                "E0212",
+                E0212,
                 f"the rule `{match}` never applies: {'rule' if len(earlier) == 1 else 'rules'} "
                 f"{listing(earlier)} (counted from 0) already match{'es' if len(earlier) == 1 else ''} all "
                 "of its parameters, and the first matching rule is used",
@@ -66,7 +104,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
         wrong = [p for p in fresh if len(p.shape) != len(spec)]
         if wrong:
             yield Diagnostic(
-                "E0209",
+                E0209,
                 f"the spec of `{match}` has {len(spec)} entries, and "
                 f"{_names([p.path for p in wrong])} {'has' if len(wrong) == 1 else 'have'} "
                 f"{len(wrong[0].shape)} dimensions",
@@ -75,11 +113,27 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
             )
         elif fresh and all(tuple(p.spec) == tuple(spec) for p in fresh):
             yield Diagnostic(
-                "N0213",
+                N0213,
                 f"the rule `{match}` changes nothing: {flow(list(spec))} is already the default",
                 where,
                 "remove it",
             )
+
+
+E0204 = Code(
+    "E0204",
+    "axis does not divide a dimension",
+    cause="The mesh axis cannot split a dimension of a parameter or an adapter evenly.",
+    cure="Choose another size of the axis, or write `on_indivisible: replicate` under `sharding`.",
+)
+
+W0204 = Code(
+    "W0204",
+    "dimension is kept whole",
+    cause="A mesh axis does not divide the dimension, and `on_indivisible: replicate` keeps a full "
+    "copy on every device.",
+    cure="Nothing, if this is intended.",
+)
 
 
 def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
@@ -112,14 +166,14 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
         over = f"{' x '.join(axes_of(axis, facts.axes))}={found[0].size}"
         sentence = f"{over} does not divide {_called(facts, length)}: {_dimensions(found)}"
         if replicate:
-            yield Diagnostic("W0204", f"{sentence}, so every device keeps a full copy", where)
+            yield Diagnostic(W0204, f"{sentence}, so every device keeps a full copy", where)
             continue
         wider = ""
         if length == facts.recipe.model.vocab_size:
             fits = -(-length // found[0].size) * found[0].size
             where, wider = "model.vocab_size", f"vocab_size: {fits} in model; or "
         yield Diagnostic(
-            "E0204",
+            E0204,
             sentence,
             where,
             f"{wider}{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps a full copy on "

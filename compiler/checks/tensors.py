@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from recipec.compiler.lowering import added, catalog, quantized
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.lowering.catalog import E0810, E0813, E0818, Model
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
@@ -18,16 +18,50 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import Fault, Kind, embeddings, faults, prefix_of
 from recipec.runtime.weights.formats import format_of
 from recipec.runtime.weights.packed import Unpaired
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 WHERE = "model.id"
 
+
+E0811 = Code(
+    "E0811",
+    "tensor missing in the checkpoint",
+    cause="The list of tensors from `recipe models add` lacks a tensor of the model, or has no text "
+    "model at all. config.json and the weights belong to different models, or the tensors have "
+    "other names than the family's.",
+    cure="Use the model's original, or a checkpoint saved by transformers.",
+)
+
+E0812 = Code(
+    "E0812",
+    "tensor has another shape",
+    cause="A tensor of the checkpoint does not have the shape that the keys of config.json in the "
+    "message give.",
+    cure="Use another revision or another checkpoint. config.json and the weights must belong together.",
+)
+
+E0814 = Code(
+    "E0814",
+    "tensor of a layer that the model does not have",
+    cause="The checkpoint has more layers than num_hidden_layers of its config.json.",
+    cure="Use another revision or another checkpoint. config.json and the weights must belong together.",
+)
+
+E0817 = Code(
+    "E0817",
+    "output head that is not supported",
+    cause="The checkpoint has a separate output head, but the family's model uses the embedding as "
+    "output head.",
+    cure="Use a checkpoint without a separate output head, as published.",
+)
+
 CODES = {
-    Kind.MISSING: "E0811",
-    Kind.SHAPE: "E0812",
-    Kind.TYPE: "E0813",
-    Kind.LAYER: "E0814",
-    Kind.HEAD: "E0817",
+    Kind.MISSING: E0811,
+    Kind.SHAPE: E0812,
+    Kind.TYPE: E0813,
+    Kind.LAYER: E0814,
+    Kind.HEAD: E0817,
 }
 
 WHOLE = "download the whole checkpoint again"
@@ -48,7 +82,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             model.added.read(file)
         listed = added.tensors(model.added)
     except added.NotWhole as error:
-        yield Diagnostic("E0810", str(error), WHERE, added.again(model.id, facts.folder))
+        yield Diagnostic(E0810, str(error), WHERE, added.again(model.id, facts.folder))
         return
     if listed is not None:
         yield from _tensors(model, f"{model.added.name}/{added.TENSORS}", listed)
@@ -62,10 +96,19 @@ def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
         return
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        yield Diagnostic("E0818", f"the tensors of `{model.id}` cannot be read: {reason}", WHERE, WHOLE)
+        yield Diagnostic(E0818, f"the tensors of `{model.id}` cannot be read: {reason}", WHERE, WHOLE)
         return
     if listed is not None:
         yield from _tensors(model, model.id, listed)
+
+
+W0816 = Code(
+    "W0816",
+    "added model differs from the catalog",
+    cause="The config.json from `recipe models add` has other sizes than the catalog has for the id, "
+    "or for the model of which it is a copy. The added one is used, because its weights are loaded.",
+    cure="Nothing, if this is intended. Otherwise remove the folder, and the catalog is used.",
+)
 
 
 def _against_catalog(model: Model) -> Iterator[Diagnostic]:
@@ -79,7 +122,7 @@ def _against_catalog(model: Model) -> Iterator[Diagnostic]:
     names = [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
     if names:
         yield Diagnostic(
-            "W0816",
+            W0816,
             f"{listing(sorted(names))} in {model.origin} {'differs' if len(names) == 1 else 'differ'} from "
             f"the catalog's for `{model.id}`: the added model is used",
             WHERE,
@@ -97,7 +140,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     method = quantized.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
     if form is None and method is not None:
         yield Diagnostic(
-            "E0813",
+            E0813,
             f"`{model.id}` has weights that are stored quantized ({method}): {place} lists their tensors",
             WHERE,
             catalog.instead_of_quantized(model.id),
@@ -113,7 +156,7 @@ def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator
     if prefix is None:
         looked_for = listing((name for _, name in embeddings(model.family)), "or")
         yield Diagnostic(
-            "E0811",
+            E0811,
             f"{place}: none of the {len(listed):,} tensors is a text embedding, which would be {looked_for}",
             WHERE,
             OTHER,

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from recipec.compiler.emitters.refused import E0514
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.run_length import (
     ENOUGH_STEPS,
@@ -22,6 +23,7 @@ from recipec.runtime.model.partition_rules import DATA
 from recipec.runtime.model.selection import selected
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec import words
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.secrets import WANDB_KEY
@@ -36,6 +38,29 @@ SIZES = range(64, 0, -1)
 """Suggested micro-batch sizes, the largest first."""
 
 
+W0507 = Code(
+    "W0507",
+    "very high learning rate",
+    cause="The size of AdamW's and Lion's steps is the learning rate, and training diverges with such "
+    "a peak.",
+    cure="Write `learning_rate: 1.0e-4`. Values from 1.0e-5 to 1.0e-3 are usual.",
+)
+
+W0508 = Code(
+    "W0508",
+    "final_ratio has no effect",
+    cause="A constant schedule stays at its peak.",
+    cure="Remove it, or use the schedule cosine or linear.",
+)
+
+N0509 = Code(
+    "N0509",
+    "merged in float32",
+    cause="The merged checkpoint is twice the size of the base, and the server still computes in bfloat16.",
+    cure="Write `merge.dtype: bfloat16`.",
+)
+
+
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _batches(facts)
     yield from _steps(facts)
@@ -48,7 +73,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     rate = train.optimizer.learning_rate
     if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
         yield Diagnostic(
-            "W0507",
+            W0507,
             f"a peak learning rate of {rate:g} is far too high for {train.optimizer.name}: usual values are "
             "1e-5 to 1e-3",
             "train.optimizer.learning_rate",
@@ -56,7 +81,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     if train.schedule.name == "constant" and train.schedule.final_ratio not in (0.0, 1.0):
         yield Diagnostic(
-            "W0508",
+            W0508,
             "final_ratio has no effect: the schedule is constant",
             "train.schedule.final_ratio",
             "remove the line, or write name: cosine",
@@ -65,7 +90,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     merge = facts.recipe.merge
     if (merge.dtype, merge.quantization, facts.recipe.model.dtype) == ("float32", None, "bfloat16"):
         yield Diagnostic(
-            "N0509",
+            N0509,
             "the merged checkpoint is written in float32: it is twice the base's size, and the server still "
             "uses bfloat16",
             "merge.dtype",
@@ -74,6 +99,23 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _evaluations(facts)
     yield from _log(facts)
     yield from _balance(facts)
+
+
+E0440 = Code(
+    "E0440",
+    "nothing is evaluated",
+    cause="`train.early_stopping` and `checkpoint.keep_best` need the evaluation loss, and "
+    "`train.samples` are written at evaluations. The recipe has no evaluation data.",
+    cure="Add `data.eval` or `data.eval_fraction`.",
+)
+
+W0441 = Code(
+    "W0441",
+    "early stopping can never apply",
+    cause="The first evaluation counts as progress. The run ends before `patience` more evaluations "
+    "without progress are possible.",
+    cure="Evaluate more often with `train.eval_every`, or use a smaller patience.",
+)
 
 
 def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
@@ -87,7 +129,7 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
     if not recipe.data.evaluates:
         for path in (path for path, on in asked.items() if on):
             yield Diagnostic(
-                "E0440",
+                E0440,
                 f"`{path.rpartition('.')[2]}` needs evaluations, and the recipe has no data to evaluate on",
                 path,
                 "add data: {eval_fraction: 0.05} or data.eval, or remove the line",
@@ -95,7 +137,7 @@ def _evaluations(facts: Facts) -> Iterator[Diagnostic]:
             )
     elif stopping is not None and steps and (stopping.patience + 1) * recipe.train.eval_every >= steps:
         yield Diagnostic(
-            "W0441",
+            W0441,
             f"patience {stopping.patience} has no effect: the first evaluation counts as progress, so the "
             f"run can stop after {plural((stopping.patience + 1) * recipe.train.eval_every, 'step')} at "
             f"the earliest, but it has only {facts.length.words()}",
@@ -117,7 +159,7 @@ def _balance(facts: Facts) -> Iterator[Diagnostic]:
     elif model.architecture.routing[0]:
         why = f"transformers does not define it for {name}'s experts"
     yield Diagnostic(
-        "E0514",
+        E0514,
         f"router_aux_loss_coef is the weight of the load-balancing loss: {why}",
         "train.router_aux_loss_coef",
         "remove the line",
@@ -125,12 +167,35 @@ def _balance(facts: Facts) -> Iterator[Diagnostic]:
     )
 
 
+E0515 = Code(
+    "E0515",
+    "train.only with adapters",
+    cause="`train.only` is for full fine-tuning. Adapters have their own keys.",
+    cure="Use `lora.targets`, `lora.layers` and `lora.train_also`, or remove the `lora` section.",
+)
+
+E0516 = Code(
+    "E0516",
+    "name that matches nothing",
+    cause="An entry of `train.only` is a module's name, the end of one after a dot, or a regular "
+    "expression that matches a whole name.",
+    cure="Use a name like those in the help.",
+)
+
+E0517 = Code(
+    "E0517",
+    "part of an array",
+    cause="The model keeps several modules in one array, which is trained as a whole.",
+    cure="Name all modules of the array, or none.",
+)
+
+
 def _only(facts: Facts) -> Iterator[Diagnostic]:
     """Check the modules that full fine-tuning is restricted to."""
     names = facts.recipe.train.only
     if names and facts.recipe.lora is not None:
         yield Diagnostic(
-            "E0515",
+            E0515,
             "train.only chooses what full fine-tuning trains, and this recipe trains adapters",
             "train.only",
             "remove the line and choose modules with lora.targets and lora.train_also, or write lora: null",
@@ -147,7 +212,7 @@ def _only(facts: Facts) -> Iterator[Diagnostic]:
             close = words.slip(name, list(last))
             hint = f"did you mean `{close}`? " if close else ""
             yield Diagnostic(
-                "E0516",
+                E0516,
                 f"`{name}` matches no module of {title}",
                 f"train.only[{index}]",
                 f"{hint}module names look like {modules[-1]} and {modules[len(modules) // 2]}",
@@ -158,7 +223,7 @@ def _only(facts: Facts) -> Iterator[Diagnostic]:
             pairs = zip(parameter.sources, chosen, strict=True)
             left = [source.module for source, taken in pairs if not taken]
             yield Diagnostic(
-                "E0517",
+                E0517,
                 f"{left[0]} is one array with modules that train.only names, so {title} trains all of them "
                 "or none",
                 "train.only",
@@ -178,6 +243,16 @@ HYPERPARAMETERS = {
 """Which of the fields b1, b2, eps and momentum each optimizer has."""
 
 
+E0523 = Code(
+    "E0523",
+    "muon with adapters or experts",
+    cause="Muon orthogonalizes the updates of a model's matrices. Whether it also does so for A and B "
+    "of adapters depends on the tool. For experts it depends on the version of transformers, in "
+    "which they are matrices or one array.",
+    cure="Write `name: adamw`, or remove the section lora.",
+)
+
+
 def _muon(facts: Facts) -> Iterator[Diagnostic]:
     """Refuse what the tools orthogonalize differently."""
     if facts.recipe.train.optimizer.name != "muon":
@@ -188,7 +263,24 @@ def _muon(facts: Facts) -> Iterator[Diagnostic]:
         what, help = "experts", "name: adamw"
     else:
         return
-    yield Diagnostic("E0523", f"muon does not train {what}", "train.optimizer.name", help)
+    yield Diagnostic(E0523, f"muon does not train {what}", "train.optimizer.name", help)
+
+
+W0513 = Code(
+    "W0513",
+    "fewer than 50 optimizer steps",
+    cause="Packing puts several samples into a row, and a step takes global_batch_size rows. A small "
+    "data set gives so few steps that the weights hardly change.",
+    cure="Use more samples, more epochs, a smaller global_batch_size or a smaller max_length.",
+)
+
+N0527 = Code(
+    "N0527",
+    "samples too few for 50 optimizer steps",
+    cause="With the smallest batch of the mesh and several epochs, the samples give fewer than 50 "
+    "steps. More epochs would only overfit.",
+    cure="Give more samples.",
+)
 
 
 def _few_steps(facts: Facts, most: str) -> Iterator[Diagnostic]:
@@ -205,17 +297,39 @@ def _few_steps(facts: Facts, most: str) -> Iterator[Diagnostic]:
     least = 2 if train.objective == "kto" else 1
     smallest = train.micro_batch_size == least and train.global_batch_size == least * facts.data_parallel
     if smallest and given >= FEW_SAMPLES_EPOCHS and epochs > MOST_EPOCHS:
-        yield Diagnostic("N0527", f"{few}: the samples are too few", "data.train", "give more samples")
+        yield Diagnostic(N0527, f"{few}: the samples are too few", "data.train", "give more samples")
         return
     packed = ", or a smaller data.max_length, since samples are packed into rows of that length"
     overfits = ", because with so many epochs the model overfits"
     yield Diagnostic(
-        "W0513",
+        W0513,
         few,
         place,
         f"{line('train.epochs', epochs, place)}; or a smaller train.global_batch_size"
         f"{packed if data.packing else ''}; or more samples{overfits if epochs > MOST_EPOCHS else ''}",
     )
+
+
+W0510 = Code(
+    "W0510",
+    "optimizer key without effect",
+    cause="The optimizer has no such hyperparameter.",
+    cure="Remove it, or choose an optimizer that has it.",
+)
+
+E0512 = Code(
+    "E0512",
+    "adapter requested for full fine-tuning",
+    cause="Without a lora section there is no adapter to write.",
+    cure="Write `adapter: false`.",
+)
+
+W0526 = Code(
+    "W0526",
+    "eval_every without evaluation data",
+    cause="The key sets how often the evaluation data is evaluated.",
+    cure="Add `data.eval` or `data.eval_fraction`, or remove the key.",
+)
 
 
 def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
@@ -231,7 +345,7 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             else "it applies only to full fine-tuning in bfloat16"
         )
         yield Diagnostic(
-            "W0510",
+            W0510,
             f"{name} has no effect: {why}",
             f"train.optimizer.{name}",
             "remove the line",
@@ -239,7 +353,7 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
         )
     if "eval_every" in train.model_fields_set and not recipe.data.evaluates:
         yield Diagnostic(
-            "W0526",
+            W0526,
             "eval_every has no effect: the recipe has no data to evaluate on",
             "train.eval_every",
             "data: {eval_fraction: 0.05} or data.eval, or remove the line",
@@ -247,11 +361,45 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
         )
     if recipe.lora is None and recipe.merge.adapter and "adapter" in recipe.merge.model_fields_set:
         yield Diagnostic(
-            "E0512",
+            E0512,
             "there is no adapter to write: without a lora section every weight is trained",
             "merge.adapter",
             "adapter: false",
         )
+
+
+E0431 = Code(
+    "E0431",
+    "loss of another objective",
+    cause="Each objective has its own values of `loss_type`: sft learns to write texts, dpo compares "
+    "with a reference model, cpo has none, and kto rates single answers.",
+    cure="Use another `loss_type`, or the objective that has this one.",
+)
+
+E0432 = Code(
+    "E0432",
+    "label_smoothing with a loss that has none",
+    cause="With preferences, only the logistic losses can assume that a share of the labels is wrong. "
+    "With sft, only nll can spread a target over the vocabulary.",
+    cure="Remove it, or write `loss_type: sigmoid` or `robust`, for sft `loss_type: nll`.",
+)
+
+W0511 = Code(
+    "W0511",
+    "key of another objective or loss",
+    cause="beta, loss_type, label_smoothing, z_loss, neftune_noise_alpha, simpo_gamma, cpo_alpha, "
+    "eaft_alpha, eaft_top_k, eaft_entropy, asft_alpha, desirable_weight and undesirable_weight each "
+    "belong to certain objectives or losses, which this recipe does not use.",
+    cure="Remove it.",
+)
+
+E0722 = Code(
+    "E0722",
+    "nothing to pair an answer with",
+    cause="The loss kto estimates the distance from the reference with prompts and the answers of "
+    "other rows of the same device. A single row has only its own answer, which TRL refuses too.",
+    cure="Write `micro_batch_size: 2` or more, or `loss_type: apo_zero_unpaired`, which estimates nothing.",
+)
 
 
 def _preferences(facts: Facts) -> Iterator[Diagnostic]:
@@ -261,7 +409,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     if "loss_type" in objective.settings and objective.loss(train.loss_type) is None:
         having = [name for name, one in OBJECTIVES.items() if train.loss_type in one.losses]
         yield Diagnostic(
-            "E0431",
+            E0431,
             f"{train.objective} has no loss `{train.loss_type}`: it has {listing(objective.losses)}",
             "train.loss_type",
             f"loss_type: {next(iter(objective.losses))}, or objective: {listing(having, 'or')}",
@@ -272,7 +420,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
         whole = -(-train.global_batch_size // rows) * rows
         more = f" with global_batch_size: {whole}" if whole != train.global_batch_size else ""
         yield Diagnostic(
-            "E0722",
+            E0722,
             f"the loss {train.loss_type} also asks for each prompt with the answer of another row of its "
             "micro-batch on a device, and there is none",
             "train.micro_batch_size",
@@ -283,7 +431,7 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
     if by_loss and train.label_smoothing and "label_smoothing" not in read:
         smoothed = [name for name, keys in objective.losses.items() if "label_smoothing" in keys]
         yield Diagnostic(
-            "E0432",
+            E0432,
             f"the loss {train.loss_type} has no label_smoothing",
             "train.label_smoothing",
             f"remove the line, or loss_type: {listing(smoothed, 'or')}",
@@ -294,12 +442,21 @@ def _preferences(facts: Facts) -> Iterator[Diagnostic]:
         of_loss = by_loss and any(name in keys for keys in objective.losses.values())
         what = f"{train.objective}'s loss {train.loss_type}" if of_loss else train.objective
         yield Diagnostic(
-            "W0511",
+            W0511,
             f"{name} has no effect with {what}",
             f"train.{name}",
             "remove the line",
             at_key=True,
         )
+
+
+N0525 = Code(
+    "N0525",
+    "full fine-tuning without saying so",
+    cause="The recipe has no `lora` section, so all weights are trained. That takes many times the "
+    "memory of adapters, and the default learning rate is lower (1e-5 for sft).",
+    cure="Write `lora: null` if full fine-tuning is meant, or a `lora` section.",
+)
 
 
 def _all_weights(facts: Facts) -> Iterator[Diagnostic]:
@@ -309,11 +466,20 @@ def _all_weights(facts: Facts) -> Iterator[Diagnostic]:
         return
     rate = recipe.train.optimizer.learning_rate
     yield Diagnostic(
-        "N0525",
+        N0525,
         f"without a lora section, all weights are trained (full fine-tuning), at a learning rate of {rate:g}",
         "model.id",
         "lora: null, which says so; or lora: {rank: 16}, which trains adapters",
     )
+
+
+E0501 = Code(
+    "E0501",
+    "global batch is not whole micro-batches",
+    cause="An optimizer step consists of whole micro-batches. Each has micro_batch_size rows on every "
+    "data-parallel device (dcn x fsdp x ep).",
+    cure="Make global_batch_size a multiple of micro_batch_size x dcn x fsdp x ep.",
+)
 
 
 def _batches(facts: Facts) -> Iterator[Diagnostic]:
@@ -336,12 +502,49 @@ def _batches(facts: Facts) -> Iterator[Diagnostic]:
         ways = [line("train.global_batch_size", size, place) for size in choices]
     ways += [line("train.micro_batch_size", micro, place)] if micro else []
     yield Diagnostic(
-        "E0501",
+        E0501,
         f"global_batch_size {train.global_batch_size} is not a multiple of {product} rows, one micro-batch "
         "over all data-parallel devices",
         place,
         "; or ".join(ways),
     )
+
+
+W0502 = Code(
+    "W0502",
+    "warm-up as long as the run",
+    cause="The learning rate rises until the run ends, and never reaches its peak.",
+    cure="Use fewer warmup_steps, or a warmup_ratio.",
+)
+
+W0503 = Code(
+    "W0503",
+    "warm-up takes more than half of the run",
+    cause="For most of the run the learning rate is below its peak.",
+    cure="Use a smaller warm-up. A warmup_ratio of 0.05 is usual.",
+)
+
+W0504 = Code(
+    "W0504",
+    "no checkpoint before the end",
+    cause="The run is shorter than checkpoint.every_steps. If it is interrupted, it starts over.",
+    cure="Use a smaller every_steps.",
+)
+
+N0506 = Code(
+    "N0506",
+    "no evaluation before the end",
+    cause="The run is shorter than train.eval_every.",
+    cure="Use a smaller eval_every.",
+)
+
+E0524 = Code(
+    "E0524",
+    "no step after continue_from",
+    cause="`train.steps` and `train.epochs` count from the beginning of the run, also for the steps "
+    "that an earlier recipe trained.",
+    cure="Give the steps of the whole run: those that are done, and those that you add.",
+)
 
 
 def _steps(facts: Facts) -> Iterator[Diagnostic]:
@@ -361,7 +564,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     shorter = f"warmup_steps: {steps_left(train, steps) // 20}" if in_steps else "warmup_ratio: 0.05"
     if train.continue_from is not None and length.bound is not None and length.bound <= train.continue_from:
         yield Diagnostic(
-            "E0524",
+            E0524,
             f"the run has {most}{source}, counted from its beginning, so no step is left after step "
             f"{train.continue_from}",
             "train.continue_from",
@@ -369,7 +572,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
         )
     elif warmup > 0 and bound is not None and warmup_steps(recipe, bound) >= steps_left(train, bound):
         yield Diagnostic(
-            "W0502",
+            W0502,
             f"the warm-up takes {plural(warmup, 'step')}, and the run has only {most}{source}{begins}: the "
             "learning rate never reaches its peak",
             given,
@@ -377,7 +580,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
         )
     elif warmup * 2 > steps_left(train, steps):
         yield Diagnostic(
-            "W0503",
+            W0503,
             f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}{begins}",
             given,
             shorter,
@@ -387,7 +590,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     place = facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train")
     if recipe.checkpoint.every_steps > steps:
         yield Diagnostic(
-            "W0504",
+            W0504,
             f"checkpoints are saved every {plural(recipe.checkpoint.every_steps, 'step')}, and the run has "
             f"{most}{source}: only the end is saved, and an interrupted run starts over",
             place,
@@ -398,7 +601,7 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
     )
     if recipe.data.evaluates and train.eval_every > steps:
         yield Diagnostic(
-            "N0506",
+            N0506,
             f"the run evaluates every {plural(train.eval_every, 'step')} and has {most}{source}: it "
             "evaluates only at the end",
             place,
@@ -412,13 +615,29 @@ PROJECT_REFUSED = "/\\#?%:"
 PROJECT_LONGEST = 128
 
 
+E1225 = Code(
+    "E1225",
+    "not a Weights & Biases project",
+    cause="train.log.wandb_project is not a valid name for Weights & Biases: it contains one of `/ \\ "
+    "# ? % :`, or more than 128 characters.",
+    cure="Write only the name of the project. WANDB_ENTITY in the run's environment names its owner.",
+)
+
+E1226 = Code(
+    "E1226",
+    "API key instead of a project",
+    cause="train.log.wandb_project looks like an API key of Weights & Biases, and recipes are kept in git.",
+    cure="Name the project, and set the key in the run's environment.",
+)
+
+
 def _log(facts: Facts) -> Iterator[Diagnostic]:
     project = facts.recipe.train.log.wandb_project
     if project is None:
         return
     if WANDB_KEY.fullmatch(project):
         yield Diagnostic(
-            "E1226",
+            E1226,
             "this looks like an API key of Weights & Biases, and would be written into the artifact",
             PROJECT_PATH,
             "wandb_project: my-project; revoke this key, and give the run one with `wandb login` or "
@@ -429,21 +648,21 @@ def _log(facts: Facts) -> Iterator[Diagnostic]:
     refused = [letter for letter in PROJECT_REFUSED if letter in project]
     if slash and name and not any(letter in name for letter in PROJECT_REFUSED):
         yield Diagnostic(
-            "E1225",
+            E1225,
             f"`{project}` also names an entity, and a project's name has no slash",
             PROJECT_PATH,
             f"wandb_project: {flow(name)}, and WANDB_ENTITY={entity} in the environment of the run",
         )
     elif refused:
         yield Diagnostic(
-            "E1225",
+            E1225,
             f"Weights & Biases does not allow {' '.join(refused)} in a project's name",
             PROJECT_PATH,
             f"wandb_project: {_allowed(project)}",
         )
     elif len(project) > PROJECT_LONGEST:
         yield Diagnostic(
-            "E1225",
+            E1225,
             f"the project's name has {len(project)} characters, and Weights & Biases allows "
             f"{PROJECT_LONGEST}",
             PROJECT_PATH,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from recipec.compiler.terminal import color, console, doing, manner, note, on_ctrl_c, result, say, tell
+from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -85,6 +86,16 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
     return loaded, lowered
 
 
+E0042 = Code(
+    "E0042",
+    "check takes too long",
+    cause="The checks of a recipe are stopped after a minute. A regular expression such as `(a+)+b` "
+    "can take almost forever. It may be in lora.targets, rank_pattern, sharding.rules or "
+    "evaluate.prompts.",
+    cure="Rewrite the expression without a repetition inside a repetition.",
+)
+
+
 def _unending(path: Path) -> tuple[Loaded, Lowered]:
     """What is known of a recipe that cannot be checked in its time."""
     from recipec.compiler.lowering.lower import Lowered
@@ -94,7 +105,7 @@ def _unending(path: Path) -> tuple[Loaded, Lowered]:
     from recipec.spec.sources import Sources
 
     found = Diagnostic(
-        "E0042",
+        E0042,
         f"the checks of {display(path)} did not finish within {CHECK_SECONDS:g} s",
         help="look for a regular expression with a repetition inside a repetition, such as (a+)+b",
     )

@@ -33,6 +33,7 @@ from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.terminal import manner
 from recipec.compiler.wording import listing, plural
+from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.lower import Lowered
@@ -253,6 +254,14 @@ def _names_in(file: Path) -> set[str]:
     return {str(load(file).raw.get("name", file.stem))}
 
 
+E0041 = Code(
+    "E0041",
+    "two recipes with the same name",
+    cause="Two of the recipes that are built together have the same name, and would write the same folder.",
+    cure="Give one of them another name.",
+)
+
+
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
     """Two recipes of one name would write one folder."""
     from recipec.spec.diagnostics import Diagnostic
@@ -266,10 +275,28 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
         name = lowered.program.name
         if name in first:
             message = f"{display(first[name])} is also named `{name}`: both would write the same folder"
-            found = Diagnostic("E0041", message, "name", "give one of them another name")
+            found = Diagnostic(E0041, message, "name", "give one of them another name")
             out += locate([found], loaded.sources)
         first.setdefault(name, loaded.path)
     return out
+
+
+E0043 = Code(
+    "E0043",
+    "two recipes write the same place",
+    cause="Two of the recipes that are checked or built together have the same address in "
+    "checkpoint.directory or merge.output. They often have it from one base that both extend. Each "
+    "run would continue from, or replace, the other's checkpoints.",
+    cure="Give each recipe a place of its own.",
+)
+
+N0044 = Code(
+    "N0044",
+    "a place from the base",
+    cause="checkpoint.directory or merge.output is an address that comes from the recipe that this "
+    "one extends. Every recipe that extends it, and the base itself, writes to the same place.",
+    cure="Give the recipe a place of its own.",
+)
 
 
 def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
@@ -287,12 +314,12 @@ def _same_places(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
             file, name, key = first.setdefault(place, (loaded.path, program.name, path))
             inherited = loaded.sources.origin(path).kind == "extends"
             if name != program.name:
-                code = "E0043"
+                code = E0043
                 message = (
                     f"{display(file)} writes {place} too ({key}): one run would replace the other's files"
                 )
             elif inherited:
-                code, message = "N0044", f"other recipes that extend this base write {place} too"
+                code, message = N0044, f"other recipes that extend this base write {place} too"
             else:
                 continue
             section, _, key = path.partition(".")

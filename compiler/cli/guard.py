@@ -23,6 +23,15 @@ from typing import NoReturn, TextIO
 import typer
 
 from recipec.compiler.cli.base import DONE, FAILED
+from recipec.spec.codes import Code
+
+E0000 = Code(
+    "E0000",
+    "internal error of the compiler",
+    cause="The compiler failed unexpectedly. This is a bug in recipec.",
+    cure="Run the command again with RECIPEC_TRACEBACK=1, and report the output together with the recipe.",
+)
+
 
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
@@ -156,7 +165,7 @@ def _own_fault(error: Exception) -> None:
             traceback.print_exc()
     first = (str(error).splitlines() or [""])[0]
     _tell(
-        f"error[E0000]: internal error of the compiler: {type(error).__name__}: {first}",
+        f"error[{E0000}]: internal error of the compiler: {type(error).__name__}: {first}",
         "this is a bug in recipec, not in the recipe. Run the command again with\n"
         "          RECIPEC_TRACEBACK=1, and report the output together with the recipe",
     )

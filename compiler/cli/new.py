@@ -238,6 +238,7 @@ def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
 def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
     """Writes the recipe and what goes with it, and says what was written and what comes next."""
     from recipec.compiler.artifacts.artifact import SCHEMA
+    from recipec.compiler.checks.train import N0527
     from recipec.compiler.new import files, hooks
     from recipec.compiler.new.machines import TITLES
     from recipec.spec.schema import text as schema
@@ -271,7 +272,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
         tell(f"{path}: extended")
     for path in left:
         note(f"note: {path} exists with other content, and was not changed")
-    for few in (item for item in made.diagnostics if item.code == "N0527"):
+    for few in (item for item in made.diagnostics if item.code == N0527):
         note(f"note: {few.message}; {few.help}")
     if not d.sure:
         may = f"by calculation it may not fit {d.accelerator.name}"

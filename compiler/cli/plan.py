@@ -30,6 +30,7 @@ from recipec.compiler.cli.base import (
     show,
 )
 from recipec.compiler.emitters.backends import Backend
+from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -119,6 +120,14 @@ def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: 
         fail(found, format)
 
 
+E1008 = Code(
+    "E1008",
+    "flag value that libtpu refuses",
+    cause="libtpu has the flag, but the value has another type. libtpu reports this when it is loaded.",
+    cure="Use a value of the flag's type.",
+)
+
+
 @contextmanager
 def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
     """Shows a value of the recipe's `xla` that libtpu refused where it stands."""
@@ -132,7 +141,7 @@ def _refused_flags(loaded: Loaded, format: Format) -> Iterator[None]:
         path = f"xla.flags.{error.failed.flag}"
         if not error.failed.flag or loaded.sources.origin(path).kind == "default":
             raise
-        fail(locate([Diagnostic("E1008", str(error), path, error.help or "")], loaded.sources), format)
+        fail(locate([Diagnostic(E1008, str(error), path, error.help or "")], loaded.sources), format)
 
 
 def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from recipec.compiler.emitters.refused import check_torchax, check_trl
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -56,13 +57,22 @@ def support(backend: Backend) -> Support | None:
     return None
 
 
+E0945 = Code(
+    "E0945",
+    "model that only TorchAX trains",
+    cause="No family describes the model, so Tunix does not have it. Only transformers' own model can "
+    "be trained.",
+    cure="Use `recipe build --backend torchax`, and `--backend torchax` with other commands.",
+)
+
+
 def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
     """Return what the backends cannot do of a recipe, or do differently; without positions in its file."""
     if not program.family.tunix and set(backends) != {Backend.TORCHAX}:
         message = f"no family describes `{program.recipe.model.id}`: only the TorchAX backend can train it"
         return [
             Diagnostic(
-                "E0945",
+                E0945,
                 message,
                 "model.id",
                 "recipe build --backend torchax, without other backends; also with other commands",

@@ -15,6 +15,7 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import kind
 from recipec.compiler.lowering.sources import inputs, outputs
 from recipec.compiler.wording import listing
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -74,12 +75,36 @@ def place(program: Program) -> NotebookHost | None:
     return PLACES.get(accelerator.name) if accelerator.slices == 1 else None
 
 
+E1040 = Code(
+    "E1040",
+    "machine that no notebook has",
+    cause="`recipe build --notebook` writes a notebook for the machine of the recipe. Colab has v5e-1 "
+    "and v6e-1, Kaggle has v5e-8, and a recipe for virtual CPU devices runs anywhere.",
+    cure="Use another `mesh.accelerator`, or leave --notebook out.",
+)
+
+E1041 = Code(
+    "E1041",
+    "notebook with a bucket",
+    cause="A notebook session has no Google Cloud account, so it cannot read or write a bucket. Its "
+    "results are kept in Drive, or as Kaggle's output.",
+    cure="Use a folder instead of the bucket, or leave --notebook out.",
+)
+
+E1042 = Code(
+    "E1042",
+    "model that a notebook cannot download",
+    cause="On Colab and Kaggle the model comes from the Hugging Face hub, but the recipe names a folder.",
+    cure="Use the model's id on the hub, or leave --notebook out.",
+)
+
+
 def check(program: Program) -> Iterator[Diagnostic]:
     """Yield what keeps a recipe from being a notebook."""
     recipe, where = program.recipe, place(program)
     if where is None:
         yield Diagnostic(
-            "E1040",
+            E1040,
             f"--notebook: neither Colab nor Kaggle has {program.accelerator.describe()}",
             "mesh.accelerator",
             f"{listing(PLACES, 'or')}; or build without --notebook",
@@ -89,14 +114,14 @@ def check(program: Program) -> Iterator[Diagnostic]:
     for path, value in {**inputs(recipe), **outputs(recipe), **model}.items():
         if "://" in value and not value.startswith("hf://"):
             yield Diagnostic(
-                "E1041",
+                E1041,
                 f"--notebook: {value} is in a bucket, and a notebook's session has no account for it",
                 path,
                 "use a folder next to the recipe or the hub, or build without --notebook",
             )
     if where is not HERE and not is_hub_id(recipe.model.id):
         yield Diagnostic(
-            "E1042",
+            E1042,
             f"--notebook: {where.title} downloads the model from the hub, which has no {recipe.model.id}",
             "model.id",
             "use the model's Hugging Face id, or build without --notebook",

@@ -36,6 +36,7 @@ from recipec.runtime.model.adapters import Adapter, Projection
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import DATA, TOKENS, shards
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import Part, join, split
@@ -72,6 +73,14 @@ def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
     return "\n".join(out) + "\n"
 
 
+E0040 = Code(
+    "E0040",
+    "no such path",
+    cause="The path given to `recipe explain` is not a section or key of the language.",
+    cure="Use the path that the message suggests. Without a path the command shows the whole recipe.",
+)
+
+
 def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
     """Return what is wrong with a path that a user asks about, None if it names a section or key."""
     recipe = loaded.recipe
@@ -90,7 +99,7 @@ def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
     absent = [name for name in ("lora", "serve") if first == (name,) and getattr(recipe, name) is None]
     if absent:
         return Diagnostic(
-            "E0040",
+            E0040,
             f"the recipe has no section `{absent[0]}`",
             "",
             f"add it: `recipe schema` lists the keys of {absent[0]}",
@@ -100,7 +109,7 @@ def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
     ending = [name for name in known if name.rpartition(".")[2] == last]
     near = ending[:1] or close
     help = f"did you mean `{near[0]}`?" if near else f"sections are {', '.join(type(recipe).model_fields)}"
-    return Diagnostic("E0040", f"`{path}` is not a section or key of the recipe", "", help)
+    return Diagnostic(E0040, f"`{path}` is not a section or key of the recipe", "", help)
 
 
 def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:

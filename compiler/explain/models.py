@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering import catalog, families
+from recipec.compiler.lowering.catalog import E0801, E0803
 from recipec.compiler.serving.features import implementation
 from recipec.compiler.wording import listing, quantity, table
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
@@ -88,9 +89,9 @@ def unknown(word: str) -> Diagnostic:
     """Explain why there is no model that matches a word."""
     known = f"known are checkpoints of {listing(families.titles())}"
     if others := catalog.others(word):
-        return Diagnostic("E0803", f"this version cannot train models of {listing(others, 'or')}", "", known)
+        return Diagnostic(E0803, f"this version cannot train models of {listing(others, 'or')}", "", known)
     return Diagnostic(
-        "E0801",
+        E0801,
         f"no model in the catalog has `{word}` in its id or family",
         "",
         f"{known}, which `recipe models` lists; `recipe models add OWNER/NAME` adds any "

@@ -28,6 +28,7 @@ from recipec.compiler.hub.refusals import HubNotReached, refused
 from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import added, catalog
 from recipec.compiler.lowering.added import MAX_FILE, TENSORS
+from recipec.compiler.lowering.catalog import E0802
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.terminal import log
 from recipec.compiler.wording import plural
@@ -133,7 +134,7 @@ class _Repository:
             catalog.refuse_quantized(self._id, config)
             catalog.read(self._id, config, CONFIG, self._shapes)
         except catalog.UnknownModel as error:
-            if error.code == "E0802":
+            if error.code == E0802:
                 self._wrong(str(error))
             raise ArtifactError(str(error), error.help) from None
         except UnsupportedCheckpoint as error:

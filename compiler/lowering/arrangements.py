@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from recipec.compiler.checks.train import E0501
 from recipec.compiler.wording import divisors
 from recipec.spec.diagnostics import Diagnostic
 
-SETTLED = ("E0501",)
+SETTLED = (E0501,)
 """Errors that another mesh or micro-batch cures, in addition to the mesh's own group of codes."""
 
 

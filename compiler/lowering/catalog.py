@@ -34,6 +34,7 @@ from recipec.runtime.weights.agreement import prefix_of
 from recipec.runtime.weights.formats import format_of, plain
 from recipec.runtime.weights.headers import files_of, read_header
 from recipec.runtime.weights.tied import same_values, spare_head, untied
+from recipec.spec.codes import Code
 
 DATA = Path(__file__).parents[1] / "data" / "models.json"
 OTHERS = DATA.with_name("other_models.json")
@@ -63,7 +64,7 @@ class UnknownModel(ValueError):
         help: what to write instead.
     """
 
-    def __init__(self, code: str, message: str, help: str) -> None:
+    def __init__(self, code: Code, message: str, help: str) -> None:
         super().__init__(message)
         self.code = code
         self.help = help
@@ -129,6 +130,32 @@ def is_directory(model_id: str) -> bool:
     return model_id in (".", "..") or model_id.startswith(("./", "../", "/", "~"))
 
 
+E0801 = Code(
+    "E0801",
+    "model is not in the catalog",
+    cause="The compiler needs the sizes of the model. The catalog has no such id, and neither has a "
+    "folder models/OWNER--NAME next to the recipe.",
+    cure="Use the id that the message suggests, or write ./ before a directory. `recipe models add` "
+    "fetches the config.json and the list of tensors of another model.",
+)
+
+E0803 = Code(
+    "E0803",
+    "checkpoint cannot be trained",
+    cause="Its config.json asks for a feature that recipec's model of the family does not have. "
+    "Training would be wrong without an error. For ids in the catalog, this is known from the "
+    "family, or because a copy has quantized weights.",
+    cure="Use another checkpoint. For a quantized copy, use its original.",
+)
+
+E0804 = Code(
+    "E0804",
+    "model in a bucket",
+    cause="The compiler cannot read the config.json of a gs:// model.",
+    cure="Use the Hugging Face id or a directory as model.id, and pass the address to train.py with --model.",
+)
+
+
 def find(model_id: str, folder: Path) -> Model:
     """Return the model that a recipe in `folder` names.
 
@@ -154,7 +181,7 @@ def find(model_id: str, folder: Path) -> Model:
         return replace(made, own_head=head)
     if model_id.startswith("gs://"):
         raise UnknownModel(
-            "E0804",
+            E0804,
             f"the config.json of `{model_id}` cannot be read while compiling",
             "write the Hugging Face id, or a directory with its config.json, as model.id; "
             "train.py and merge.py get the checkpoint's folder with --model",
@@ -163,7 +190,7 @@ def find(model_id: str, folder: Path) -> Model:
         return brought
     if model_id not in entries() and os.path.isdir(folder / model_id):
         raise UnknownModel(
-            "E0801",
+            E0801,
             f"`{model_id}` is not in the catalog: a directory is written with ./",
             f"id: ./{model_id}",
         )
@@ -171,16 +198,25 @@ def find(model_id: str, folder: Path) -> Model:
         _refuse_others(model_id)
     entry = entry_of(model_id)
     if entry is None:
-        raise UnknownModel("E0801", f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
+        raise UnknownModel(E0801, f"`{model_id}` is not in the catalog", _way_out(model_id, folder))
     if model_id not in entries() and is_quantized(model_id):
         original = original_of(model_id)
         message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantized"
-        raise UnknownModel("E0803", message, f"id: {original}")
+        raise UnknownModel(E0803, message, f"id: {original}")
     family = FAMILIES[entry["family"]]
     # The weights of another publisher's copy may be stored in another format.
     config: Mapping[str, Any] = entry["config"] if model_id in entries() else plain(entry["config"])
     architecture = family.architecture(config)
     return Model(model_id, title(model_id), family, architecture, config, "catalog", entry.get("chat"))
+
+
+E0810 = Code(
+    "E0810",
+    "added model was changed",
+    cause="`recipe models add` wrote a folder next to the recipe. One of its files is missing or "
+    "differs from the lock file. The model that was checked may not be the one that is trained.",
+    cure="Add the model again, or name the folder as a directory, which is used without a lock.",
+)
 
 
 def added_model(model_id: str, folder: Path) -> Model | None:
@@ -197,7 +233,7 @@ def added_model(model_id: str, folder: Path) -> Model | None:
         config = json_value(found.read("config.json"))
         chat = None if found.has_template() else False
     except added.NotWhole as error:
-        raise UnknownModel("E0810", str(error), added.again(model_id, folder)) from None
+        raise UnknownModel(E0810, str(error), added.again(model_id, folder)) from None
     refuse_quantized(model_id, config)
 
     model = read(model_id, config, f"{found.name}/config.json", lambda: _of(added.tensors(found)))
@@ -225,6 +261,16 @@ def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:
     return None if listed is None else {name: tensor.shape for name, tensor in listed.items()}
 
 
+E0813 = Code(
+    "E0813",
+    "checkpoint is stored quantized",
+    cause="Its config.json, or the names and types of its tensors, are those of AWQ, GPTQ, "
+    "bitsandbytes, compressed-tensors or another method that is not read. Of FP8, only the form "
+    "with `weight_scale_inv` tensors and its quantization_config is read.",
+    cure="Use the original. `lora.quantize` quantizes it during training.",
+)
+
+
 def refuse_quantized(model_id: str, config: Any) -> None:
     """Refuse a config.json that says that the weights are stored quantized, naming the method.
 
@@ -234,7 +280,7 @@ def refuse_quantized(model_id: str, config: Any) -> None:
     method = quantized.by_config(config)
     if method is not None and not quantized.is_read(config):
         message = f"`{model_id}` has weights that are stored quantized ({method})"
-        raise UnknownModel("E0813", message, instead_of_quantized(model_id))
+        raise UnknownModel(E0813, message, instead_of_quantized(model_id))
 
 
 def instead_of_quantized(model_id: str) -> str:
@@ -363,6 +409,16 @@ def _causal() -> Mapping[str, Any]:
     return data
 
 
+E0818 = Code(
+    "E0818",
+    "tensors are not known",
+    cause="The headers of a folder's safetensors files cannot be read. Or these files are missing "
+    "next to a config.json of no known family, for which they give the names and shapes of the "
+    "tensors.",
+    cure="Put the whole checkpoint into that folder, or use a model of one of the families.",
+)
+
+
 def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shapes | None]) -> Shapes:
     """Return the shapes of a checkpoint's tensors, for a model that no family describes.
 
@@ -384,15 +440,23 @@ def _shapes(model_id: str, config: Mapping[str, Any], listed: Callable[[], Shape
         found = listed()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnknownModel("E0818", f"the tensors of `{model_id}` cannot be read: {reason}", again) from None
+        raise UnknownModel(E0818, f"the tensors of `{model_id}` cannot be read: {reason}", again) from None
     if found is None:
         raise UnknownModel(
-            "E0818",
+            E0818,
             f"no family describes {model_type!r}, and `{model_id}` has no safetensors that tell its tensors' "
             "names and shapes",
             again,
         )
     return found
+
+
+E0802 = Code(
+    "E0802",
+    "no readable config.json",
+    cause="model.id is a directory, relative to the recipe's folder, without a readable config.json.",
+    cure="Correct the path, or copy config.json there.",
+)
 
 
 def read(
@@ -410,7 +474,7 @@ def read(
         UnsupportedCheckpoint: as for `find`.
     """
     if not isinstance(config, dict):
-        raise UnknownModel("E0802", f"`{origin}` is not a JSON object", AGAIN)
+        raise UnknownModel(E0802, f"`{origin}` is not a JSON object", AGAIN)
     try:
         family = family_of(config)
     except UnsupportedCheckpoint as error:
@@ -454,14 +518,14 @@ def _read_config(model_id: str, folder: Path) -> Any:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnknownModel(
-            "E0802",
+            E0802,
             f"there is no config.json in `{model_id}`",
             "model.id names a checkpoint's directory, relative to the recipe's own; "
             "its config.json is read while compiling",
         ) from None
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user unknown, or nested too deeply
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnknownModel("E0802", f"`{model_id}/config.json` cannot be read: {reason}", AGAIN) from None
+        raise UnknownModel(E0802, f"`{model_id}/config.json` cannot be read: {reason}", AGAIN) from None
     return config
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering import catalog, families, hardware
 from recipec.compiler.lowering.added import command
+from recipec.compiler.lowering.catalog import E0803
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.run_length import Length, run_length
@@ -33,6 +34,7 @@ from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel
 from recipec.runtime.weights.grown import with_vocabulary
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -225,13 +227,30 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
         known = f"known are checkpoints of {listing(families.titles())}"
         found.append(
             Diagnostic(
-                "E0803",
+                E0803,
                 f"`{recipe.model.id}` cannot be trained by this version: {error}",
                 "model.id",
                 known if error.key == "model_type" else "choose another checkpoint",
             )
         )
     return None
+
+
+E0140 = Code(
+    "E0140",
+    "fewer rows than the checkpoint has",
+    cause="`model.vocab_size` adds rows to the embedding and the head. It cannot remove rows.",
+    cure="Use the number in the help, or write `vocab_size: null`.",
+)
+
+E0142 = Code(
+    "E0142",
+    "model to which no rows are added",
+    cause="Rows are added to the embedding and to the head. A model with another embedding for each "
+    "layer has no row there for a new token. A model that no family describes is trained with "
+    "transformers' code.",
+    cure="Write `model.add_tokens` with the reserved tokens of the checkpoint that the new ones replace.",
+)
 
 
 def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> catalog.Model | None:
@@ -243,7 +262,7 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
     if rows < own:
         message = f"{model.title} has {own:,} rows, and rows cannot be removed"
         found.append(
-            Diagnostic("E0140", message, place, f"vocab_size: {padded(own + 1)}, which adds rows; or null")
+            Diagnostic(E0140, message, place, f"vocab_size: {padded(own + 1)}, which adds rows; or null")
         )
         return model
     if not model.family.tunix or getattr(model.architecture, "per_layer_input", None):
@@ -251,11 +270,20 @@ def _grown(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic])
         if not model.family.tunix:
             message = f"no rows are added to {model.title}, which is trained with transformers' own model"
         help = "vocab_size: null, and tokens that the checkpoint holds in reserve in model.add_tokens"
-        found.append(Diagnostic("E0142", message, place, help))
+        found.append(Diagnostic(E0142, message, place, help))
         return model
     architecture = replace(model.architecture, vocab_size=rows)
     config = with_vocabulary(model.config, rows)
     return replace(model, architecture=architecture, config=config, published=model)
+
+
+E0815 = Code(
+    "E0815",
+    "revision differs from the added one",
+    cause="model.revision is neither the revision with which the model was added next to the recipe "
+    "nor its commit. The checkpoint that was checked would not be the one that is trained.",
+    cure="Remove it, or add the model at that revision.",
+)
 
 
 def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found: list[Diagnostic]) -> Recipe:
@@ -267,7 +295,7 @@ def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found:
     if given not in (None, added.revision, added.commit):
         found.append(
             Diagnostic(
-                "E0815",
+                E0815,
                 f"model.revision is {given}, and {added.name} was added at "
                 f"{f'{added.revision}, ' if added.revision else ''}commit {added.commit}",
                 "model.revision",
@@ -279,14 +307,31 @@ def _at_commit(recipe: Recipe, model: catalog.Model | None, source: Path, found:
     return recipe.model_copy(update={"model": section})
 
 
+E0201 = Code(
+    "E0201",
+    "unknown accelerator",
+    cause="The hardware catalog has no machine with that name or topology, or no slice of that size.",
+    cure="Use a name or topology that the message lists. The number in v4-N, v5p-N and tpu7x-N counts "
+    "TensorCores, two to a chip. In v5e-N and v6e-N it counts chips.",
+)
+
+
 def _accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
     mesh = recipe.mesh
     path = "mesh.topology" if mesh.topology else "mesh.accelerator"
     try:
         return hardware.accelerator(mesh)
     except hardware.UnknownAccelerator as error:
-        found.append(Diagnostic("E0201", str(error), path, error.help))
+        found.append(Diagnostic(E0201, str(error), path, error.help))
         return None
+
+
+E0601 = Code(
+    "E0601",
+    "unknown serving accelerator",
+    cause="The hardware catalog has no machine with that name, or it is not a TPU.",
+    cure="Use a name that the message lists.",
+)
 
 
 def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
@@ -296,12 +341,12 @@ def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator |
     try:
         accelerator = hardware.from_text(name)
     except hardware.UnknownAccelerator as error:
-        found.append(Diagnostic("E0601", str(error), "serve.accelerator", error.help))
+        found.append(Diagnostic(E0601, str(error), "serve.accelerator", error.help))
         return None
     if accelerator.platform != "tpu":
         found.append(
             Diagnostic(
-                "E0601",
+                E0601,
                 f"vllm-tpu does not serve on `{name}`",
                 "serve.accelerator",
                 "accelerator: v6e-8, or leave the serve section out",
@@ -317,6 +362,14 @@ def _outside(layers: str | Sequence[int], count: int) -> str:
     return "lora.layers" if index is None else f"lora.layers[{index}]"
 
 
+E0304 = Code(
+    "E0304",
+    "no such layer",
+    cause="`lora.layers` names a layer that the model does not have.",
+    cure="Use layers of the model. Layers count from 0.",
+)
+
+
 def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> tuple[int, ...] | None:
     if recipe.lora is None or model is None:
         return None
@@ -325,7 +378,7 @@ def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]
     except ValueError as error:
         found.append(
             Diagnostic(
-                "E0304",
+                E0304,
                 f"lora.layers: {error}",
                 _outside(recipe.lora.layers, model.architecture.num_layers),
                 f"layers: all, a range such as 0-{model.architecture.num_layers - 1}, or a list of numbers",

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipec.compiler.checks import run_checks
+from recipec.compiler.checks.launch import E1301, E1302
+from recipec.compiler.checks.serve.plan import E0634
 from recipec.compiler.emitters.recipe_text import recipe_text
 from recipec.compiler.lowering.divided import resolve_specs
 from recipec.compiler.lowering.facts import Facts, gather
@@ -32,7 +34,7 @@ class Lowered:
     diagnostics: list[Diagnostic]
 
 
-PLANNED = ("E0634", "E1301", "E1302")
+PLANNED = (E0634, E1301, E1302)
 """Errors of recipes that cannot run but can be planned: a server whose plan shows that it does not fit, and
 checkpoints that not all hosts can reach."""
 

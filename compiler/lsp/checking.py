@@ -14,9 +14,10 @@ from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import LINE_BREAK, read
-from recipec.spec.load import MAX_BYTES, Loaded, display, extended, load
+from recipec.spec.load import E0003, MAX_BYTES, Loaded, display, extended, load
 from recipec.spec.paths import Part, join, split
 from recipec.spec.tree import Node, Provenance, Scalar, plain, walk
+from recipec.spec.validate import E0102
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")
@@ -110,7 +111,7 @@ def _too_large(document: EditorDocument) -> Diagnostic | None:
         return None
     name = display(Path(document.path))
     message = f"{name} has {size:,} bytes; a recipe has at most {MAX_BYTES:,}"
-    return Diagnostic("E0003", message, help="is it a recipe?", span=Span(name, 1, 1, ""))
+    return Diagnostic(E0003, message, help="is it a recipe?", span=Span(name, 1, 1, ""))
 
 
 class _Text:
@@ -134,7 +135,7 @@ class _Text:
         if meant := _MEANT.search(help):
             replaced = (number, start), (number, start + span.length)
             return Fix(f"Change to `{meant[1]}`", *replaced, flow(meant[1]))
-        if diagnostic.code == "E0102" and path and "\n" not in help:
+        if diagnostic.code == E0102 and path and "\n" not in help:
             return self._added(path, help)
         place, node = next(((place, node) for where, place, node in self.own if where == path), (None, None))
         if place is None or node is None or not self._stands(node):

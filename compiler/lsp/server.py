@@ -188,7 +188,11 @@ async def _hover(ls: Server, params: types.HoverParams) -> types.Hover | None:
         said, range = found[0].replace("```", "'''"), view.range(found[1])
         parts.append(f"```text\n{said}```")
     if state.text == document.text:
-        codes = [str(d.code) for d in state.shown if d.range.start <= at <= d.range.end]
+        codes = [
+            found.code
+            for shown, (found, _) in zip(state.shown, state.checked.diagnostics, strict=True)
+            if shown.range.start <= at <= shown.range.end
+        ]
         parts += map(described, dict.fromkeys(codes))
     content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(parts))
     return types.Hover(content, range) if parts else None

@@ -11,7 +11,7 @@ from lsprotocol import types
 from pygls.workspace import PositionCodec
 
 from recipec.compiler.lsp.process import Checked, Fix, Position
-from recipec.spec.codes import CODES, anchor
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
 
 SEVERITIES = {
@@ -68,7 +68,7 @@ class View:
                 there = types.Location(Path(os.path.abspath(place.file)).as_uri(), self.range(place))
                 related = [types.DiagnosticRelatedInformation(there, found.message)]
             place = extends or first_line
-        page = types.CodeDescription(f"{self.docs}#{anchor(found.code)}") if self.docs else None
+        page = types.CodeDescription(f"{self.docs}#{found.code.anchor}") if self.docs else None
         return types.Diagnostic(
             range=self.range(place),
             message=message,
@@ -92,7 +92,6 @@ class View:
         )
 
 
-def described(code: str) -> str:
+def described(code: Code) -> str:
     """Describe a code, as Markdown."""
-    entry = CODES[code]
-    return f"**{code}: {entry.title}**\n\n{entry.cause}\n\n{entry.cure}"
+    return f"**{code}: {code.heading}**\n\n{code.cause}\n\n{code.cure}"

@@ -11,6 +11,7 @@ from recipec.compiler.hub.fetch import Fetched, fetch, write
 from recipec.compiler.hub.refusals import HubNotReached
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.added import MODELS
+from recipec.compiler.lowering.catalog import E0801
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 
@@ -82,5 +83,5 @@ def _is_unknown(model_id: str, folder: Path) -> bool:
     except UnsupportedCheckpoint:
         return False
     except catalog.UnknownModel as error:
-        return error.code == "E0801" and "/" in model_id and "://" not in model_id
+        return error.code == E0801 and "/" in model_id and "://" not in model_id
     return False

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler.checks.serve.plan import N0607
+from recipec.compiler.checks.serve.server import E0915
 from recipec.compiler.emitters.recipe_text import to_yaml
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
@@ -172,7 +174,7 @@ def _served(asked: NewRecipeOptions, draft: Draft) -> tuple[Made | None, Diagnos
             problem = problem or error
             if not _of_server(error):
                 return None, error
-        elif made is not None and any(d.code == "N0607" and d.help for d in made.diagnostics):
+        elif made is not None and any(d.code == N0607 and d.help for d in made.diagnostics):
             idle = server["tensor_parallel_size"]  # fewer devices per copy serve more requests
         elif made is not None and not any(_of_server(d) for d in made.diagnostics if d.severity == "warning"):
             return made, None
@@ -210,7 +212,7 @@ def _length(program: Program) -> Callable[[RunShape], Length]:
 
 
 def _of_server(found: Diagnostic) -> bool:
-    return found.code[1:3] == "06" or found.code == "E0915"
+    return found.code[1:3] == "06" or found.code == E0915
 
 
 LENGTHS = (16384, 8192, 4096)

@@ -29,6 +29,7 @@ from recipec.compiler.rehearse.rehearse import (
 )
 from recipec.compiler.wording import listing, mesh_axes
 from recipec.runtime.model.partition_rules import data_parallel
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, in_order
 from recipec.spec.load import locate
 
@@ -363,6 +364,15 @@ class Backends:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
+E1050 = Code(
+    "E1050",
+    "fewer than two backends to compare",
+    cause="`recipe parity` compares backends that run the same recipe. At most one of the requested "
+    "backends can run this one. The others refuse it, or their packages are not installed.",
+    cure="Name other backends, change the refused key, or install the missing packages.",
+)
+
+
 def choose(
     loaded: Loaded, program: Program, wanted: Sequence[Backend]
 ) -> tuple[Backends | None, list[Diagnostic]]:
@@ -396,4 +406,4 @@ def choose(
         help = (
             f"recipe build --backend {name} writes the list of what its script needs: requirements-{name}.txt"
         )
-    return None, in_order([*refusals, Diagnostic("E1050", message, help=help)])
+    return None, in_order([*refusals, Diagnostic(E1050, message, help=help)])

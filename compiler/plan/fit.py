@@ -20,6 +20,7 @@ from recipec.compiler.plan.results import Estimate, Memory, Temporary
 from recipec.compiler.plan.units import gib, percent
 from recipec.compiler.wording import divisors, listing
 from recipec.runtime.model.partition_rules import TOKENS
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
@@ -130,6 +131,14 @@ def _enough(estimate: Estimate) -> bool:
     return estimate.memory.headroom >= HEADROOM * estimate.memory.available
 
 
+E1001 = Code(
+    "E1001",
+    "the step does not fit",
+    cause="By the compiler's result, the training step needs more memory than each device has.",
+    cure="Use the change in the help, which was compiled and fits. `recipe plan --search` tries more.",
+)
+
+
 def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = None) -> Diagnostic:
     """Return diagnostic E1001 for a program that does not fit.
 
@@ -146,13 +155,24 @@ def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = N
         message += f"; the largest temporaries are {listing(map(_array, estimate.largest[:NAMED_ARRAYS]))}"
     if found is None:
         return Diagnostic(
-            "E1001", message, PATH, "`recipe plan --search` searches for a configuration that fits"
+            E1001, message, PATH, "`recipe plan --search` searches for a configuration that fits"
         )
     if found.way is None or found.estimate is None:
-        return Diagnostic("E1001", message, PATH, _in_vain(found))
+        return Diagnostic(E1001, message, PATH, _in_vain(found))
     path = found.way.sets[0].partition("=")[0]
     lines = [*yaml_lines(found.way.sets), _compared(estimate, found.estimate), f"with this, {found.way.cost}"]
-    return Diagnostic("E1001", message, path, "\n".join(lines))
+    return Diagnostic(E1001, message, path, "\n".join(lines))
+
+
+W1007 = Code(
+    "W1007",
+    "step did not fit when it was planned",
+    cause="`recipe plan` compiled this step before, on this machine and with these versions. The step "
+    "needs more memory than each device has. Flags that overlap weight gathers with computation "
+    "keep more gathered weights in memory.",
+    cure="`recipe plan` looks for a change that fits. Without the flags of `xla.profile` a step takes "
+    "less memory.",
+)
 
 
 def warning(program: Program, memory: Memory) -> Diagnostic | None:
@@ -166,7 +186,7 @@ def warning(program: Program, memory: Memory) -> Diagnostic | None:
         f"and a device of {program.accelerator.name} has {gib(memory.available)} GiB"
     )
     path = PATH if profile == "none" else "xla.profile"
-    return Diagnostic("W1007", message, path, f"`recipe plan {program.source}` suggests a change that fits")
+    return Diagnostic(W1007, message, path, f"`recipe plan {program.source}` suggests a change that fits")
 
 
 def yaml_lines(sets: Sequence[str]) -> list[str]:

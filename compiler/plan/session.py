@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.checks.lora import N0227
 from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
@@ -20,14 +21,13 @@ from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLengt
 from recipec.compiler.plan.roofline.results import SERVING_PLAN, ServingPlan
 from recipec.compiler.plan.roofline.server import plan_serving, promise
 from recipec.compiler.plan.units import gib, milliseconds
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, render_json
 from recipec.spec.load import load, locate
 
 if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
-CODE = "N0227"
-"""The note of the checks that suggests another mesh: fsdp 2 x tp 2."""
 OTHER = "mesh.axes={fsdp: 2, tp: 2}"
 DIGITS = 15
 """Significant digits of a decimal number that a float keeps."""
@@ -99,7 +99,7 @@ def run(loaded: Loaded, lowered: Lowered, asked: PlanOptions, progress: Progress
     assert program is not None
     counted = statistics(program, asked.model, asked.data_dir)
     made = plan(program, asked.sets, asked.exact, counted, progress, asked.backend)
-    if any(one.code == CODE for one in lowered.diagnostics):
+    if any(one.code == N0227 for one in lowered.diagnostics):
         made = replace(made, notes=(*made.notes, other_mesh(program, made, asked.sets, asked.exact)))
     found = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
     found += check_budget(program, made)
@@ -179,6 +179,14 @@ def check_budget(program: Program, plan: Plan) -> list[Diagnostic]:
     return [*_memory(program, plan), *_run(program, plan)]
 
 
+E1002 = Code(
+    "E1002",
+    "over the memory budget",
+    cause="The step's share of each device's memory is above `budget.max_hbm_share`.",
+    cure="Use a smaller micro-batch, more rematerialization, or a larger share.",
+)
+
+
 def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     most, memory = program.recipe.budget.max_hbm_share, plan.estimate.memory
     if most is None or memory.share <= most:
@@ -186,7 +194,7 @@ def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     over = gib(memory.used - most * memory.available)
     over = "less than 0.01" if over == "0.00" else over
     yield Diagnostic(
-        "E1002",
+        E1002,
         f"the step takes an estimated {_above(100 * memory.share, 100 * most, 1)} % of each device's HBM, "
         f"and budget.max_hbm_share allows {_allowed(100 * most, 1)} %",
         "budget.max_hbm_share",
@@ -195,11 +203,26 @@ def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     )
 
 
+E1003 = Code(
+    "E1003",
+    "over the time budget",
+    cause="The estimated training time is above `budget.max_hours`.",
+    cure="Use a faster configuration (`recipe plan --search`), fewer steps, or more hours.",
+)
+
+E1004 = Code(
+    "E1004",
+    "over the cost budget",
+    cause="The estimated cost of the training is above `budget.max_usd`.",
+    cure="Use a cheaper configuration (`recipe plan --search`), fewer steps, or more US$.",
+)
+
+
 def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     budget, run = program.recipe.budget, plan.run
     for key, most, planned, code, verb, unit, better in (
-        ("max_hours", budget.max_hours, run.hours, "E1003", "takes", "{} hours", "faster"),
-        ("max_usd", budget.max_usd, run.usd, "E1004", "costs", "US$ {}", "cheaper"),
+        ("max_hours", budget.max_hours, run.hours, E1003, "takes", "{} hours", "faster"),
+        ("max_usd", budget.max_usd, run.usd, E1004, "costs", "US$ {}", "cheaper"),
     ):
         if most is None:
             continue
@@ -233,6 +256,14 @@ def _allowed(most: float, digits: int = 0) -> str:
     return said if "." in said or "e" in said or not digits else f"{most:,.{digits}f}"
 
 
+W1005 = Code(
+    "W1005",
+    "budget that cannot be checked",
+    cause="The plan does not know the length of the run or the price of the machine, which the budget needs.",
+    cure="Give `train.steps`, or put the data next to the recipe. Give `cost.train_usd_per_hour`.",
+)
+
+
 def _unchecked(key: str, plan: Plan) -> Diagnostic:
     """Return the warning that a budget of hours or US$ cannot be checked, because the plan has no figure."""
     if plan.run.steps is None:
@@ -255,4 +286,4 @@ def _unchecked(key: str, plan: Plan) -> Diagnostic:
     else:
         reason = f"{plan.accelerator.partition(':')[0]} has no list price"
         help = "give the whole machine's price as cost.train_usd_per_hour"
-    return Diagnostic("W1005", f"budget.{key} cannot be checked: {reason}", f"budget.{key}", help)
+    return Diagnostic(W1005, f"budget.{key} cannot be checked: {reason}", f"budget.{key}", help)

@@ -24,6 +24,7 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.models import Named
 from recipec.port.meaning.rows import Rows
+from recipec.port.refusals import E1143, E1144, E1145, E1149, E1150, E1163, E1180
 
 NAME = "automodel"
 TITLE = "NeMo AutoModel"
@@ -134,7 +135,7 @@ def port(ledger: Ledger) -> None:
         message = (
             f"the recipe {kind.rpartition('.')[2]} has no counterpart: recipec fine-tunes language models"
         )
-        keys.refuse("recipe", "E1149", message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
+        keys.refuse("recipe", E1149, message, "recipe: TrainFinetuneRecipeForNextTokenPrediction")
     model = keys.below("model", {"torch_dtype": "auto"})
     quantization = keys.below("quantization")
     named = _model(model, quantization.flag("load_in_4bit") or quantization.flag("load_in_8bit"))
@@ -164,7 +165,7 @@ def _qat(keys: Keys, lora: bool) -> None:
     settings = section.below(key, {"quantizer_type": "int8_dynact_int4weight"})
     kind = settings.text("quantizer_type")
     if lora:
-        section.refuse("enabled", "E1145", "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}")
+        section.refuse("enabled", E1145, "NeMo AutoModel stops at qat with peft", "qat: {enabled: false}")
         return
     if not section.given(key) or kind != "int8_dynact_int4weight":
         other = kind if section.given(key) else "a missing qat_config"
@@ -188,7 +189,7 @@ def _model(keys: Keys, quantized: bool) -> Named | None:
     target = str(keys.value("_target_") or "NeMoAutoModelForCausalLM.from_pretrained")
     kind, _, method = target.rpartition(".")
     if not kind.endswith("NeMoAutoModelForCausalLM") or method not in ("from_pretrained", "from_config"):
-        code = "E1150" if "Image" in kind or "Multimodal" in kind else "E1149"
+        code = E1150 if "Image" in kind or "Multimodal" in kind else E1149
         message = f"{kind.rpartition('.')[2]} has no counterpart: recipec trains language models"
         keys.refuse("_target_", code, message, "NeMoAutoModelForCausalLM.from_pretrained")
     elif method == "from_config" and (anew := _anew(keys)):
@@ -285,7 +286,7 @@ def _predictions(keys: Keys, model: Model | None) -> None:
         f"`{place.prefix}{key}` changes what is learned: NeMo AutoModel adds the loss of layers that predict "
         "further tokens, which trains the whole model; recipec's loss is only that of the next token"
     )
-    place.refuse(key, "E1180", message, f"--set {place.prefix}{key}=0 ports the run without these layers")
+    place.refuse(key, E1180, message, f"--set {place.prefix}{key}=0 ports the run without these layers")
 
 
 def _predicts(model: Model) -> bool:
@@ -424,7 +425,7 @@ def _source(keys: Keys) -> Any:
     text = keys.text(name) or ("squad" if "squad" in str(keys.value("_target_")) else None)
     place = datasets.place(text) if text else datasets.Place(None, "it has no name")
     if place.path is None:
-        keys.refuse(name, "E1143", f"recipec cannot read this source: {place.note}", f"{name}: OWNER/NAME")
+        keys.refuse(name, E1143, f"recipec cannot read this source: {place.note}", f"{name}: OWNER/NAME")
         return None
     hub = place.path.startswith("hf://")
     split = keys.text("split") if hub else None
@@ -478,7 +479,7 @@ def _rows(keys: Keys, named: Named | None) -> Rows | None:
         return Rows("prompt_completion", transform=conversion.spaced(named_by, str(mapping["answer"])))
     message = f"recipec does not know the data set type `{kind or 'no _target_'}`"
     help = "ChatDataset, ColumnMappedTextInstructionDataset or make_squad_dataset"
-    keys.refuse("_target_", "E1143", message, help)
+    keys.refuse("_target_", E1143, message, help)
     keys.passive(
         ("column_mapping", "path_or_dataset", "path_or_dataset_id", "dataset_name"),
         "a setting of a source that recipec does not read",
@@ -516,7 +517,7 @@ def _optimizer(keys: Keys) -> None:
     optimizer = keys.below("optimizer")
     name = optimizer.text("_target_")
     if name is None:
-        optimizer.refuse("_target_", "E1144", "the file has no optimizer", "_target_: torch.optim.AdamW")
+        optimizer.refuse("_target_", E1144, "the file has no optimizer", "_target_: torch.optim.AdamW")
     training.say_torch_optimizer(optimizer, name or "torch.optim.AdamW", optimizer, "_target_")
     clip = keys.below("clip_grad_norm", {"max_norm": 1.0})
     clip.say("max_norm", {"train.optimizer.max_grad_norm": clip.number("max_norm") or None})
@@ -532,9 +533,7 @@ def _optimizer(keys: Keys) -> None:
     section.same("_target_", note="the schedule")
     style = str(section.value("lr_decay_style"))
     if style.lower() not in WILD:
-        section.refuse(
-            "lr_decay_style", "E1163", f"recipec has no schedule {style}", "lr_decay_style: cosine"
-        )
+        section.refuse("lr_decay_style", E1163, f"recipec has no schedule {style}", "lr_decay_style: cosine")
     section.say("lr_decay_style", {"train.schedule.name": WILD.get(style.lower(), "cosine")})
     least = section.number("min_lr")
     ratio = 0.01 if least is None or not rate else round(min(least / rate, 1.0), 12)
@@ -596,5 +595,5 @@ def _rest(keys: Keys, model: Keys, lora: bool) -> None:
     loss = str(keys.source.get("loss_fn._target_", ""))
     if loss and "CrossEntropy" not in loss:
         message = f"the loss {loss.rpartition('.')[2]} has no counterpart in recipec"
-        keys.below("loss_fn").refuse("_target_", "E1163", message, "MaskedCrossEntropy")
+        keys.below("loss_fn").refuse("_target_", E1163, message, "MaskedCrossEntropy")
     keys.same("loss_fn", note="next-token cross-entropy, as in recipec")

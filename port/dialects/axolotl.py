@@ -29,6 +29,7 @@ from recipec.port.meaning import (
 from recipec.port.meaning.adapters import Chosen
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.training import EPOCH, EVERY
+from recipec.port.refusals import E1144, E1145, E1148, E1149, E1150, E1160, E1163, E1180
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "axolotl"
@@ -143,7 +144,7 @@ def _objective(keys: Keys) -> str:
     kind = keys.text("rl")
     if kind is not None and kind not in KINDS:
         message = f"`rl: {kind}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        keys.refuse("rl", "E1149", message, "rl: dpo, or no rl for supervised fine-tuning")
+        keys.refuse("rl", E1149, message, "rl: dpo, or no rl for supervised fine-tuning")
         kind = None
     keys.say("rl", KINDS[kind] if kind else {})
     if kind is None:
@@ -162,7 +163,7 @@ def _objective(keys: Keys) -> str:
     elif kind == "simpo":
         if not keys.given("simpo_gamma"):
             keys.refuse(
-                "simpo_gamma", "E1145", "Axolotl's simpo stops if there is no margin", "simpo_gamma: 0.5"
+                "simpo_gamma", E1145, "Axolotl's simpo stops if there is no margin", "simpo_gamma: 0.5"
             )
         keys.say("simpo_gamma", {"train.simpo_gamma": keys.number("simpo_gamma")})
         alpha = keys.number("cpo_alpha")
@@ -183,12 +184,12 @@ def _refused(keys: Keys) -> None:
     for why, names in REFUSED.items():
         for name in names.split():
             if keys.given(name) and keys.value(name) is not False:
-                keys.refuse(name, "E1149", f"`{name}` starts another kind of run: {why}", help)
+                keys.refuse(name, E1149, f"`{name}` starts another kind of run: {why}", help)
             keys.same(name, note="off")
     for name in VISION:
         if keys.given(name):
             message = f"`{name}` is for images or sound, and recipec's models read text"
-            keys.refuse(name, "E1150", message, "train on text: remove the key, and use data sets of text")
+            keys.refuse(name, E1150, message, "train on text: remove the key, and use data sets of text")
         keys.same(name)
 
 
@@ -222,9 +223,7 @@ def _tokens(keys: Keys, model: Model | None) -> None:
         elif name == "eos_token" and (mark := templates.missing_end(str(token), model, added)):
             assert model is not None
             names = ", ".join(f'"{one}"' for one in (*added, mark))
-            below.refuse(
-                name, "E1180", templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'"
-            )
+            below.refuse(name, E1180, templates.spelled(mark, model, "Axolotl"), f"--set 'tokens=[{names}]'")
         elif name in ("bos_token", "eos_token", "unk_token"):
             below.unless(
                 name, (), f"the tokenizer keeps its own {name}; to change it, edit a copy of the tokenizer"
@@ -248,7 +247,7 @@ def _adapters(keys: Keys, model: Model | None) -> None:
         if value is not None and value > 0:
             keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
         else:  # PEFT's own default, because Axolotl passes None.
-            keys.refuse(key, "E1144", f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
+            keys.refuse(key, E1144, f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
     keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
     keys.same("peft_use_dora", {"lora.kind": "dora"} if keys.flag("peft_use_dora") else None)
     for name in ("rank_pattern", "alpha_pattern"):
@@ -301,7 +300,7 @@ def _targets(keys: Keys, model: Model | None) -> Chosen | None:
     parameters = keys.listed("lora_target_parameters")
     if not given and not linear and not parameters:
         message = "neither `lora_target_modules` nor `lora_target_linear` selects modules for adapters"
-        keys.refuse("lora_target_modules", "E1148", message, "lora_target_linear: true")
+        keys.refuse("lora_target_modules", E1148, message, "lora_target_linear: true")
         keys.passive(("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off")
         return None
     spec = [given] if isinstance(given, str) and linear else given or []
@@ -325,7 +324,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if adapter == "qlora" and not four:
         message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires"
-        keys.refuse("load_in_4bit", "E1145", message, "load_in_4bit: true")
+        keys.refuse("load_in_4bit", E1145, message, "load_in_4bit: true")
         four = True
     usual = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     extra = keys.mapping("bnb_config_kwargs")
@@ -333,7 +332,7 @@ def _quantized(keys: Keys, adapter: str | None, model: Model | None) -> None:
     nested = extra.get("bnb_4bit_use_double_quant", True) is True
     if kind not in ("nf4", "fp4"):
         message = f"bitsandbytes has no type {kind}"
-        keys.refuse("bnb_config_kwargs", "E1160", message, "bnb_4bit_quant_type: nf4")
+        keys.refuse("bnb_config_kwargs", E1160, message, "bnb_4bit_quant_type: nf4")
         kind = "nf4"
     bits = 4 if four else 8 if eight else None
     whole = _experts_too(keys, bits is not None)
@@ -358,12 +357,12 @@ def _experts_too(keys: Keys, quantized: bool) -> bool:
         return bool(keys.flag("llama4_linearized_experts"))
     if keys.flag("lora_target_linear"):
         message = "`lora_target_linear` with `quantize_moe_experts`: Axolotl refuses the two together"
-        keys.refuse(key, "E1145", message, "use lora_target_modules instead of lora_target_linear")
+        keys.refuse(key, E1145, message, "use lora_target_modules instead of lora_target_linear")
     if not quantized:
         message = (
             "`quantize_moe_experts` without `load_in_4bit` or `load_in_8bit`: Axolotl requires one of the two"
         )
-        keys.refuse(key, "E1145", message, "load_in_4bit: true")
+        keys.refuse(key, E1145, message, "load_in_4bit: true")
     keys.same(key, note="lora.quantize stores all weights of the layers in the same way")
     return True
 
@@ -388,11 +387,11 @@ def _qat(keys: Keys) -> None:
         message = (
             "Axolotl asks torchao for nvfp4 of only the weights, which torchao cannot train: the run stops"
         )
-        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
     if weights == "int8" or (weights, activations) == ("int4", "int4"):
         message = f"torchao does not train {weights} weights with {activations} activations: Axolotl stops"
-        keys.refuse("qat", "E1145", message, "qat: {weight_dtype: int4, activation_dtype: int8}")
+        keys.refuse("qat", E1145, message, "qat: {weight_dtype: int4, activation_dtype: int8}")
         return
     head = not _fused_head(keys)
     if weights == "mxfp4":
@@ -418,7 +417,7 @@ def _mxfp4(section: Keys, head: bool) -> None:
     section.same("activation_dtype", note="Axolotl rounds activations as the weights")
     if section.integer("group_size") != 32:
         message = "Axolotl stops at mxfp4 with another group_size than 32"
-        section.refuse("group_size", "E1145", message, "group_size: 32")
+        section.refuse("group_size", E1145, message, "group_size: 32")
     section.say("group_size", {"train.qat.group_size": 32})
     section.learned("quantize_embedding", (False,), "recipec does not round the embedding")
     section.unused((rounding.LATER,), "Axolotl does not delay the rounding to mxfp4")
@@ -542,7 +541,7 @@ def _schedule(keys: Keys) -> None:
         "rex": "recipec uses a cosine instead of REX",
     }
     if made.name is None and name not in notes:
-        keys.refuse("lr_scheduler", "E1163", f"recipec has no schedule {name}", "lr_scheduler: cosine")
+        keys.refuse("lr_scheduler", E1163, f"recipec has no schedule {name}", "lr_scheduler: cosine")
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
     ratio = final if final is not None else made.final_ratio
     ends = {"train.schedule.final_ratio": ratio} if 0 < ratio <= 1 else {}
@@ -562,7 +561,7 @@ def _warmup(keys: Keys) -> None:
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if keys.given("warmup_steps") and keys.given("warmup_ratio"):
         message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
-        keys.refuse("warmup_ratio", "E1145", message, "keep one of them")
+        keys.refuse("warmup_ratio", E1145, message, "keep one of them")
     if steps is not None:
         made = training.warmup(steps)
         count = 2 if made.steps == 1 else made.steps
@@ -600,7 +599,7 @@ def _precision(keys: Keys, launch: Launch) -> None:
         if not (held or cast) and keys.ledger.value("model.attention") == "dot":
             note = UNCAST
     if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
-        keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, not auto, true, false or full", "bf16: auto")
+        keys.refuse("bf16", E1160, f"`bf16` is {bf16!r}, not auto, true, false or full", "bf16: auto")
     keys.say("bf16", {} if half or eight else sets, note)
     if keys.flag("bfloat16"):
         keys.same("bfloat16", sets)

@@ -13,7 +13,9 @@ from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import conversion, datasets, rows, templates
 from recipec.port.meaning.losses import UNPAIRED
 from recipec.port.names import known, tokenizer_of
+from recipec.port.refusals import E1143, E1145, E1147
 from recipec.runtime.data.messages import ALIASES, ROLES
+from recipec.spec.codes import Code
 
 SPLIT = "other rows: Axolotl takes the last of its shuffled rows that are not too long"
 SEEDS = "recipec uses other random generators: the order of samples and the initial adapters differ"
@@ -101,7 +103,7 @@ def _sources(keys: Keys, key: str, objective: str) -> list[Entry]:
     if not isinstance(given, list) or not given or not all(isinstance(entry, dict) for entry in given):
         if key in ("datasets", PRETRAINING):
             message = f"`{key}` is not a list of data sets with a path and a type each"
-            keys.refuse(key, "E1143", message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
+            keys.refuse(key, E1143, message, "datasets: [{path: OWNER/NAME, type: chat_template}]")
         keys.unless(key, ([],), "it is not a list of data sets")
         return []
     path = "data.eval" if key == "test_datasets" else "data.train"
@@ -157,13 +159,13 @@ def _form(first: Keys, kind: Kind) -> None:
 def _place(keys: Keys) -> Any:
     path, files = keys.text("path"), keys.texts("data_files")
     if path is None and not files:
-        keys.refuse("path", "E1143", "a data set has no `path`", "path: OWNER/NAME")
+        keys.refuse("path", E1143, "a data set has no `path`", "path: OWNER/NAME")
         return None
     found = datasets.place(path or "json", files)
     if found.path is None:
         key = "path" if path else "data_files"
         keys.refuse(
-            key, "E1143", f"recipec cannot read the source `{path}`: {found.note}", "path: ./data.jsonl"
+            key, E1143, f"recipec cannot read the source `{path}`: {found.note}", "path: ./data.jsonl"
         )
         return None
     return datasets.source(found.path, keys.text("split"), keys.text("name"))
@@ -319,7 +321,7 @@ def _template_of(each: Entry, model: Model | None, system: str | None) -> templa
 def _refused_template(keys: Keys, found: templates.Template) -> None:
     message = templates.unknown("the chat template", keys.text("chat_template"), found)
     help = "chat_template: tokenizer_default, or chat_template_jinja"
-    keys.refuse("chat_template", "E1147", message, help)
+    keys.refuse("chat_template", E1147, message, help)
 
 
 def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templates.Template]) -> None:
@@ -337,7 +339,7 @@ def _own_templates(keys: Keys, train: Sequence[Entry], own: Mapping[int, templat
             _refused_template(each.keys, found)
         elif text is None:
             note = "a source cannot have the tokenizer's template as its own next to data.chat_template"
-            each.keys.refuse("chat_template", "E1147", note, "chat_template_jinja with the template's text")
+            each.keys.refuse("chat_template", E1147, note, "chat_template_jinja with the template's text")
     for each in train:
         if (found := own.get(id(each))) is not None:
             each.keys.say(each.named, {"data.train": made}, found.note)
@@ -376,6 +378,16 @@ def _evaluation(keys: Keys) -> None:
         keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
 
 
+E1141 = Code(
+    "E1141",
+    "data set type without a counterpart",
+    cause="A data set of the ported file has no type, an unknown type, or a type that no format of "
+    "recipes covers.",
+    cure="Convert the rows to messages, and name their type (`chat_template`). Or set `data` in the "
+    "recipe that `--partial` writes.",
+)
+
+
 def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
     """Return the kind of a data set's rows, None after an error."""
     given = keys.value("type")
@@ -389,7 +401,7 @@ def _kind(keys: Keys, objective: str, chatml: bool) -> Kind | None:
         return user_defined(given)
     if given is None:
         message = "a data set has no `type`, which gives the format of its rows"
-        keys.refuse("type" if keys.stands("type") else "path", "E1141", message, "type: chat_template")
+        keys.refuse("type" if keys.stands("type") else "path", E1141, message, "type: chat_template")
         return None
     name = str(given)
     if name == "chat_template":
@@ -423,7 +435,7 @@ def _fillable(keys: Keys, given: Mapping[str, Any]) -> None:
             message = (
                 f"Axolotl stops at `{name}`: it fills in {{instruction}} and {{input}}, not {wrong[0]!r}"
             )
-            keys.refuse("type", "E1145", message, f"end {name} where the answer begins; write braces twice")
+            keys.refuse("type", E1145, message, f"end {name} where the answer begins; write braces twice")
 
 
 def _texts(keys: Keys, packs: bool) -> Kind:
@@ -445,7 +457,7 @@ def _unknown(keys: Keys, name: str) -> None:
     if name in SHAREGPT:
         names = "field_messages: conversations, and message_property_mappings: {role: from, content: value}"
         help = f"conversation: chatml, if the turns have its marks; or type: chat_template, with {names}"
-    keys.refuse("type", "E1141", message, help)
+    keys.refuse("type", E1141, message, help)
 
 
 def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> None:
@@ -584,9 +596,7 @@ def _unpaired(keys: Keys, given: Any) -> Kind | None:
         return Kind(UNPAIRED)
     if template not in WRITTEN or rows not in (*KTO_COLUMNS, "argilla_chat"):
         message = f"unknown data set type `{given}` of kto"
-        keys.refuse(
-            "type", "E1141", message, "type: chatml.argilla, or none for prompt, completion and label"
-        )
+        keys.refuse("type", E1141, message, "type: chatml.argilla, or none for prompt, completion and label")
         return None
     if rows == "argilla_chat":
         made = conversion.tagged(conversion.Tagged("completion", label="label"))

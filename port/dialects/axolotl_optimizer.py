@@ -7,6 +7,7 @@ from typing import Any
 
 from recipec.port.keys import Keys
 from recipec.port.meaning import trainer, training
+from recipec.port.refusals import E1144, E1160
 
 
 def say_optimizer(keys: Keys) -> None:
@@ -14,7 +15,7 @@ def say_optimizer(keys: Keys) -> None:
     rate = keys.number("learning_rate")
     if rate is None and not keys.stands("learning_rate"):
         message = "`learning_rate` is missing, and Axolotl has no default for it"
-        keys.refuse("learning_rate", "E1144", message, "learning_rate: 2e-4")
+        keys.refuse("learning_rate", E1144, message, "learning_rate: 2e-4")
     keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
     name = keys.text("optimizer") or "adamw_torch_fused"
     found = training.optimizer_of(name)
@@ -28,7 +29,7 @@ def say_optimizer(keys: Keys) -> None:
         given = training.arguments(keys.value("optim_args"))
     except (ValueError, AttributeError):
         message = "`optim_args` is not of the form NAME=VALUE"
-        keys.refuse("optim_args", "E1160", message, "optim_args: momentum=0.9")
+        keys.refuse("optim_args", E1160, message, "optim_args: momentum=0.9")
         given = {}
     if found.name == "rmsprop":
         keys.passive(ADAM, "rmsprop does not read it")
@@ -78,7 +79,7 @@ def _arguments(keys: Keys, name: str, own: str | None, rule: str, given: Mapping
                 sets[f"train.optimizer.{read[key]}"] = float(text)
             except ValueError:
                 message = f"optim_args: {key} is {text}, which is not a number"
-                keys.refuse("optim_args", "E1160", message, f"optim_args: {key}={EXAMPLES[key]}")
+                keys.refuse("optim_args", E1160, message, f"optim_args: {key}={EXAMPLES[key]}")
     lost = [key for key in given if key not in read]
     if lost and (own or rule == "sgd"):
         note = f"{', '.join(lost)}: recipec's optimizer does not have these settings"

@@ -12,6 +12,7 @@ from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, conversion, datasets, models, training
 from recipec.port.meaning.models import Named
 from recipec.port.names import known, tokenizer_of
+from recipec.port.refusals import E1143, E1144, E1145, E1148, E1149, E1160, E1163
 
 NAME = "litgpt"
 TITLE = "litgpt"
@@ -100,7 +101,7 @@ def _method(keys: Keys) -> str:
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
         message = "litgpt's adapter methods learn prefixes, which have no counterpart in recipec"
-        keys.refuse("checkpoint_dir", "E1149", message, help)
+        keys.refuse("checkpoint_dir", E1149, message, help)
     return "lora" if "lora" in name else "full"
 
 
@@ -111,7 +112,7 @@ def _model(keys: Keys) -> Named | None:
         if keys.given("model_name") and not keys.given("initial_checkpoint_dir"):
             keys.refuse("model_name", *pretraining(help))
             return None
-        keys.refuse("checkpoint_dir", "E1144", "the file names no model", help)
+        keys.refuse("checkpoint_dir", E1144, "the file names no model", help)
         return None
     named = models.resolve(_id(name), keys.source.path.parent)
     if named.model is None and (original := original_of(name.rstrip("/").rpartition("/")[2])):
@@ -143,7 +144,7 @@ def _lora(keys: Keys, model: Model | None) -> None:
     keys.follow(OF_LORA)
     targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
     if not targets:
-        keys.refuse("lora_query", "E1148", "no projection carries an adapter", "lora_query: true")
+        keys.refuse("lora_query", E1148, "no projection carries an adapter", "lora_query: true")
     targets, note = adapters.fused(model, targets)
     for flag in FLAGS:
         keys.say(flag, {"lora.targets": targets} if targets else None, note if keys.flag(flag) else "")
@@ -159,7 +160,7 @@ def _lora(keys: Keys, model: Model | None) -> None:
     if "mixed" in precision:
         message = "litgpt stops if the base model is quantized and mixed precision is on"
         key = "precision" if keys.given("precision") else "quantize"
-        keys.refuse(key, "E1145", message, "precision: bf16-true")
+        keys.refuse(key, E1145, message, "precision: bf16-true")
     made = adapters.quantized(*QUANTIZED[name])
     keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
@@ -173,7 +174,7 @@ def _devices(keys: Keys) -> int:
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
         keys.refuse(
-            "devices", "E1145", "litgpt trains on a quantized base model only with one GPU", "devices: 1"
+            "devices", E1145, "litgpt trains on a quantized base model only with one GPU", "devices: 1"
         )
     note = f"{count * nodes} data-parallel devices, which share the global batch"
     keys.passive(("devices", "num_nodes"), note)
@@ -187,7 +188,7 @@ def _batch(train: Keys, devices: int) -> None:
     if accumulation < 1:
         stops = f"litgpt stops at a global_batch_size of {rows}"
         message = f"{stops}, with {micro} rows on each of {devices} devices"
-        train.refuse("global_batch_size", "E1145", message, f"global_batch_size: {micro * devices}")
+        train.refuse("global_batch_size", E1145, message, f"global_batch_size: {micro * devices}")
         accumulation = 1
     made = training.Batch(micro, accumulation, devices)
     note = "" if made.rows == rows else f"{made.rows} rows: litgpt rounds {rows} down to {made}"
@@ -221,7 +222,7 @@ def _schedule(train: Keys) -> None:
     for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
         if train.given(key):
             message = f"litgpt's finetune stops at {key}, which only pretrain reads"
-            train.refuse(key, "E1145", message, f"remove {key}")
+            train.refuse(key, E1145, message, f"remove {key}")
         train.same(key, note="null: finetune does not read it")
 
 
@@ -329,7 +330,7 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
         message = f"the data module {name} has no counterpart in recipec"
         key = "data.class_path" if keys.stands("data.class_path") else "data"
         help = f"write its rows to a file, with class_path: litgpt.data.JSON; recipec reads {names}"
-        keys.refuse(key, "E1143", message, help)
+        keys.refuse(key, E1143, message, help)
         return
     source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
     if isinstance(found, dict):
@@ -351,7 +352,7 @@ def _data(keys: Keys, train: Keys, named: Named | None) -> None:
 def _json(section: Keys) -> Any:
     path = section.text("json_path")
     if path is None:
-        section.refuse("json_path", "E1143", "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
+        section.refuse("json_path", E1143, "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
         return ""
     if path.endswith((".json", ".jsonl")):
         section.same("json_path", note="data.train")
@@ -375,7 +376,7 @@ def _held_out(section: Keys, name: str) -> None:
         return
     if not 0 < share < 1:
         message = f"val_split_fraction is {share:g}, and must be between 0 and 1"
-        section.refuse("val_split_fraction", "E1160", message, "val_split_fraction: 0.05")
+        section.refuse("val_split_fraction", E1160, message, "val_split_fraction: 0.05")
         return
     sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
     section.say("val_split_fraction", sets, "as many rows, drawn by another random generator")
@@ -399,4 +400,4 @@ def _prompts(section: Keys, named: Named | None) -> None:
         )
     else:
         message = f"the prompt style {style} has no counterpart in recipec"
-        section.refuse("prompt_style", "E1163", message, "prompt_style: alpaca, or default")
+        section.refuse("prompt_style", E1163, message, "prompt_style: alpaca, or default")

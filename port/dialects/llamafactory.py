@@ -29,8 +29,10 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.trainer import Run
 from recipec.port.names import of_model
+from recipec.port.refusals import E1142, E1143, E1145, E1146, E1147, E1149, E1150, E1163, E1180
 from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.codes import Code
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory"
@@ -115,10 +117,10 @@ def _stage(keys: Keys) -> str:
     idle = "do_train" if keys.given("do_train") else only
     if idle and not keys.flag("do_train"):
         message = "the file does not train: `do_train` is off"
-        keys.refuse(idle, "E1149", message, "--set do_train=true, if the run is to train")
+        keys.refuse(idle, E1149, message, "--set do_train=true, if the run is to train")
     if stage not in ("sft", "dpo", "kto", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have {listing(OBJECTIVES)}"
-        keys.refuse("stage", "E1149", message, "stage: sft; or dpo or kto with preferences")
+        keys.refuse("stage", E1149, message, "stage: sft; or dpo or kto with preferences")
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
     if stage == "kto":
@@ -133,7 +135,7 @@ def _stage(keys: Keys) -> str:
         return stage
     if loss not in LOSSES:
         message = f"`pref_loss: {loss}` has no counterpart: recipes have {listing(LOSSES)}"
-        keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
+        keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
     sets = LOSSES.get(loss, LOSSES["sigmoid"])
     keys.say("stage", {"train.objective": sets["train.objective"]})
     keys.same("pref_loss", sets if keys.given("pref_loss") else None)
@@ -176,11 +178,11 @@ def _token_loss(keys: Keys, stage: str, lora: bool) -> None:
     for key in on[:1]:
         if WEIGHTED[key] == "asft" and lora:
             message = "LLaMA-Factory makes no reference for `use_asft_loss` with adapters, and stops"
-            keys.refuse(key, "E1145", message, "finetuning_type: full")
+            keys.refuse(key, E1145, message, "finetuning_type: full")
         losses.weighted(keys, key, WEIGHTED[key])
         for other in on[1:]:
             message = f"`{key}` and `{other}` are different losses, and LLaMA-Factory uses only one"
-            keys.refuse(other, "E1145", message, "keep one of them")
+            keys.refuse(other, E1145, message, "keep one of them")
         if alpha := {"eaft": "eaft_alpha", "asft": "asft_alpha"}.get(WEIGHTED[key]):
             keys.say(alpha, {f"train.{alpha}": keys.number(alpha)})
     keys.passive(WEIGHTED, "off")
@@ -218,7 +220,7 @@ def _method(keys: Keys) -> str:
     method = keys.text("finetuning_type") or "lora"
     if method not in ("lora", "full", "freeze"):
         message = f"`finetuning_type: {method}` has no counterpart: recipes have lora, full and freeze"
-        keys.refuse("finetuning_type", "E1149", message, "finetuning_type: lora")
+        keys.refuse("finetuning_type", E1149, message, "finetuning_type: lora")
         return "lora"
     if method != "lora":
         what = "all parameters are trained" if method == "full" else "it trains the modules of train.only"
@@ -311,7 +313,7 @@ def _quantized(keys: Keys, run: Run, model: Model | None) -> None:
         made = adapters.quantized(bits, kind, nested, experts.has_experts(model))
     except ValueError:
         message = f"a base model in {bits} bits has no counterpart: recipes have nf4 and int8"
-        keys.refuse("quantization_bit", "E1146", message, "quantization_bit: 4")
+        keys.refuse("quantization_bit", E1146, message, "quantization_bit: 4")
         keys.passive(details, "part of lora.quantize")
         return
     sets = {"lora.quantize": made.value}
@@ -350,12 +352,21 @@ def _names(keys: Keys, key: str) -> list[str]:
     return [name.strip() for name in found if name.strip()]
 
 
+E1151 = Code(
+    "E1151",
+    "data set that is not in dataset_info.json",
+    cause="LLaMA-Factory describes its data sets in a separate file. It is not among the files, or "
+    "does not contain this name.",
+    cure="Name dataset_info.json after the config, and correct the name of the data set.",
+)
+
+
 def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
     names = _names(keys, key)
     if not names:
         if key == "dataset":
             help = "dataset: my_data, and its dataset_info.json"
-            keys.refuse(key, "E1143", "the file names no data set", help)
+            keys.refuse(key, E1143, "the file names no data set", help)
         return []
     info, folder = _info(keys)
     entries = (info.source.get(info.prefix.rstrip(".")) if info else None) or {}
@@ -374,11 +385,11 @@ def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
         elif info is None:
             message = f"`{name}` is in LLaMA-Factory's dataset_info.json, which is not among the files"
             help = f"recipe port {keys.source.path.name} {folder}/dataset_info.json"
-            keys.refuse(key, "E1151", message, help)
+            keys.refuse(key, E1151, message, help)
         elif not isinstance(info.source.get(f"{info.prefix}{name}"), dict):
             close = get_close_matches(name, list(entries), n=1)
             help = f"did you mean `{close[0]}`?" if close else f"add `{name}` to {info.source.file}"
-            keys.refuse(key, "E1151", f"`{name}` is not in {info.source.file}", help)
+            keys.refuse(key, E1151, f"`{name}` is not in {info.source.file}", help)
         else:
             out.append(_data_set(info.below(name), name, folder, limit, stage))
     if info:
@@ -427,7 +438,7 @@ def _form(keys: Keys, chosen: list[DataSet], others: list[DataSet], stage: str) 
             message = f"a data set {has} is not for the stage {stage}"
             keys.said.discard("dataset")
             help = "stage: dpo for preferences, kto for rows with kto_tag, sft for the others"
-            keys.refuse("dataset", "E1142", message, help)
+            keys.refuse("dataset", E1142, message, help)
             return chosen
     if not rows.alike(found):
         made = rows.apart(keys.ledger, [(each.source, each) for each in found])
@@ -482,12 +493,12 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
         near = get_close_matches(str(name), templates.LLAMAFACTORY, n=3, cutoff=0.0)
         message = templates.unknown("the template", name, found)
         way = "leave it out to use the tokenizer's own template"
-        keys.refuse("template", "E1147", message, f"{way}; similar names are {listing(near)}")
+        keys.refuse("template", E1147, message, f"{way}; similar names are {listing(near)}")
     elif mark := templates.missing_end(found.ends, model, str(keys.value("add_special_tokens"))):
         assert model is not None
         keys.ledger.set("data.chat_template", found.sets["data.chat_template"])
         message = templates.spelled(mark, model, "LLaMA-Factory")
-        keys.refuse("template", "E1180", message, f"--set 'add_special_tokens={mark}'")
+        keys.refuse("template", E1180, message, f"--set 'add_special_tokens={mark}'")
     elif keys.given("template"):
         notes = (found.note, templates.PIECES, TURN_ENDS if found.last else "")
         keys.say("template", found.sets, "; ".join(filter(None, notes)))
@@ -535,7 +546,7 @@ def _masks(keys: Keys, stage: str) -> None:
         return
     if whole and last:
         message = "`mask_history` and `train_on_prompt` exclude each other in LLaMA-Factory"
-        keys.refuse("mask_history", "E1145", message, "keep one of them")
+        keys.refuse("mask_history", E1145, message, "keep one of them")
     sets = {"data.loss_on": "all" if whole or stage == "pt" else "last_assistant" if last else "assistant"}
     keys.say("train_on_prompt", sets)
     keys.same("mask_history", sets if last else None)
@@ -545,7 +556,7 @@ def _held_out(keys: Keys, others: bool) -> None:
     size = keys.number("val_size") or 0.0
     if size and others:
         message = "`val_size` and `eval_dataset` exclude each other in LLaMA-Factory"
-        keys.refuse("val_size", "E1145", message, "keep one of them")
+        keys.refuse("val_size", E1145, message, "keep one of them")
     made, note = datasets.evaluation(keys, size, keys.integer("seed") or 0)
     if made:
         keys.say("val_size", made, note)
@@ -647,7 +658,7 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
         places = ("hf_hub_url", "file_name", "cloud_file_name", "ms_hub_url", "om_hub_url", "script_url")
         where = next((key for key in places if keys.given(key)), "file_name")
         message = f"recipec cannot read the data set `{name}`: {place.note}"
-        keys.refuse(where, "E1143", message, "give it as file_name, or as hf_hub_url")
+        keys.refuse(where, E1143, message, "give it as file_name, or as hf_hub_url")
     count = keys.integer("num_samples")
     rows = min(n for n in (count, limit) if n) if count or limit else None
     split = keys.text("split")
@@ -670,7 +681,7 @@ def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> dict[str, s
 def _media(keys: Keys, columns: Mapping[str, str]) -> None:
     below = keys.below("columns")
     message = "`{}`: recipec's models read text"
-    refused = {name: ("E1150", message.format(name), "use a data set of text") for name in MEDIA}
+    refused = {name: (E1150, message.format(name), "use a data set of text") for name in MEDIA}
     for name, why in refused.items():
         if name in columns:
             below.said.discard(name)

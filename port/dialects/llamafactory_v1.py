@@ -8,10 +8,11 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port import mesh
 from recipec.port.common import say_common, say_start
-from recipec.port.dialects.llamafactory import LOSSES, own_file, target_modules
+from recipec.port.dialects.llamafactory import E1151, LOSSES, own_file, target_modules
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, words
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import adapters, datasets, experts, freezing, models, sharding, templates, training
+from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1160, E1163
 from recipec.spec.core_schema import flow
 
 NAME = "llamafactory_v1"
@@ -62,7 +63,7 @@ def port(ledger: Ledger) -> None:
     defaults = {**defaults_of(NAME, "args"), "template": "qwen3_nothink"}
     keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     if keys.choice("model_class", ("llm", "cls", "other")) not in (None, "llm"):
-        keys.refuse("model_class", "E1149", "a classifier is not a language model", "model_class: llm")
+        keys.refuse("model_class", E1149, "a classifier is not a language model", "model_class: llm")
     keys.same("model_class", note="a language model")
     named = models.say_model(keys, "model", "model_revision")
     model = named.model if named else None
@@ -96,7 +97,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
         return False
     if name != "lora":
         message = f"peft_config is of {name or 'no name'}: only lora and freeze have a counterpart"
-        section.refuse("name", "E1149", message, "name: lora")
+        section.refuse("name", E1149, message, "name: lora")
         freeze = ("trainable_layers", "trainable_modules", "extra_modules")
         section.passive([f"freeze_{key}" for key in freeze], REASONS["method"])
     section.follow(OF_LORA, training.OFF)
@@ -114,7 +115,7 @@ def _lora(keys: Keys, model: Model | None) -> bool:
             nested, left = quant.flag("double_quantization"), experts.has_experts(model)
             made = adapters.quantized(bits, kind, nested, left)
         except ValueError as error:
-            quant.refuse("quantization_bit", "E1145", f"no such quantization: {error}", "quantization_bit: 4")
+            quant.refuse("quantization_bit", E1145, f"no such quantization: {error}", "quantization_bit: 4")
         else:
             quant.say("quantization_bit", {"lora.quantize": made.value}, made.note)
         names = ["name", "quantization_type", "double_quantization", "compute_dtype"]
@@ -132,7 +133,7 @@ def _batch(keys: Keys) -> None:
     rows = keys.integer("global_batch_size") or made.rows
     if rows % made.rows:
         message = f"a global_batch_size of {rows} is not a multiple of {made.rows} ({made})"
-        keys.refuse("global_batch_size", "E1145", message, f"global_batch_size: {made.rows}")
+        keys.refuse("global_batch_size", E1145, message, f"global_batch_size: {made.rows}")
     keys.say("micro_batch_size", {"train.micro_batch_size": micro})
     keys.same("global_batch_size", {"train.global_batch_size": rows} if rows > 0 else None)
     keys.ledger.set("train.loss_normalization", "tokens")
@@ -179,7 +180,7 @@ def _optimizer(keys: Keys, adapts: bool) -> None:
         section.say("adamw_betas", {"train.optimizer.b1": betas[0], "train.optimizer.b2": betas[1]})
     else:
         message = f"`optim_config.adamw_betas` are {flow(betas)}, not two numbers"
-        section.refuse("adamw_betas", "E1160", message, "adamw_betas: [0.9, 0.95]")
+        section.refuse("adamw_betas", E1160, message, "adamw_betas: [0.9, 0.95]")
     for key, held in (("nesterov", True), ("ns_steps", 5)):
         if section.value(key) == held:
             section.same(key, note="the same in recipec")
@@ -203,21 +204,21 @@ def _data(keys: Keys, model: Model | None) -> None:
         if file is None:
             help = f"recipe port {keys.source.path.name} {name}"
             message = f"{name} describes the data sets, and is not among the files"
-            keys.refuse("train_dataset", "E1151", message, help)
+            keys.refuse("train_dataset", E1151, message, help)
         else:
             entries = _described(Keys(keys.ledger, file, TITLE))
     else:
         place = datasets.place(name) if name else datasets.Place(None, "the file names no data set")
         if place.path is None:
             help = "--set train_dataset=OWNER/NAME"
-            keys.refuse("train_dataset", "E1143", f"recipec cannot read the data: {place.note}", help)
+            keys.refuse("train_dataset", E1143, f"recipec cannot read the data: {place.note}", help)
         else:
             help = "a YAML with its path and its converter, alpaca or sharegpt, as train_dataset"
-            keys.refuse("train_dataset", "E1143", OWN, help)
+            keys.refuse("train_dataset", E1143, OWN, help)
     forms = list(dict.fromkeys(form for form, _ in entries if form))
     if len(forms) > 1:
         message = f"the data sets have several forms: {listing(forms)}"
-        keys.refuse("train_dataset", "E1142", message, "use only data sets of one form")
+        keys.refuse("train_dataset", E1142, message, "use only data sets of one form")
     keys.same("train_dataset", note=f"read from {file.file}" if file else "")
     keys.ledger.set("data.train", [entry for _, entry in entries if entry])
     if forms:
@@ -232,7 +233,7 @@ def _data(keys: Keys, model: Model | None) -> None:
         keys.say("template", found.sets, "; ".join(filter(None, (OPENING, found.note))))
     else:
         message = templates.unknown("the template", chosen, found)
-        keys.refuse("template", "E1147", message, "template: qwen3_nothink")
+        keys.refuse("template", E1147, message, "template: qwen3_nothink")
     keys.same("template", note="custom_chat_template holds")
     keys.same("custom_chat_template", note="null: the same as without the key")
     pairs = forms[:1] == ["preference"]
@@ -247,7 +248,7 @@ def _preferences(keys: Keys) -> None:
     loss = keys.text("pref_loss") or "sigmoid"
     if loss not in ("sigmoid", "simpo"):
         message = f"`pref_loss: {loss}` has no counterpart: recipes have LLaMA-Factory's sigmoid and simpo"
-        keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
+        keys.refuse("pref_loss", E1163, message, "pref_loss: sigmoid")
         loss = "sigmoid"
     for path, value in LOSSES[loss].items():
         keys.ledger.set(path, value)
@@ -275,7 +276,7 @@ def _entry(keys: Keys) -> tuple[str, Any]:
     limit, kind = keys.integer("size"), keys.text("converter")
     if kind not in CONVERTERS:
         message = f"recipec does not read rows of the converter {kind}" if kind else OWN
-        keys.refuse("converter", "E1143", message, f"converter: {listing(CONVERTERS, 'or')}")
+        keys.refuse("converter", E1143, message, f"converter: {listing(CONVERTERS, 'or')}")
     form = CONVERTERS.get(str(kind), "")
     keys.say("converter", {}, {"instruction": JOINED, "preference": PAIRS}.get(form, ""))
     keys.unless(

@@ -18,6 +18,7 @@ from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, experts, models, sharding, templates, training
 from recipec.port.meaning.models import Named
 from recipec.port.names import known
+from recipec.port.refusals import E1142, E1143, E1144, E1149, E1150, E1160, E1163, E1164, E1180
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.document import Refused
 
@@ -153,14 +154,14 @@ def _told(keys: Keys) -> None:
     message = f"this is {what}, as `{key}` says; recipec reads only MaxText's supervised fine-tuning"
     says = "" if found else "; --set use_sft=true makes it one"
     help = f"port a file of post_train.sft.train_sft{says}"
-    raise Refused(Diagnostic("E1149", message, key, help, keys.source.place(key)))
+    raise Refused(Diagnostic(E1149, message, key, help, keys.source.place(key)))
 
 
 def _model(keys: Keys) -> Named | None:
     """Record MaxText's name of a model. A converted checkpoint is assumed to equal the hub's weights."""
     name = keys.text("model_name")
     if name in (None, "default"):
-        keys.refuse("model_name", "E1144", "the file names no model", "--set model_name=qwen3-8b")
+        keys.refuse("model_name", E1144, "the file names no model", "--set model_name=qwen3-8b")
         return None
     ids = {**defaults_of(NAME, "models"), **known(NAME, "names")}
     tokenizer = keys.text("tokenizer_path") or ""
@@ -179,7 +180,7 @@ def _model(keys: Keys) -> Named | None:
     _balance(keys, str(name), named.model)
     if keys.flag("use_multimodal"):
         keys.refuse(
-            "use_multimodal", "E1150", "a run on images, which recipec does not read", "use_multimodal: false"
+            "use_multimodal", E1150, "a run on images, which recipec does not read", "use_multimodal: false"
         )
     return named
 
@@ -195,7 +196,7 @@ def _balance(keys: Keys, name: str, model: Model | None) -> None:
     weight = keys.number(key) or 0.0
     if weight and model is not None and experts.coefficient(model) is None:
         message = f"`{key}` is {weight:g} for this model, for which recipec has no load-balancing loss"
-        keys.refuse(key, "E1180", message, f"--set {key}=0.0 ports the run without it")
+        keys.refuse(key, E1180, message, f"--set {key}=0.0 ports the run without it")
     elif weight:
         keys.say(key, {experts.AUX: weight}, BALANCED)
 
@@ -215,11 +216,11 @@ def _lora(keys: Keys, lora: Keys, model: Model | None) -> None:
             targets = [name for name in PROJECTIONS if _targeted(path, PROJECTIONS[name])]
         except re.error as error:
             help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-            lora.refuse("lora_module_path", "E1164", f"not a regular expression: {error}", help)
+            lora.refuse("lora_module_path", E1164, f"not a regular expression: {error}", help)
     if not targets:
         message = "no module that can carry an adapter has these names"
         help = 'lora_module_path: ".*(query|key|value|out|wi_0|wi_1|wo)"'
-        lora.refuse("lora_module_path", "E1164", message, help)
+        lora.refuse("lora_module_path", E1164, message, help)
     lora.say("lora_module_path", {"lora.targets": targets} if targets else None)
     keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in MaxText")
     adapters.say_qwix(lora, "lora_weight_qtype", "lora_tile_size")
@@ -242,7 +243,7 @@ def _batch(keys: Keys) -> None:
     rows = int(devices * per_device) * accumulation
     if rows < 1:
         message = f"{per_device:g} rows per device on {devices} devices are less than one row"
-        keys.refuse("per_device_batch_size", "E1160", message, "per_device_batch_size: 1")
+        keys.refuse("per_device_batch_size", E1160, message, "per_device_batch_size: 1")
         return
     micro = max(int(per_device * tp), 1)
     made = {"train.micro_batch_size": micro, "train.global_batch_size": rows}
@@ -294,7 +295,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         key = "dataset_type" if kind not in ("hf", "grain") else where
         why = place.note if place is not None else f"recipec does not read {kind} rows"
         help = "--set dataset_type=hf --set hf_path=OWNER/NAME"
-        keys.refuse(key, "E1143", f"recipec cannot read the data: {why}", help)
+        keys.refuse(key, E1143, f"recipec cannot read the data: {why}", help)
     else:
         folder, hub = keys.text("hf_data_dir"), place.path.startswith("hf://")
         config, split = keys.text("hf_name") or folder, keys.text("train_split")
@@ -334,7 +335,7 @@ def _rows(keys: Keys, named: Named | None) -> None:
         renamed = {} if list(pair) == list(pair.values()) else pair
     elif len(names) != 1:
         message = f"MaxText makes one conversation of {len(names)} columns, and a recipe cannot"
-        keys.refuse("train_data_columns", "E1142", message, "train_data_columns: [messages]")
+        keys.refuse("train_data_columns", E1142, message, "train_data_columns: [messages]")
     made = {"data.format": form, **({"data.fields": renamed} if renamed else {})}
     keys.say("train_data_columns", made, ROUNDS if form == "chat" else "")
     completion = keys.flag("sft_train_on_completion_only")
@@ -364,7 +365,7 @@ def _length(keys: Keys) -> None:
             f"the schedule has {whole} steps and the run {steps}: recipec's schedule is as long as the run"
         )
         help = "--set learning_rate_schedule_steps=-1 makes the schedule as long"
-        keys.refuse("learning_rate_schedule_steps", "E1163", message, help)
+        keys.refuse("learning_rate_schedule_steps", E1163, message, help)
     keys.same("learning_rate_schedule_steps", note="as long as the run")
     warm = int(steps * (keys.number("warmup_steps_fraction") or 0.0))
     keys.say("warmup_steps_fraction", {"train.schedule.warmup_steps": warm})

@@ -27,6 +27,7 @@ from recipec.port.meaning.models import Named
 from recipec.port.meaning.rows import CHAT, Rows
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.trainer import Run
+from recipec.port.refusals import E1142, E1143, E1145, E1147, E1149, E1150, E1160
 
 NAME = "oumi"
 TITLE = "oumi"
@@ -175,7 +176,7 @@ def _trainer(run: Keys) -> str:
     kind = str(run.value("trainer_type")).lower()
     if kind not in TRAINERS:
         message = f"oumi's trainer {kind.upper()} has no counterpart: recipes train like TRL_SFT and TRL_DPO"
-        run.refuse("trainer_type", "E1149", message, "training.trainer_type: TRL_SFT")
+        run.refuse("trainer_type", E1149, message, "training.trainer_type: TRL_SFT")
     run.same(
         "trainer_type", note="the training that a recipe describes" if kind != "oumi" else "oumi's own loop"
     )
@@ -196,7 +197,7 @@ def _model(keys: Keys) -> Named | None:
         if template not in templates.written_by(NAME):
             made = replace(made, note="oumi itself has none of this name")
         message = templates.unknown("oumi's chat template", template, made)
-        keys.refuse("chat_template", "E1147", message, "--set model.chat_template=auto takes the tokenizer's")
+        keys.refuse("chat_template", E1147, message, "--set model.chat_template=auto takes the tokenizer's")
     keys.same("chat_template", note="the tokenizer's own template")
     return named
 
@@ -241,7 +242,7 @@ def _quantized(keys: Keys, model: Any, kind: str) -> None:
         return
     bits, code = keys.integer("q_lora_bits"), keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "fp4"
     if bits not in (4, 8):
-        keys.refuse("q_lora_bits", "E1160", f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4")
+        keys.refuse("q_lora_bits", E1160, f"a base model of {bits} bits, not of 4 or 8", "q_lora_bits: 4")
         bits = 4
     made = adapters.quantized(bits, code, keys.flag("use_bnb_nested_quant"), experts.has_experts(model))
     keys.say("q_lora", {"lora.quantize": made.value}, made.note)
@@ -309,7 +310,7 @@ def _sources(split: Keys, path: str, inner: Keys, kind: str) -> tuple[list[Any],
     entries = split.value("datasets")
     if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
         message = f"{split.prefix}datasets is not a list of data sets"
-        split.refuse("datasets", "E1143", message, "datasets: [{dataset_name: OWNER/NAME}]")
+        split.refuse("datasets", E1143, message, "datasets: [{dataset_name: OWNER/NAME}]")
         return [], [], None
     sources, found, plain = [], [], None
     for index in range(len(entries)):
@@ -333,7 +334,7 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     inner = keys.below("dataset_kwargs")
     if name in IMAGES or inner.given("processor_name") or inner.given("image_column"):
         message = f"`{name}` has images, and recipec's models read text"
-        keys.refuse("dataset_name", "E1150", message, "name a data set of text")
+        keys.refuse("dataset_name", E1150, message, "name a data set of text")
         keys.passive(("dataset_kwargs",), "of the data set")
         return None, None
     where = inner.text("hf_dataset_path") or inner.text("dataset_name_override") or folder or name or ""
@@ -342,7 +343,7 @@ def _source(keys: Keys, kind: str) -> tuple[Any, Rows | None]:
     if place.path is None:
         keys.refuse(
             "dataset_name",
-            "E1143",
+            E1143,
             f"recipec cannot read this source: {place.note}",
             "dataset_name: OWNER/NAME",
         )
@@ -401,7 +402,7 @@ def _rows(keys: Keys, inner: Keys, name: str, where: str, kind: str) -> Rows | N
         columns = (*columns, "seq_length", "dataset_text_field")
     elif name in OWN or (kind in ("hf", "oumi") and not keys.given("dataset_path")):
         message = f"recipec cannot convert rows as oumi's class for `{name}` does"
-        keys.refuse("dataset_name", "E1142", message, "write its conversations to a file: text_sft_jsonl")
+        keys.refuse("dataset_name", E1142, message, "write its conversations to a file: text_sft_jsonl")
     inner.passive((*columns, "return_tensors"), "part of data.format")
     if what is not None and only and what.format == "chat":
         keys.ledger.set(
@@ -416,7 +417,7 @@ def _loss(split: Keys, inner: Keys, form: str, tokenized: bool) -> None:
     name, target = split.text("collator_name") or "", str(split.value("train_target") or "").lower()
     kwargs = split.mapping("collator_kwargs")
     if "vision" in name:
-        split.refuse("collator_name", "E1150", f"{name}: recipec's models read text", "text_with_padding")
+        split.refuse("collator_name", E1150, f"{name}: recipec's models read text", "text_with_padding")
     elif form == "preference":
         split.same("collator_name", note="the loss compares the answers of preferences")
     elif "completions_only" in name:
@@ -466,13 +467,13 @@ def _run(run: Keys, model: Keys, launch: Launch, kind: str) -> None:
     kinds = {"bf16": "bfloat16", "f32": "float32", "float": "float32", "f16": "float16", "half": "float16"}
     dtype = kinds.get(dtype, dtype)
     if dtype not in ("auto", "bfloat16", "float16", "float32"):
-        model.refuse("torch_dtype_str", "E1160", f"recipec has no type {dtype}", "torch_dtype_str: bfloat16")
+        model.refuse("torch_dtype_str", E1160, f"recipec has no type {dtype}", "torch_dtype_str: bfloat16")
     if mixed in ("bf16", "fp16") and dtype != "float32":
         message = f"mixed precision with weights in {dtype}: oumi requires float32"
-        run.refuse("mixed_precision_dtype", "E1145", message, "torch_dtype_str: float32")
+        run.refuse("mixed_precision_dtype", E1145, message, "torch_dtype_str: float32")
     if run.given("warmup_steps") and run.given("warmup_ratio"):
         message = "warmup_steps and warmup_ratio exclude each other"
-        run.refuse("warmup_ratio", "E1145", message, "keep one of them")
+        run.refuse("warmup_ratio", E1145, message, "keep one of them")
     what = Run(run.flag("use_peft"), run.number("learning_rate") or 0.0, "optimizer")
     trainer.say_run(run, what, launch, sharding.DeepSpeed(), dtype)
     note = "" if run.ledger.value("model.dtype") != "bfloat16" or dtype != "float16" else trainer.HALF

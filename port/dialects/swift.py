@@ -31,6 +31,7 @@ from recipec.port.meaning.rows import Rows
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.trainer import Run
 from recipec.port.names import known
+from recipec.port.refusals import E1142, E1143, E1146, E1147, E1149, E1160, E1180
 from recipec.runtime.training.objectives import OBJECTIVES
 
 NAME = "swift"
@@ -182,7 +183,7 @@ def _objective(keys: Keys) -> str:
         return kind
     if kind not in TYPES:
         message = f"ms-swift's rlhf_type {kind} has no counterpart: recipes train like {listing(TYPES)}"
-        keys.refuse("rlhf_type", "E1149", message, "rlhf_type: dpo")
+        keys.refuse("rlhf_type", E1149, message, "rlhf_type: dpo")
         return "dpo"
     keys.say("rlhf_type", {"train.objective": TYPES[kind]}, OTHERS if kind == "kto" else "")
     return TYPES[kind]
@@ -224,7 +225,7 @@ def _model(keys: Keys) -> Named | None:
         keys.same("model_revision", note="the newest, as in ms-swift")
     if keys.text("task_type") not in (None, "causal_lm"):
         message = f"the task {keys.value('task_type')} has no counterpart: recipec trains language models"
-        keys.refuse("task_type", "E1149", message, "task_type: causal_lm")
+        keys.refuse("task_type", E1149, message, "task_type: causal_lm")
     return named
 
 
@@ -234,7 +235,7 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     if kind not in ("lora", "full"):
         keys.refuse(
             "tuner_type",
-            "E1149",
+            E1149,
             f"the tuner {kind} is not LoRA, and has no counterpart in recipec",
             "tuner_type: lora",
         )
@@ -284,7 +285,7 @@ def _lora(keys: Keys, named: Named | None, objective: str) -> Run:
     keys.same("lora_dtype", {"lora.dtype": dtype} if dtype in ("float32", "bfloat16") else None, "16 bits")
     if method is not None and (method != "bnb" or bits not in (4, 8)):
         message = f"a base model in {bits} bits by {method} has no counterpart: recipes have nf4 and int8"
-        keys.refuse("quant_method", "E1146", message, "quant_method: bnb, with quant_bits: 4")
+        keys.refuse("quant_method", E1146, message, "quant_method: bnb, with quant_bits: 4")
     elif method is not None:
         code, nested = str(keys.value("bnb_4bit_quant_type")), keys.flag("bnb_4bit_use_double_quant")
         left = experts.has_experts(named.model if named else None)
@@ -316,15 +317,13 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     columns = keys.value("columns")
     columns = columns if isinstance(columns, dict) else {}
     if keys.given("columns") and not columns:
-        keys.refuse("columns", "E1160", "columns is not a mapping of names", "columns: {question: query}")
+        keys.refuse("columns", E1160, "columns is not a mapping of names", "columns: {question: query}")
     keys.same("columns", note="part of data.transform")
     sets = _sources(keys, "dataset")
     if sets:
         keys.ledger.set("data.train", sets)
     elif "dataset" not in keys.said:
-        keys.refuse(
-            "dataset", "E1143", "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]"
-        )
+        keys.refuse("dataset", E1143, "the file names no data set", "dataset: [OWNER/NAME, or a file.jsonl]")
     drawn = any(isinstance(one, dict) and "limit" in one for one in sets)
     keys.say(
         "dataset",
@@ -334,7 +333,7 @@ def _data(keys: Keys, named: Named | None, objective: str) -> None:
     system = keys.text("system")
     if system is not None and system.endswith(".txt"):
         keys.refuse(
-            "system", "E1160", f"the text of {system} is not among the files", "system: the text itself"
+            "system", E1160, f"the text of {system} is not among the files", "system: the text itself"
         )
     keys.same("system", note="part of data.transform")
     names: Mapping[str, str] = {str(old): str(new) for old, new in columns.items()}
@@ -371,7 +370,7 @@ def _prefix(keys: Keys) -> str:
     if len(prefixes) > 1:
         message = "ms-swift removes a word from the answers of only one of the data sets"
         keys.said.discard("dataset")
-        keys.refuse("dataset", "E1142", message, "keep only data sets of one kind")
+        keys.refuse("dataset", E1142, message, "keep only data sets of one kind")
     return max(prefixes, default="")
 
 
@@ -391,10 +390,10 @@ def _sources(keys: Keys, key: str) -> list[Any]:
         if other is None:
             message = f"`{name}` is a data set of ModelScope, which recipec does not read"
             help = "use_hf: true, if the Hugging Face Hub has it; or download it, and name the file"
-            keys.refuse(key, "E1143", message, help)
+            keys.refuse(key, E1143, message, help)
         elif reads not in READS and (name not in COGNITION or subsets):
             message = f"ms-swift reads the rows of `{name}` with its own code: {reads}"
-            keys.refuse(key, "E1142", message, "write its conversations to a file, and name that file")
+            keys.refuse(key, E1142, message, "write its conversations to a file, and name that file")
         else:
             path = datasets.place(other).path or other
             for subset in subsets.split("/") if subsets and not local else [None]:
@@ -434,7 +433,7 @@ def _loss(keys: Keys, ranking: bool) -> None:
             f"`loss_scale` changes what is learned: {'+'.join(others)} weights tokens, and "
             "recipec weights all tokens equally"
         )
-        keys.refuse("loss_scale", "E1180", message, f"loss_scale: {base}")
+        keys.refuse("loss_scale", E1180, message, f"loss_scale: {base}")
     if ranking:
         keys.same("loss_scale", note="the loss compares the answers of preferences")
     else:
@@ -454,7 +453,7 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
     own = name is None or (model is not None and name in OWN.get(templates.tokenizer_of(model), ()))
     if keys.value("use_chat_template") is False:
         keys.refuse(
-            "use_chat_template", "E1147", "only swift pt trains on texts without a template", "remove the key"
+            "use_chat_template", E1147, "only swift pt trains on texts without a template", "remove the key"
         )
     changes: dict[str, Any] = {} if keys.flag("add_non_thinking_prefix") else {"thought": None}
     changes |= {"learns_empty": True} if keys.flag("disable_ignore_empty_think") else {}
@@ -476,7 +475,7 @@ def _template(keys: Keys, named: Named | None, ranking: bool) -> None:
             templates.say_own(keys.ledger, model)
     else:
         message = templates.unknown("ms-swift's template", name, made)
-        keys.refuse("template", "E1147", message, "--set template=null takes the tokenizer's own")
+        keys.refuse("template", E1147, message, "--set template=null takes the tokenizer's own")
 
 
 def _lengths(keys: Keys, ranking: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model, is_directory
+from recipec.compiler.lowering.catalog import E0801, Model, is_directory
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common
 from recipec.port.keys import Keys, defaults_of, keeps, table, tools, words
@@ -24,6 +24,7 @@ from recipec.port.meaning import (
 )
 from recipec.port.meaning.rows import Rows
 from recipec.port.names import known
+from recipec.port.refusals import E1142, E1143, E1144, E1145, E1148, E1149, E1150, E1160, E1163, E1164
 
 NAME = "torchtune"
 TITLE = "torchtune"
@@ -75,7 +76,7 @@ def port(ledger: Ledger) -> None:
     name = section.text("_component_")
     if name is None:
         help = "optimizer: {_component_: torch.optim.AdamW}"
-        keys.refuse("optimizer", "E1144", "the file names no optimizer", help)
+        keys.refuse("optimizer", E1144, "the file names no optimizer", help)
     else:
         arguments = Keys(ledger, keys.source, TITLE, prefix="optimizer.")
         training.say_torch_optimizer(arguments, name, section, "_component_")
@@ -102,11 +103,11 @@ def _loss(keys: Keys) -> str:
     if name.startswith(("GRPO", "PPO")):
         message = f"the loss {name} is for reinforcement learning, which has no counterpart in recipec"
         help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
-        section.refuse("_component_", "E1149", message, help)
+        section.refuse("_component_", E1149, message, help)
     elif name and "CrossEntropy" not in name and not name.startswith("CE"):
         message = f"the loss {name} has no counterpart in recipec"
         help = "_component_: torchtune.modules.loss.CEWithChunkedOutputLoss"
-        section.refuse("_component_", "E1163", message, help)
+        section.refuse("_component_", E1163, message, help)
     note = "the negative log-likelihood, a mean over the tokens of a step"
     section.passive(("_component_", "num_output_chunks"), note)
     section.unless("ignore_index", (-100,), "recipec has no number for tokens without loss")
@@ -118,7 +119,7 @@ def _stages(keys: Keys) -> None:
         if keys.stands(key):
             message = f"{key}: distillation and reinforcement learning have no counterpart in recipec"
             help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
-            keys.refuse(key, "E1149", message, help)
+            keys.refuse(key, E1149, message, help)
 
 
 def _batch(keys: Keys) -> None:
@@ -128,7 +129,7 @@ def _batch(keys: Keys) -> None:
     devices = keys.ledger.devices or shared
     made = training.say_groups(keys, "tensor_parallel_dim", per_device, accumulation, devices, shared)
     if not keys.stands("batch_size"):
-        keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
+        keys.refuse("batch_size", E1144, "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
     note = f"{made.rows} rows per step: {made}; the launcher's GPUs are --devices"
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
@@ -168,7 +169,7 @@ def _schedule(keys: Keys) -> None:
     name = str(section.value("_component_") or "")
     if name.rpartition(".")[2] != "get_cosine_schedule_with_warmup":
         message = f"the schedule {name} has no counterpart in recipec"
-        section.refuse("_component_", "E1163", message, f"_component_: {SCHEDULE}")
+        section.refuse("_component_", E1163, message, f"_component_: {SCHEDULE}")
     steps = section.integer("num_warmup_steps") or 0
     made = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
     section.say("_component_", {"train.schedule.name": "cosine"}, made.note)
@@ -180,7 +181,7 @@ def _precision(keys: Keys, lora: bool) -> None:
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
         message = "torchtune stops at fp16, which its recipes do not support"
-        keys.refuse("dtype", "E1160", message, "dtype: bf16")
+        keys.refuse("dtype", E1160, message, "dtype: bf16")
     made = "float32" if dtype == "fp32" else "bfloat16"
     keys.say("dtype", {"model.dtype": made})
     if lora:
@@ -302,22 +303,20 @@ def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
     ids = BUILDERS.get(plain)
     if component is None:
         help = "_component_: torchtune.models.llama3_2.lora_llama3_2_1b"
-        section.refuse("_component_", "E1144", "the file names no model", help)
+        section.refuse("_component_", E1144, "the file names no model", help)
         return None
     if any(part in component for part in ("vision", ".clip.", ".flux.", ".t5.")):
         message = f"{component} is not a text-only model"
-        section.refuse("_component_", "E1150", message, "port a configuration of a text-only model")
+        section.refuse("_component_", E1150, message, "port a configuration of a text-only model")
         return None
     if "_reward_" in component:
         message = f"{component} builds a reward model, which another stage uses"
-        section.refuse(
-            "_component_", "E1149", message, "port a configuration of lora_dpo, or a supervised one"
-        )
+        section.refuse("_component_", E1149, message, "port a configuration of lora_dpo, or a supervised one")
         return None
     if ids is None:
         builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
         message = f"recipec does not know the model builder {component}"
-        section.refuse("_component_", "E0801", message, f"recipec knows builders of {builders}")
+        section.refuse("_component_", E0801, message, f"recipec knows builders of {builders}")
         return None
     return _checkpoint(keys, section, ids)
 
@@ -329,7 +328,7 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Model | None
     if directory is None and len(ids) > 1:
         message = f"the file names no checkpoint, and the builder is for {listing(ids, 'or')}"
         help = f"--set checkpointer.checkpoint_dir={ids[-1]}"
-        checkpointer.refuse("checkpoint_dir", "E1144", message, help)
+        checkpointer.refuse("checkpoint_dir", E1144, message, help)
         section.same("_component_", note="the checkpoint decides which model this is")
         return None
     folder = keys.source.path.parent
@@ -340,7 +339,7 @@ def _checkpoint(keys: Keys, section: Keys, ids: tuple[str, ...]) -> Model | None
         if is_directory(chosen.id):
             message = f"the builder is for {listing(ids, 'or')}, which the model in {chosen.id} is not"
         help = "make the builder and checkpointer.checkpoint_dir agree"
-        section.refuse("_component_", "E1145", message, help)
+        section.refuse("_component_", E1145, message, help)
     note = "the model is that of the checkpoint" if directory else "the only checkpoint of this builder"
     section.same("_component_", None if directory else {"model.id": chosen.id}, note)
     local = is_directory(chosen.id)
@@ -376,14 +375,12 @@ def _lora(keys: Keys, model: Model | None) -> None:
     unknown = [module for module in modules if module not in NAMES]
     if unknown:
         help = "lora_attn_modules: [q_proj, v_proj, output_proj]"
-        keys.refuse(
-            "lora_attn_modules", "E1164", f"{listing(unknown)} is not a projection of attention", help
-        )
+        keys.refuse("lora_attn_modules", E1164, f"{listing(unknown)} is not a projection of attention", help)
     if keys.flag("apply_lora_to_mlp"):
         targets += ["gate_proj", "up_proj", "down_proj"]
     if not targets:
         help = "lora_attn_modules: [q_proj, v_proj]"
-        keys.refuse("lora_attn_modules", "E1148", "no projection carries an adapter", help)
+        keys.refuse("lora_attn_modules", E1148, "no projection carries an adapter", help)
     targets, note = adapters.fused(model, targets)
     made = {"lora.targets": targets} if targets else None
     if note:
@@ -442,7 +439,7 @@ def _data(keys: Keys, model: Model | None, objective: str) -> None:
     entries = _entries(keys, "dataset")
     if not entries:
         help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
-        keys.refuse("dataset", "E1143", "the file names no data set", help)
+        keys.refuse("dataset", E1143, "the file names no data set", help)
     train = _read(keys, entries, objective, [], "data.train")
     held = _validation(keys, objective, train)
     found = [*train, *held]
@@ -486,7 +483,7 @@ def _read(keys: Keys, entries: list[Keys], objective: str, before: Read, path: s
             help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
             if path == "data.eval":
                 help = "--set run_val_every_n_steps=null ports the run without its evaluation"
-            entry.refuse("_component_", "E1142", message, help)
+            entry.refuse("_component_", E1142, message, help)
         else:
             alike.append(entry)
         made.append(found)
@@ -516,7 +513,7 @@ def _validation(keys: Keys, objective: str, train: Read) -> Read:
     if not entries:
         message = "torchtune stops at run_val_every_n_steps without dataset_val"
         help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
-        keys.refuse("run_val_every_n_steps", "E1145", message, help)
+        keys.refuse("run_val_every_n_steps", E1145, message, help)
     made = _read(keys, entries, objective, train, "data.eval")
     if made:
         keys.same("run_val_every_n_steps", {"train.eval_every": every})
@@ -545,15 +542,15 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
     builder = component.removeprefix(PREFIX)
     kind = KINDS.get(builder)
     if kind is None:
-        code, message = "E1143", f"the data set {component or 'without _component_'} has no counterpart"
+        code, message = E1143, f"the data set {component or 'without _component_'} has no counterpart"
         if "multimodal" in component:
-            code, message = "E1150", f"{component} has images and text"
+            code, message = E1150, f"{component} has images and text"
         names = listing([name for name in KINDS], "or")
         entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
         return None
     if (kind == "preference") != (objective == "dpo"):
         message = f"{builder} does not fit the loss: {objective} needs other rows"
-        entry.refuse("_component_", "E1145", message, "choose a dataset and a loss that fit each other")
+        entry.refuse("_component_", E1145, message, "choose a dataset and a loss that fit each other")
         return None
     entry.defaults = {**defaults_of("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
@@ -628,7 +625,7 @@ def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
     if style not in (None, "openai", "sharegpt"):
         help = "conversation_style: openai"
         entry.refuse(
-            "conversation_style", "E1160", f"recipec does not know the conversation style {style}", help
+            "conversation_style", E1160, f"recipec does not know the conversation style {style}", help
         )
     entry.passive(("conversation_column", "conversation_style", "column_map"), "both spellings of messages")
     entry.unless("new_system_prompt", (None,), "recipec keeps each row's own system message")

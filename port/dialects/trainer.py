@@ -11,6 +11,7 @@ from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, models, templates, trainer, training
 from recipec.port.meaning.models import Named
 from recipec.port.meaning.trainer import Run
+from recipec.port.refusals import E1143, E1149, W1168
 from recipec.port.source import Source
 from recipec.spec.diagnostics import Diagnostic
 
@@ -96,7 +97,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         help = datasets.elsewhere(key if key == "train_file" else "dataset_name")
         nowhere = "the files name no data set: a separate script reads it"
         message = place.note if place is not None else nowhere
-        keys.refuse(key, "E1143", message, help)
+        keys.refuse(key, E1143, message, help)
     else:
         config = keys.text("dataset_config_name")
         keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})
@@ -137,7 +138,7 @@ def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
         return made, "run_clm reads rows of text" if blocks else f"from the columns of {name}"
     message = "the format of the data is a guess: the script that reads the data is not among the files"
     help = "set data.format and data.loss_on in the recipe: chat, instruction, prompt_completion or text"
-    keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
+    keys.ledger.diagnostics.append(Diagnostic(W1168, message, key, help, keys.source.span(key)))
     return "chat", "not known from the files"
 
 
@@ -160,7 +161,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     ledger = keys.ledger
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is not LoRA, and has no counterpart in recipec"
-        keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
+        keys.refuse("peft_type", E1149, message, "peft_type: LORA")
     keys.follow(SIZES)
     _targets(keys, named)
     adapters.say_patterns(keys)

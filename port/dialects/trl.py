@@ -28,7 +28,9 @@ from recipec.port.meaning.adapters import Chosen
 from recipec.port.meaning.models import Named
 from recipec.port.meaning.sharding import Launch
 from recipec.port.meaning.trainer import Run
+from recipec.port.refusals import E1143, E1145, E1160, E1171
 from recipec.port.source import Source
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.document import Refused
 
@@ -211,7 +213,7 @@ def _balance(keys: Keys, named: Named | None) -> None:
         keys.default(key, usual, {experts.AUX: usual}, f"{whose}; {experts.MEANS}" if usual else whose)
     elif usual is None and model is not None and keys.number(key):
         message = f"TRL has no load-balancing loss for {model.title}, and stops at `{key}`"
-        keys.refuse(key, "E1145", message, f"{key}: null")
+        keys.refuse(key, E1145, message, f"{key}: null")
     experts.say_coefficient(keys, key, model)
 
 
@@ -353,7 +355,7 @@ def _refuse(keys: Keys, chosen: str) -> None:
         if having and chosen not in having and keys.given(key):
             message = f"`{key}` is not a key of TRL's {chosen} script, but of {_named(having)}"
             others = [f"--script {script}" for script in SCRIPTS if script in having]
-            keys.refuse(key, "E1171", message, listing([f"--set {key}=null", *others], "or"))
+            keys.refuse(key, E1171, message, listing([f"--set {key}=null", *others], "or"))
         elif having and chosen not in having:
             keys.same(key, note="null: the same as without the key")
 
@@ -376,7 +378,16 @@ def _another(
     nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
     ways = "".join(f" --set {key}=null" for key in lost[nearest])
     help = f"recipes train like TRL's {listing(SCRIPTS, 'or')}; if this is one: --script {nearest}{ways}"
-    return Diagnostic("E1171", message, keys[0], help, source.place(keys[0]))
+    return Diagnostic(E1171, message, keys[0], help, source.place(keys[0]))
+
+
+E1172 = Code(
+    "E1172",
+    "TRL script is unclear",
+    cause="Several scripts of TRL read such a file, or none has all of its keys. Each script trains "
+    "differently.",
+    cure="Name the script with `--script`: `sft`, `dpo`, `orpo`, `cpo` or `kto`.",
+)
 
 
 def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) -> Diagnostic:
@@ -385,13 +396,13 @@ def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) ->
     help = f"name the script: {listing((f'--script {script}' for script in ways), 'or')}"
     if fitting:
         message = f"{source.file} may be for several scripts of TRL: {_named(fitting)}"
-        return Diagnostic("E1172", message, help=help, span=source.top())
+        return Diagnostic(E1172, message, help=help, span=source.top())
     pairs = (
         pair for pair in combinations(used, 2) if not used[pair[0]].intersection(used[pair[1]], _commands())
     )
     clash = next(pairs, tuple(used))
     message = f"no script of TRL has {listing(f'`{key}`' for key in clash)} together"
-    return Diagnostic("E1172", message, clash[-1], help, source.place(clash[-1]))
+    return Diagnostic(E1172, message, clash[-1], help, source.place(clash[-1]))
 
 
 def _named(scripts: Iterable[str]) -> str:
@@ -441,7 +452,7 @@ def _handbook(keys: Keys) -> str | None:
     entries = found.get("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         mixture.refuse(
-            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
+            "datasets", E1160, "datasets is not a list of mappings", "datasets: [{id: OWNER/NAME}]"
         )
         entries = []
     made = [
@@ -468,7 +479,7 @@ def _mixer(keys: Keys) -> str | None:
         if place.path is None or share is None or not 0 < share <= 1:
             why = place.note or f"its share is {weight}, which is not between 0 and 1"
             help = "dataset_mixer: {OWNER/NAME: 1.0}"
-            keys.refuse("dataset_mixer", "E1143", f"recipec cannot read the source `{name}`: {why}", help)
+            keys.refuse("dataset_mixer", E1143, f"recipec cannot read the source `{name}`: {why}", help)
             continue
         config = str(configs[number]) if isinstance(configs, list) and number < len(configs) else None
         part = f"[:{max(round(100 * share), 1)}%]" if share < 1 else ""
@@ -490,7 +501,7 @@ def _portion(keys: Keys) -> Any:
     place = datasets.place(name) if name else datasets.Place(None, "it has no id")
     keys.passive(("columns",), "recipec ignores columns that it does not use")
     if place.path is None:
-        keys.refuse("id", "E1143", f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
+        keys.refuse("id", E1143, f"recipec cannot read this source: {place.note}", "id: OWNER/NAME")
         keys.passive(("config", "split", "weight"), "a setting of a source that recipec cannot read")
         return None
     keys.passive(("id", "config", "split"), "part of data.train")
@@ -523,13 +534,13 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
     name = keys.text("dataset_name")
     if name is None:
         help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
-        keys.refuse("dataset_name", "E1143", "the files name no data set", help)
+        keys.refuse("dataset_name", E1143, "the files name no data set", help)
         return None
     place = datasets.place(name)
     if place.path is None:
         message = f"recipec cannot read the data set `{name}`: {place.note}"
         help = datasets.elsewhere("dataset_name", str(keys.ledger.value("train.objective") or "sft"))
-        keys.refuse("dataset_name", "E1143", message, help)
+        keys.refuse("dataset_name", E1143, message, help)
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
     hub = place.path.startswith("hf://")
@@ -546,9 +557,7 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
 def _mixture(keys: Keys) -> str | None:
     entries = keys.value("datasets")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        keys.refuse(
-            "datasets", "E1160", "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]"
-        )
+        keys.refuse("datasets", E1160, "datasets is not a list of mappings", "datasets: [{path: OWNER/NAME}]")
         return None
     made = [_entry(keys.below(f"datasets[{index}]", {"split": "train"})) for index in range(len(entries))]
     keys.ledger.set("data.train", [one for one in made if one is not None])

@@ -18,7 +18,9 @@ from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, datasets, models, rows, sharding, training
 from recipec.port.meaning.models import Named
 from recipec.port.meaning.rows import Rows
+from recipec.port.meaning.training import E1162
 from recipec.port.names import known, tokenizer_of
+from recipec.port.refusals import E1143, E1144, E1160, E1163, E1164
 
 NAME = "tunix"
 TITLE = "Tunix"
@@ -142,7 +144,7 @@ def _model(keys: Keys, model: Keys) -> Named | None:
     remat = REMAT.get(str(model.value("remat_config")).rpartition(".")[2].lower())
     if remat is None:
         message = f"`remat_config` is {model.value('remat_config')}, which Tunix does not have"
-        model.refuse("remat_config", "E1160", message, "remat_config: 3")
+        model.refuse("remat_config", E1160, message, "remat_config: 3")
     model.say("remat_config", {"remat.policy": remat or "decoder"})
     model.follow(OF_MODEL, training.OFF)
     return named
@@ -164,14 +166,14 @@ def _lora(keys: Keys, model: Keys, named: Named | None) -> None:
     try:
         targets = [name for name, modules in PROJECTIONS.items() if _targeted(path, modules)]
     except re.error as error:
-        lora.refuse("module_path", "E1164", f"not a regular expression: {error}", help)
+        lora.refuse("module_path", E1164, f"not a regular expression: {error}", help)
         targets = list(PROJECTIONS)
     if not targets:
-        lora.refuse("module_path", "E1164", "no module that can carry an adapter has these names", help)
+        lora.refuse("module_path", E1164, "no module that can carry an adapter has these names", help)
     lora.say("module_path", {"lora.targets": targets} if targets else None)
     for key, kind in (("rank", lora.integer), ("alpha", lora.number)):
         if (value := kind(key)) is None:
-            lora.refuse(key, "E1144", f"{key} is missing, and Tunix requires it", f"{key}: 16")
+            lora.refuse(key, E1144, f"{key} is missing, and Tunix requires it", f"{key}: 16")
         else:
             lora.say(key, {f"lora.{key}": value})
     keys.ledger.set("lora.init", "qwix", "A is uniform with the bound sqrt(6/fan_in), as in Tunix")
@@ -197,7 +199,7 @@ def _batch(keys: Keys, model: Keys, run: Keys) -> None:
     accumulation = run.integer("gradient_accumulation_steps") or 1
     if size < each or size % each:
         message = f"batch_size: {size} does not divide over the {each} devices of fsdp"
-        keys.refuse("batch_size", "E1162", message, f"batch_size: {each}")
+        keys.refuse("batch_size", E1162, message, f"batch_size: {each}")
     sets = {"train.micro_batch_size": max(size // each, 1), "train.global_batch_size": size * accumulation}
     keys.say("batch_size", sets)
     run.same("gradient_accumulation_steps", note=f"{size} rows x {accumulation} micro-batches")
@@ -222,11 +224,11 @@ def _mesh(mesh: Keys) -> dict[str, int]:
         message = (
             f"{mesh.value('shape')} and {mesh.value('axis_names')} are not sizes of the same number of axes"
         )
-        mesh.refuse("shape", "E1160", message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
+        mesh.refuse("shape", E1160, message, "shape: \"(2,2)\", with axis_names: \"('fsdp','tp')\"")
         return {}
     if not set(made) <= {"fsdp", "tp"}:
         message = f"the axes {', '.join(map(str, made))} are not those of Tunix's models"
-        mesh.refuse("axis_names", "E1160", message, "axis_names: \"('fsdp','tp')\"")
+        mesh.refuse("axis_names", E1160, message, "axis_names: \"('fsdp','tp')\"")
         return {}
     return made
 
@@ -240,7 +242,7 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
             else "peft_main reads only mtnt/en-fr and Helsinki-NLP/opus-100"
         )
         message = f"recipec cannot read the data: {why}"
-        keys.refuse("dataset_name", "E1143", message, f"--set dataset_name={OPUS}")
+        keys.refuse("dataset_name", E1143, message, f"--set dataset_name={OPUS}")
     model = named.model if named else None
     twice = STARTS if model is None or tokenizer_of(model) in known("adds_bos") else ""
     keys.say("dataset_name", {"data.train": [datasets.source(f"hf://{OPUS}", None, "en-fr")]}, twice)
@@ -253,7 +255,7 @@ def _data(keys: Keys, run: Keys, named: Named | None) -> None:
     every = run.integer("eval_every_n_steps")
     if every is None:
         message = "eval_every_n_steps is missing, and Tunix requires it"
-        run.refuse("eval_every_n_steps", "E1144", message, "eval_every_n_steps: 100")
+        run.refuse("eval_every_n_steps", E1144, message, "eval_every_n_steps: 100")
     else:
         held = datasets.source(f"hf://{OPUS}", "validation", "en-fr")
         keys.ledger.set("data.eval", [held])
@@ -284,12 +286,12 @@ def _optimizer(keys: Keys, steps: int | None) -> None:
     section.defaults = {} if keys.mapping("optimizer_config") else defaults_of(NAME, "optimizer")
     name = str(section.value("opt_type") or "").lower()
     if not name:
-        section.refuse("opt_type", "E1144", "opt_type is missing, and Tunix requires it", "opt_type: adamw")
+        section.refuse("opt_type", E1144, "opt_type is missing, and Tunix requires it", "opt_type: adamw")
     known_by = name if name in OPTIMIZERS else "adamw"
     found = training.ADAMW if known_by == "adam" else training.optimizer_of(known_by)
     if name and name != known_by:
         message = f"the optimizer optax.{name} has no counterpart in recipec"
-        section.refuse("opt_type", "E1163", message, "opt_type: adamw")
+        section.refuse("opt_type", E1163, message, "opt_type: adamw")
     training.say_optimizer(section, "opt_type", name, found, "adamw")
     section.defaults = {**defaults_of(NAME, known_by), **section.defaults}
     decays = "weight_decay" in keys_of(NAME, known_by)
@@ -316,7 +318,7 @@ def _schedule(section: Keys, steps: int | None) -> None:
     elif kind not in SCHEDULES:
         help = "schedule_type: warmup_cosine_decay_schedule, or a learning_rate instead"
         message = f"recipec has no schedule {kind}" if kind else "learning_rate is missing"
-        section.refuse("schedule_type", "E1163" if kind else "E1144", message, help)
+        section.refuse("schedule_type", E1163 if kind else E1144, message, help)
         section.passive(OF_SCHEDULES, "part of the schedule")
     else:
         section.defaults = {**defaults_of(NAME, kind), **section.defaults}
@@ -324,7 +326,7 @@ def _schedule(section: Keys, steps: int | None) -> None:
         peak = "value" if kind == "constant_schedule" else "peak_value" if warm else "init_value"
         rate = section.number(peak)
         if rate is None:
-            section.refuse(peak, "E1144", f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
+            section.refuse(peak, E1144, f"{peak} is missing, and {kind} requires it", f"{peak}: 1e-4")
         section.say(peak, {"train.optimizer.learning_rate": rate or 1e-4})
         if warm:
             made["warmup_steps"] = section.integer("warmup_steps") or 0
@@ -344,7 +346,7 @@ def _schedule(section: Keys, steps: int | None) -> None:
                 "is as long as the run"
             )
             help = f"--set optimizer_config.{length}={steps}" if steps else "set training_config.max_steps"
-            section.refuse(length, "E1163", message, help)
+            section.refuse(length, E1163, message, help)
         used = {key for key in OF_SCHEDULES if key in keys_of(NAME, kind)}
         section.passive(("schedule_type", *used - {"exponent", "transition_begin"}), "part of the schedule")
         section.unused([key for key in OF_SCHEDULES if key not in used], f"{kind} has no such argument")

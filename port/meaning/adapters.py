@@ -18,6 +18,7 @@ from recipec.compiler.wording import listing
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts
 from recipec.port.names import known, of_model
+from recipec.port.refusals import E1145, E1146, E1148, E1160, E1164
 from recipec.runtime.model.families.decoder import DecoderArchitecture
 from recipec.runtime.peft.adapter import EMBEDDED
 from recipec.spec.core_schema import flow
@@ -64,7 +65,7 @@ def say_targets(
         keys.defaults = {**keys.defaults, key: spec}
     if spec is None:
         message = "PEFT has no target modules of its own for this model"
-        keys.refuse(key, "E1148", message, f"{key}: all-linear")
+        keys.refuse(key, E1148, message, f"{key}: all-linear")
         return None
     also: list[str] = []
     if keys.tool == UNSLOTH and not isinstance(spec, str):
@@ -76,15 +77,15 @@ def say_targets(
     try:
         chosen = choose(model, spec, layers, exclude, parameters)
     except re.error as error:
-        keys.refuse(key, "E1164", f"not a regular expression: {error}", f"{key}: all-linear")
+        keys.refuse(key, E1164, f"not a regular expression: {error}", f"{key}: all-linear")
         return None
     except experts.Halved as error:
-        keys.refuse(key, "E1145", str(error), f"name {listing(error.others)} too, or neither")
+        keys.refuse(key, E1145, str(error), f"name {listing(error.others)} too, or neither")
         return None
     if not chosen.targets:
         known = listing(PROJECTIONS)
         message = f"no module of {model.title} that can carry an adapter has these names"
-        keys.refuse(key, "E1164", message, f"its projections are {known}")
+        keys.refuse(key, E1164, message, f"its projections are {known}")
         return None
     notes = []
     if chosen.beyond:
@@ -138,7 +139,7 @@ def say_parameters(keys: Keys, key: str, chosen: Chosen | None) -> None:
         keys.same(key, note="no parameters besides the modules")
     elif chosen is None:
         help = "--set 'lora.targets=[q_proj, v_proj, experts]' in the recipe, once its model is known"
-        keys.refuse(key, "E1164", "recipec can resolve names of parameters only if it knows the model", help)
+        keys.refuse(key, E1164, "recipec can resolve names of parameters only if it knows the model", help)
     elif chosen.parameters:
         made = {"lora.targets": list(chosen.targets), "lora.layers": chosen.layers}
         lost = f"recipec puts no adapter on {listing(chosen.nothing)}" if chosen.nothing else ""
@@ -156,7 +157,7 @@ def say_tokens(keys: Keys, key: str) -> None:
             return
         (found,) = found.values()
     if not isinstance(found, list) or not all(type(token) is int for token in found):
-        keys.refuse(key, "E1160", f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
+        keys.refuse(key, E1160, f"`{key}` must be a list of tokens' numbers", f"{key}: [128256]")
         return
     keys.say(key, {"lora.train_tokens": list(dict.fromkeys(found))})
 
@@ -171,7 +172,7 @@ def layers_of(keys: Keys) -> list[int] | None:
     layers = [layers] if isinstance(layers, int) else layers
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
         message = f"layers_to_transform is {flow(layers)}, which is not a list of numbers"
-        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
+        keys.refuse("layers_to_transform", E1160, message, "layers_to_transform: [0, 1, 2]")
         return None
     return layers if keys.texts("layers_pattern") in USUAL else None
 
@@ -188,7 +189,7 @@ def say_patterns(keys: Keys) -> None:
             number = as_number(value)
             if number is None or isinstance(value, str) or number <= 0:
                 message = f"{key}: {value!r} is not a number above zero"
-                keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
+                keys.refuse(key, E1160, message, f"{key}: {{{name}: 16}}")
                 break
             made[_spelling(str(name))] = kind(number)
         keys.same(key, {target: made} if made else None, "one value for all" if not made else "")
@@ -204,7 +205,7 @@ def say_dropout(keys: Keys, chosen: Chosen | None) -> None:
     dropout = keys.number("lora_dropout") or 0.0
     if dropout and chosen is not None and chosen.parameters:
         message = f"a dropout of {dropout:g} with adapters on parameters, for which PEFT has no dropout"
-        keys.refuse("lora_dropout", "E1145", message, "lora_dropout: 0")
+        keys.refuse("lora_dropout", E1145, message, "lora_dropout: 0")
     keys.say("lora_dropout", {"lora.dropout": dropout})
 
 
@@ -285,7 +286,7 @@ def refuse_quantized(keys: Keys, key: str, help: str) -> None:
     """Refuse a switch for a quantized base if there are no adapters to train on it."""
     if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
         message = f"`{key}` with full fine-tuning: a quantized base model cannot be trained itself"
-        keys.refuse(key, "E1146", message, help)
+        keys.refuse(key, E1146, message, help)
 
 
 def fused(model: Model | None, names: Sequence[str]) -> tuple[list[str], str]:
@@ -326,7 +327,7 @@ def _without_model(keys: Keys, key: str, spec: str | Sequence[str], also: Sequen
     else:
         what = "recipec can resolve names of modules only if it knows the model"
         help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
-        keys.refuse(key, "E1164", what, help)
+        keys.refuse(key, E1164, what, help)
 
 
 VISION = "vision tower"

@@ -14,6 +14,7 @@ from recipec.compiler.lowering.positions import positions
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import models
+from recipec.port.refusals import E1143
 from recipec.port.source import Source, Sources
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
@@ -122,7 +123,7 @@ def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
     found = place(name or "", files if isinstance(files, str | list) else None)
     if name is None or found.path is None:
         keys.refuse(
-            key, "E1143", f"recipec cannot read this source: {found.note or f'it names no {key}'}", help
+            key, E1143, f"recipec cannot read this source: {found.note or f'it names no {key}'}", help
         )
         return None
     hub = found.path.startswith("hf://")

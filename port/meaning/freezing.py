@@ -9,6 +9,7 @@ from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.wording import listing, split_layer
 from recipec.port.keys import OFF, Keys
 from recipec.port.meaning import adapters
+from recipec.port.refusals import E1148
 from recipec.runtime.model.adapters import matches
 
 NAMES = "recipec uses the checkpoint's names of modules; transformers may have other names for some of them"
@@ -59,7 +60,7 @@ def say_layers(keys: Keys, model: Model | None) -> None:
         only, lacking = of_layers(model, count or 0, modules or ["all"], extra)
         if lacking:
             message = f"{model.title} has no modules {listing(lacking)}"
-            keys.refuse("freeze_trainable_modules", "E1148", message, "freeze_trainable_modules: all")
+            keys.refuse("freeze_trainable_modules", E1148, message, "freeze_trainable_modules: all")
         keys.ledger.set("train.only", only, "the modules that freeze tuning trains")
     for key in ("freeze_trainable_layers", *given):
         keys.say(key, {})

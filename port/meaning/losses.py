@@ -7,6 +7,7 @@ from typing import Any
 from recipec.compiler.wording import listing
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import datasets
+from recipec.port.refusals import E1142, E1145, E1163, W1168
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.spec.diagnostics import Diagnostic
 
@@ -59,7 +60,7 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
     if made := OBJECTIVES[objective].format:
         if made == UNPAIRED and row is not None and {"chosen", "rejected"} <= row.keys():
             keys.said.discard(where[1])
-            keys.refuse(where[1], "E1142", PAIRED, "rows of prompt, completion and label; or objective: dpo")
+            keys.refuse(where[1], E1142, PAIRED, "rows of prompt, completion and label; or objective: dpo")
         keys.ledger.set("data.format", made)
         return made
     column = keys.text("dataset_text_field") or "text"
@@ -80,7 +81,7 @@ def form(keys: Keys, objective: str, path: str | None, where: tuple[Keys, str]) 
         message = "the format of the data is a guess: TRL decides by the columns of the data set"
         help = "chat fits a column `messages`; otherwise set data.format and data.loss_on in the recipe"
         key = where[0].prefix + where[1]
-        keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
+        keys.ledger.diagnostics.append(Diagnostic(W1168, message, key, help, keys.source.span(key)))
     keys.ledger.set("data.format", form, why)
     if form == "text" and column != "text":
         keys.say("dataset_text_field", {"data.fields": {"text": column}})
@@ -103,7 +104,7 @@ def masks(keys: Keys, form: str) -> None:
         keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
         if completion is True:
             message = "completion_only_loss is for prompts and completions, and the rows are conversations"
-            keys.refuse("completion_only_loss", "E1145", message, "assistant_only_loss: true")
+            keys.refuse("completion_only_loss", E1145, message, "assistant_only_loss: true")
         keys.same("completion_only_loss", note="only for prompts and completions")
     elif form == "prompt_completion":
         on = "all" if completion is False else "completion"
@@ -153,7 +154,7 @@ def supervised(keys: Keys) -> None:
     elif loss not in ("nll", "chunked_nll"):
         had = listing(OBJECTIVES["sft"].losses)
         message = f"the loss {loss} has no counterpart: recipec's sft has {had}"
-        keys.refuse("loss_type", "E1163", message, "loss_type: nll")
+        keys.refuse("loss_type", E1163, message, "loss_type: nll")
     keys.follow(OF_SFT)
 
 
@@ -177,7 +178,7 @@ def of_pairs(
     if loss not in had:
         shown = " + ".join(map(str, every))
         message = f"the preference loss {shown} has no counterpart: recipec's {objective} has {listing(had)}"
-        keys.refuse(key, "E1163", message, f"{key}: sigmoid")
+        keys.refuse(key, E1163, message, f"{key}: sigmoid")
         loss = "sigmoid"
     elif loss != "sigmoid":
         keys.say(key, {"train.loss_type": loss})
@@ -202,7 +203,7 @@ def kto(keys: Keys) -> None:
     if len(every) != 1 or every[0] not in had:
         shown = " + ".join(map(str, every))
         message = f"the loss {shown} has no counterpart: recipec's kto has {listing(had)}"
-        keys.refuse("loss_type", "E1163", message, "loss_type: kto")
+        keys.refuse("loss_type", E1163, message, "loss_type: kto")
     elif every[0] != "kto":
         keys.say("loss_type", {"train.loss_type": every[0]})
     weights(keys, "desirable_weight", "undesirable_weight")
@@ -223,5 +224,5 @@ def dpo(keys: Keys, smoothed: frozenset[str] | None = None) -> None:
         message = (
             f"the divergence {divergence} has no counterpart: recipec's dpo uses the reverse KL divergence"
         )
-        keys.refuse("f_divergence_type", "E1163", message, "f_divergence_type: reverse_kl")
+        keys.refuse("f_divergence_type", E1163, message, "f_divergence_type: reverse_kl")
     keys.follow(OF_DPO)

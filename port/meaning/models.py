@@ -17,6 +17,7 @@ from recipec.compiler.lowering.catalog import (
     original_of,
 )
 from recipec.port.keys import Keys
+from recipec.port.refusals import E1144
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 
@@ -105,7 +106,7 @@ def say_model(keys: Keys, key: str, revision: str) -> Named | None:
     """
     name, given = keys.text(key), keys.text(revision)
     if not name:
-        keys.refuse(key, "E1144", "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
+        keys.refuse(key, E1144, "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
         return None
     named = resolve(name, keys.source.path.parent)
     if named.model is None:

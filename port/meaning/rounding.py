@@ -7,6 +7,7 @@ from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
 from recipec.port.keys import Keys
+from recipec.port.refusals import E1145, E1160
 
 SYMMETRIC = {"train.qat.weights": "int4", "train.qat.activations": "int8"}
 """torchao's Int8DynActInt4WeightQATQuantizer."""
@@ -23,7 +24,7 @@ def say_group(keys: Keys, key: str, default: int) -> None:
     size = keys.integer(key) or default
     keys.defaults = {**keys.defaults, key: default}
     if size < 2:
-        keys.refuse(key, "E1160", f"torchao has no groups of {size}", f"{key}: 32")
+        keys.refuse(key, E1160, f"torchao has no groups of {size}", f"{key}: 32")
     keys.say(key, {"train.qat.group_size": size})
 
 
@@ -36,7 +37,7 @@ def say_later(keys: Keys, from_zero: bool = False) -> None:
     steps = keys.integer(LATER)
     if steps == 0 and keys.given(LATER) and not from_zero:
         message = f"`{LATER}: 0` switches the rounding off at the first step, and never on again"
-        keys.refuse(LATER, "E1145", message, f"{LATER}: null rounds from the first step")
+        keys.refuse(LATER, E1145, message, f"{LATER}: null rounds from the first step")
     keys.say(LATER, {"train.qat.start_step": steps} if steps else {})
 
 

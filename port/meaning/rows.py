@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import conversion
+from recipec.port.refusals import E1142
 
 
 class Form(Protocol):
@@ -97,7 +98,7 @@ def say(keys: Keys, key: str, found: Sequence[Rows], names: Sequence[str] = ()) 
     if len(ways) > 1:
         message = "the data sets have rows of different forms, which recipec does not mix in one run"
         way = "keep only data sets of one form" + (f", as {names[0]} has" if names else "")
-        keys.refuse(key, "E1142", message, way)
+        keys.refuse(key, E1142, message, way)
     if len(ways) != 1:
         return None
     (rows,) = ways.values()

@@ -17,7 +17,9 @@ from recipec.port.keys import Keys, table
 from recipec.port.meaning import losses, templates
 from recipec.port.meaning.conversion import FILE, FUNCTION, TRANSFORM, literal
 from recipec.port.meaning.models import Named
+from recipec.port.refusals import E1145, E1147, E1180, W1114
 from recipec.port.source import Script
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, Span
 
 
@@ -184,6 +186,16 @@ exact pretraining_tp: how products are split, not their result
 """The meaning of a script's keys that TRL's command line does not have."""
 
 
+W1178 = Code(
+    "W1178",
+    "function that must be copied by hand",
+    cause="A function that changes or filters rows has no known form: a chat template over messages, "
+    "a text template, a column.",
+    cure="Write it into the file that the port puts next to the recipe. Until then a run stops with "
+    "an error there.",
+)
+
+
 def say_rows(keys: Keys, script: Script) -> str:
     """Record what becomes of the functions over rows, and return the format."""
     rows, ledger = script.rows or Rows(), keys.ledger
@@ -205,7 +217,7 @@ def say_rows(keys: Keys, script: Script) -> str:
         for each in rows.by_hand:
             message = f"recipec cannot convert {_shown(each)}, so copy it by hand: {each.why}"
             help = f"{FILE} next to the recipe has its lines as a comment, and stops a run until you write it"
-            ledger.diagnostics.append(Diagnostic("W1178", message, rows.keys[0], help, each.span))
+            ledger.diagnostics.append(Diagnostic(W1178, message, rows.keys[0], help, each.span))
     elif body:
         what = MADE.get(form, "a prompt and its answer")
         ledger.files[FILE] = _file(what, sorted(_columns(rows.content)), body)
@@ -218,7 +230,7 @@ def say_rows(keys: Keys, script: Script) -> str:
     if form == "text" and keys.flag("assistant_only_loss"):
         message = "the loss covers a part of a text, and the rows are whole texts"
         help = "--set assistant_only_loss=null trains on all of it"
-        keys.refuse("assistant_only_loss", "E1145", message, help)
+        keys.refuse("assistant_only_loss", E1145, message, help)
     ends = "recipec ends each text with the eos_token; the tokenizer alone does not"
     keys.say("add_special_tokens", {}, "" if keys.flag("add_eos_token") else ends)
     if keys.given("dataset_text_field"):
@@ -235,7 +247,7 @@ def say_arguments(keys: Keys, script: Script) -> None:
             keys.ledger.unsupported(keys.source, f"arguments.{name}", note)
             message = f"`{name}` is an argument of no class that the script parses"
             help = "remove it: the script's parser refuses it, or does not read it"
-            keys.ledger.diagnostics.append(Diagnostic("W1114", message, name, help, place))
+            keys.ledger.diagnostics.append(Diagnostic(W1114, message, name, help, place))
         else:
             below.same(name, note=note)
 
@@ -443,10 +455,10 @@ def say_template(keys: Keys, form: str, named: Named | None) -> None:
         if mark and model is not None:
             message = templates.spelled(mark, model, "Unsloth")
             help = f"add it in the script: tokenizer.add_tokens(['{mark}']); or --set chat_template=null"
-            keys.refuse("chat_template", "E1180", message, help)
+            keys.refuse("chat_template", E1180, message, help)
         elif made.known:
             keys.say("chat_template", made.sets, made.note)
         else:
             message = templates.unknown("Unsloth's template", given, made)
             help = "write it out as Jinja: --set 'chat_template={{ ... }}', or null for the model's own"
-            keys.refuse("chat_template", "E1147", message, help)
+            keys.refuse("chat_template", E1147, message, help)

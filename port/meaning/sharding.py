@@ -13,6 +13,7 @@ from typing import Any
 from recipec.port.keys import REASONS, Keys, as_number, notes, table, words
 from recipec.port.ledger import Ledger
 from recipec.port.source import Source, join
+from recipec.spec.codes import Code
 
 MESH = REASONS["mesh"]
 UNSAID = "the files do not give the number of GPUs of the run: {}; --devices N sets another number"
@@ -252,6 +253,14 @@ def _names(keys: Keys) -> list[str]:
     return []
 
 
+E1161 = Code(
+    "E1161",
+    "DeepSpeed contradicts the trainer",
+    cause="A DeepSpeed setting differs from the Trainer's setting. The tool would stop with an error.",
+    cure="Write `auto` there, or the same number in both.",
+)
+
+
 def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
     value = keys.source.get(keys.prefix + leaf)
     wanted = expected.get(leaf)
@@ -262,7 +271,7 @@ def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
         return
     stops = "the Trainer stops at that"
     message = f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: {stops}"
-    keys.refuse(leaf, "E1161", message, f"{leaf.rpartition('.')[2]}: auto")
+    keys.refuse(leaf, E1161, message, f"{leaf.rpartition('.')[2]}: auto")
 
 
 def _leaves(node: Any, path: str = "") -> list[str]:

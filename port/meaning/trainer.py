@@ -13,6 +13,7 @@ from typing import Any
 from recipec.port.keys import Keys, table
 from recipec.port.meaning import models, sharding, training
 from recipec.port.meaning.sharding import DeepSpeed, Launch
+from recipec.port.refusals import E1160, E1163
 
 AUTOCAST = "recipec keeps weights in bfloat16; the tool keeps float32, rounded for each product"
 HALF = "recipec uses bfloat16 instead: more range, three bits less precision, and no loss scaling"
@@ -151,7 +152,7 @@ def length(keys: Keys) -> None:
     keys.same("max_steps", note="not above zero: the epochs set the length of the run")
     if epochs is None or epochs <= 0:
         message = f"num_train_epochs is {epochs}, which is not above 0"
-        keys.refuse("num_train_epochs", "E1160", message, "num_train_epochs: 1")
+        keys.refuse("num_train_epochs", E1160, message, "num_train_epochs: 1")
         return
     whole = math.ceil(epochs)
     note = (
@@ -204,14 +205,14 @@ def say_rmsprop(keys: Keys, given: Mapping[str, str]) -> None:
     try:
         keys.default("optim_args", "alpha=0.99, eps=1e-8", training.of_rmsprop(given), "PyTorch's defaults")
     except ValueError as error:
-        keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "alpha=0.99"')
+        keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "alpha=0.99"')
 
 
 def _arguments(keys: Keys) -> dict[str, str]:
     try:
         return training.arguments(keys.value("optim_args"))
     except ValueError as error:
-        keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "momentum=0.9"')
+        keys.refuse("optim_args", E1160, f"optim_args: {error}", 'optim_args: "momentum=0.9"')
         return {}
 
 
@@ -223,7 +224,7 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
-        keys.refuse("lr_scheduler_type", "E1163", f"recipec has no schedule {name}", help)
+        keys.refuse("lr_scheduler_type", E1163, f"recipec has no schedule {name}", help)
         made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
     if made.final_ratio:

@@ -13,6 +13,8 @@ from typing import Any
 
 from recipec.compiler.wording import listing
 from recipec.port.keys import TRUE, Keys, table
+from recipec.port.refusals import E1160, E1163
+from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 
 
@@ -44,6 +46,16 @@ class Batch:
         )
 
 
+E1162 = Code(
+    "E1162",
+    "devices that cannot be grouped",
+    cause="The number of GPUs is not a multiple of the GPUs that share rows (tensor, context or "
+    "sequence parallelism). The number of data-parallel devices and the global batch are therefore "
+    "undefined.",
+    cure="Give the number of GPUs that the run used with `--devices`.",
+)
+
+
 def say_groups(
     keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
 ) -> Batch:
@@ -53,7 +65,7 @@ def say_groups(
     except ValueError:
         message = f"{processes} GPUs cannot be split into groups of {shared} that share their rows"
         help = f"give the number of GPUs of the run with --devices, a multiple of {shared}"
-        keys.refuse(key, "E1162", message, help)
+        keys.refuse(key, E1162, message, help)
         return Batch(per_device, accumulation, processes)
 
 
@@ -156,7 +168,7 @@ def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str
     sets = {"train.optimizer.name": found.name}
     if not found.same:
         message = f"the optimizer {name} has no counterpart: {found.note}"
-        keys.refuse(key, "E1163", message, f"{key}: {help}")
+        keys.refuse(key, E1163, message, f"{key}: {help}")
     keys.say(key, sets, found.note)
 
 
@@ -285,7 +297,7 @@ def _betas(keys: Keys, name: str) -> None:
     try:
         first, second = (float(beta) for beta in betas)
     except (TypeError, ValueError):
-        keys.refuse("betas", "E1160", f"betas are {flow(betas)}, not two numbers", "betas: [0.9, 0.999]")
+        keys.refuse("betas", E1160, f"betas are {flow(betas)}, not two numbers", "betas: [0.9, 0.999]")
         return
     keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})
 

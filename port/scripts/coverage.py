@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from recipec.compiler.lowering.hardware import from_name
-from recipec.port.mesh import NONE
+from recipec.port.mesh import E1111
 from recipec.port.port import Asked, Ported, port
 from recipec.port.read import read
 from recipec.port.recognize import Recognized, recognize
@@ -122,7 +122,7 @@ def examined(path: Path, folder: Path, place: Path) -> Config:
         made = port(files, asked)
         if any(d.code == "E1172" for d in made.diagnostics) and script:
             made = port(files, Asked(from_name(machine), None, place=asked.place, sets=sets, script=script))
-        if not any(d.code == NONE for d in made.diagnostics):
+        if not any(d.code == E1111 for d in made.diagnostics):
             break
     if made.whole:
         return Config(name, dialect.TITLE)

@@ -1,10 +1,10 @@
-"""Write docs/commands.md and the pages of the language: `python -m scripts.docs`."""
+"""Write docs/commands.md, docs/diagnostics.md and the pages of the language: `python -m scripts.docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.docs import commands, language
+from scripts.docs import commands, diagnostics, language
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -13,7 +13,11 @@ def texts() -> dict[Path, str]:
     """Return the text of each page that is made from the code, by its file."""
     pages = {DOCS / page.path: page.text for page in (*commands.pages(), *language.pages())}
     overview = DOCS / "language.md"
-    return {**pages, overview: language.completed(overview.read_text(encoding="utf-8"))}
+    return {
+        **pages,
+        overview: language.completed(overview.read_text(encoding="utf-8")),
+        DOCS / "diagnostics.md": diagnostics.markdown(),
+    }
 
 
 def main() -> None:

@@ -1,37 +1,89 @@
-"""The pages of the diagnostics: every code of docs/diagnostics.md, with what `recipe` prints for it."""
+"""docs/diagnostics.md, and the site's pages of diagnostics, which also show what `recipe` prints.
+
+The texts are those of the modules that declare the codes.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipec.spec.codes import CODES, GROUPS, SEVERITIES, anchor
+from recipec import ROOT
+from recipec.spec.codes import Code
 from scripts.docs.made import Page
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+TESTS = ROOT / "tests"
 PRINTED = ("golden/*/stderr.txt", "port/cases/*/stderr.txt")
 """The expected output of tests, from which each code's example is taken."""
 
-NAMES = {
-    "00": "files",
-    "01": "keys",
-    "02": "mesh",
-    "03": "lora",
-    "04": "data",
-    "05": "train",
-    "06": "serve",
-    "07": "paths",
-    "08": "model",
-    "09": "unavailable",
-    "10": "plan",
-    "11": "port",
-    "12": "commands",
+GROUPS = {
+    "00": ("files", "Files, YAML, `extends` and `--set`"),
+    "01": ("keys", "Keys and values"),
+    "02": ("mesh", "Mesh and sharding"),
+    "03": ("lora", "LoRA"),
+    "04": ("data", "Data and chat template"),
+    "05": ("train", "Training, checkpoints and merge"),
+    "06": ("serve", "Serving"),
+    "07": ("paths", "Paths and secrets"),
+    "08": ("model", "Model and catalog"),
+    "09": ("unavailable", "Not available in this version"),
+    "10": ("plan", "Planning and parity"),
+    "11": ("port", "Porting"),
+    "12": ("commands", "Commands, runs and reports"),
+    "13": ("launch", "Launching and several hosts"),
 }
-"""The pages' file names by group."""
+"""File names and titles of the pages by group."""
 
+PACKAGES = ("spec", "compiler", "port")
+"""The packages whose modules declare codes."""
+
+HEAD = """\
+# Diagnostics
+
+Every message of `recipe` has one of these codes: E is an error, W a warning, N a note. The meaning
+of a code never changes.
+"""
+
+_DECLARATION = re.compile(r"^[EWN]\d{4} = Code\(", re.M)
 _FIRST = re.compile(r"^(?:error|warning|note)\[([EWN]\d{4})\]: ")
+
+
+def sources() -> list[Path]:
+    """Return the modules of the packages that declare codes, without those of port/scripts."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return [file for file in files if file.parent != ROOT / "port" / "scripts"]
+
+
+@functools.cache
+def declared() -> dict[str, Code]:
+    """Return every code by its name, in the order of the page, from the modules that declare one.
+
+    Raises:
+        ValueError: for a code that two modules declare, or one of no group.
+    """
+    codes: dict[str, Code] = {}
+    for file in sources():
+        if _DECLARATION.search(file.read_text(encoding="utf-8")):
+            module = ".".join(("recipec", *file.relative_to(ROOT).with_suffix("").parts))
+            for code in vars(importlib.import_module(module)).values():
+                if not isinstance(code, Code):
+                    continue
+                if codes.setdefault(code, code) is not code or code.group not in GROUPS:
+                    raise ValueError(f"{module}: {code} is declared twice, or its group has no page")
+    return dict(sorted(codes.items(), key=lambda item: (item[0][1:], item[0][0])))
+
+
+def markdown() -> str:
+    """Return docs/diagnostics.md."""
+    lines = [HEAD]
+    for group, (_, title) in GROUPS.items():
+        lines.append(f"## {title}\n")
+        for code in _codes(group):
+            lines.append(f"### {code}: {code.heading}\n\n{code.cause}\n\n**Cure.** {code.cure}\n")
+    return "\n".join(lines)
 
 
 @functools.cache
@@ -39,64 +91,54 @@ def pages() -> tuple[Page, ...]:
     """Return a page for each group of codes."""
     return tuple(
         Page(_path(group), title.replace("`", ""), _group(group, title))
-        for group, title in GROUPS.items()
-        if _codes(group)
+        for group, (_, title) in GROUPS.items()
     )
 
 
-def completed(path: str, markdown: str) -> str:
+def completed(path: str, text: str) -> str:
     """Return docs/diagnostics.md for the site: every code links to its page."""
-    return _index() if path == "diagnostics.md" else markdown
+    return _index() if path == "diagnostics.md" else text
 
 
 def _index() -> str:
-    lines = [
-        "# Diagnostics",
-        "",
-        "Every finding of `recipe` carries a code: E an error, W a warning, N a note. Its first two digits",
-        "are its group. A code keeps its meaning for good, and is never used again for another.",
-        "",
-        "`recipe check --format json` lists findings for other programs. An error ends a command with exit",
-        "status 1; warnings and notes do not.",
+    lines = [HEAD]
+    lines += [
+        "Its first two digits are its group. `recipe check --format json` lists diagnostics for other",
+        "programs. An error ends a command with exit status 1; warnings and notes do not.",
     ]
-    for group, title in GROUPS.items():
-        codes = _codes(group)
-        if codes:
-            lines += ["", f"## {title}", ""]
-            lines += [_line(code, group) for code in codes]
+    for group, (_, title) in GROUPS.items():
+        lines += ["", f"## {title}", "", *map(_line, _codes(group))]
     return "\n".join(lines) + "\n"
 
 
-def _line(code: str, group: str) -> str:
+def _line(code: Code) -> str:
     """Return a code's line, with anchors for its name and for its heading in docs/diagnostics.md."""
-    place = f'<span id="{anchor(code)}"></span>'
-    return f"- {place}[{code}]({_path(group)}#{code}){{ #{code} }} {CODES[code].title}"
+    place = f'<span id="{code.anchor}"></span>'
+    return f"- {place}[{code}]({_path(code.group)}#{code}){{ #{code} }} {code.heading}"
 
 
 def _group(group: str, title: str) -> str:
     lines = [f"# {title}"]
     for code in _codes(group):
-        entry = CODES[code]
-        severity = SEVERITIES[code[0]]
         lines += [
             "",
-            f"## {code}: {entry.title} {{ #{code} }}",
+            f"## {code}: {code.heading} {{ #{code} }}",
             "",
-            f"*{severity.capitalize()}.* {entry.cause}",
+            f"*{code.severity.capitalize()}.* {code.cause}",
         ]
-        lines += ["", f"**Cure.** {entry.cure}"]
+        lines += ["", f"**Cure.** {code.cure}"]
         example = examples().get(code)
         if example:
             lines += ["", "````text", example, "````"]
     return "\n".join(lines) + "\n"
 
 
-def _codes(group: str) -> list[str]:
-    return sorted((code for code in CODES if code[1:3] == group), key=lambda code: (code[1:], code[0]))
+def _codes(group: str) -> list[Code]:
+    return [code for code in declared().values() if code.group == group]
 
 
 def _path(group: str) -> str:
-    return f"diagnostics/{NAMES.get(group, group)}.md"
+    return f"diagnostics/{GROUPS[group][0]}.md"
 
 
 @functools.cache

@@ -10,18 +10,77 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from recipec.spec.codes import Code
+
+E0101 = Code(
+    "E0101",
+    "unknown key",
+    cause="The section has no such key. Keys are never ignored.",
+    cure="Use the key that the message suggests, or remove it. `recipe schema` lists all keys.",
+)
+
+E0103 = Code(
+    "E0103",
+    "wrong type",
+    cause="The value has the wrong type: text instead of a number, or a list instead of a single value.",
+    cure="Write the value as the message says. In YAML 1.2 only true and false are booleans, and "
+    "quotes turn a number into text.",
+)
+
+E0104 = Code(
+    "E0104",
+    "not one of the choices",
+    cause="The key accepts one of a few words, and the value is not one of them.",
+    cure="Use one of the words that the message lists.",
+)
+
+E0105 = Code(
+    "E0105",
+    "out of range",
+    cause="The number is outside the range of the key.",
+    cure="Choose a number in the range that the message gives.",
+)
+
+E0106 = Code(
+    "E0106",
+    "malformed value",
+    cause="The text does not have the form that the key requires.",
+    cure="Follow the form that the message shows.",
+)
+
+E0107 = Code(
+    "E0107",
+    "keys exclude each other",
+    cause="Two keys set the same thing in two ways, such as `epochs` and `steps`.",
+    cure="Keep one of them. If the other comes from an extended file, set it to null in this one.",
+)
+
+E0109 = Code(
+    "E0109",
+    "empty value",
+    cause="A list, a mapping or a text that must not be empty is empty.",
+    cure="Add an item.",
+)
+
+E0110 = Code(
+    "E0110",
+    "one of several keys is needed",
+    cause="One of two keys is required, and neither is given: `accelerator` or `topology`, `epochs` "
+    "or `steps`.",
+    cure="Give one of them.",
+)
+
 
 @dataclass(frozen=True)
 class Problem:
     """A violation of a rule that spans several keys of one section.
 
     Attributes:
-        code: of spec.codes.
         key: path below the section, e.g. ("axes", "dp"); () for the section itself.
         at_key: whether the key is wrong (an unknown one), rather than its value.
     """
 
-    code: str
+    code: Code
     key: tuple[str, ...]
     message: str
     help: str | None = None
@@ -102,13 +161,17 @@ def section(meaning: str, kind: type[Section], example: Mapping[str, Any]) -> An
     return Field(default_factory=kind, description=description, examples=[example])
 
 
-def fault(code: str, message: str, help: str | None = None, at: str = "") -> PydanticCustomError:
+FAULT = "fault"
+"""Pydantic's name for the errors of validators, whose context holds their diagnostic."""
+
+
+def fault(code: Code, message: str, help: str | None = None, at: str = "") -> PydanticCustomError:
     """Return the error that a validator raises to report its own diagnostic.
 
     Args:
         at: path below the validated value.
     """
-    return PydanticCustomError(code, "{message}", {"message": message, "help": help, "at": at})
+    return PydanticCustomError(FAULT, "{message}", {"code": code, "message": message, "help": help, "at": at})
 
 
 def first_repeated(items: Sequence[Any]) -> int | None:
@@ -121,9 +184,17 @@ def first_repeated(items: Sequence[Any]) -> int | None:
     return None
 
 
+E0111 = Code(
+    "E0111",
+    "given twice in a list",
+    cause="A list that must not repeat an item contains one twice.",
+    cure="Remove one of the two.",
+)
+
+
 def distinct(items: list[Any]) -> list[Any]:
     """Validate that no item occurs twice."""
     index = first_repeated(items)
     if index is not None:
-        raise fault("E0111", f"`{items[index]}` is given twice", "remove one of the two", at=f"[{index}]")
+        raise fault(E0111, f"`{items[index]}` is given twice", "remove one of the two", at=f"[{index}]")
     return items

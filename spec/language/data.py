@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, GetJsonSchemaHandler, WithJsonSchema, mode
 from pydantic_core import CoreSchema, PydanticKnownError
 
 from recipec.spec.core_schema import flow
-from recipec.spec.language.base import Section, distinct, fault, field
+from recipec.spec.language.base import E0104, E0109, Section, distinct, fault, field
 
 Format = Literal["chat", "instruction", "prompt_completion", "text", "preference", "unpaired_preference"]
 
@@ -45,12 +45,12 @@ def _loss_on(value: Any) -> Any:
         return value
     form = "loss_on: [assistant, tool], or loss_on: assistant"
     if not value:
-        raise fault("E0109", "`loss_on` lists no role", form)
+        raise fault(E0109, "`loss_on` lists no role", form)
     for index, role in enumerate(value):
         if not isinstance(role, str) or role not in ROLES:
             *most, last = ROLES
             message = f"a role must be {', '.join(most)} or {last}, not `{flow(role)}`"
-            raise fault("E0104", message, form, at=f"[{index}]")
+            raise fault(E0104, message, form, at=f"[{index}]")
     return distinct(value)
 
 

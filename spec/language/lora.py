@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from recipec.spec.core_schema import flow
-from recipec.spec.language.base import Section, distinct, fault, field
+from recipec.spec.language.base import E0103, E0105, E0106, E0109, Section, distinct, fault, field
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -26,18 +26,18 @@ def _layers(value: Any) -> Any:
     if isinstance(value, str):
         match = _RANGE.fullmatch(value)
         if value != "all" and match is None:
-            raise fault("E0106", f"`{value}` names no layers", form)
+            raise fault(E0106, f"`{value}` names no layers", form)
         if match and int(match[1]) > int(match[2]):
-            raise fault("E0106", f"the range {value} ends before it starts", f"layers: {match[2]}-{match[1]}")
+            raise fault(E0106, f"the range {value} ends before it starts", f"layers: {match[2]}-{match[1]}")
         return value
     if not isinstance(value, list):
-        raise fault("E0103", f"`layers` must be all, a range or a list of numbers, not {flow(value)}", form)
+        raise fault(E0103, f"`layers` must be all, a range or a list of numbers, not {flow(value)}", form)
     if not value:
-        raise fault("E0109", "`layers` lists no layer", form)
+        raise fault(E0109, "`layers` lists no layer", form)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             message = f"a layer must be a whole number, counted from 0, not {flow(item)}"
-            raise fault("E0103", message, form, at=f"[{index}]")
+            raise fault(E0103, message, form, at=f"[{index}]")
     return distinct(value)
 
 
@@ -64,15 +64,13 @@ Layers = Annotated[
 def _tokens(value: Any) -> Any:
     form = 'train_tokens: [128256, "<note>"], tokens by number or by text'
     if not isinstance(value, list):
-        raise fault("E0103", f"`train_tokens` must be a list of tokens, not {flow(value)}", form)
+        raise fault(E0103, f"`train_tokens` must be a list of tokens, not {flow(value)}", form)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int | str) or item == "":
-            raise fault(
-                "E0103", f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]"
-            )
+            raise fault(E0103, f"a token must be a number or a text, not {flow(item)}", form, at=f"[{index}]")
         if isinstance(item, int) and not 0 <= item < ROWS:
             message = f"a token's number must be from 0 to {ROWS - 1:,}, not {item}"
-            raise fault("E0105", message, form, at=f"[{index}]")
+            raise fault(E0105, message, form, at=f"[{index}]")
     return distinct(value)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, WithJsonSchema
 
 from recipec.spec import words
-from recipec.spec.language.base import Problem, Section, fault, field
+from recipec.spec.language.base import E0101, E0106, E0107, E0110, Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "cp", "ep", "tp")
 """The mesh axes: dcn between slices, fsdp and tp as annotated in Tunix's models, cp for tokens and ep for
@@ -96,7 +96,7 @@ class Mesh(Section):
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("accelerator") is not None and given.get("topology") is not None:
             yield Problem(
-                "E0107",
+                E0107,
                 ("topology",),
                 "`accelerator` and `topology` both name the machine",
                 "remove one of the two",
@@ -104,7 +104,7 @@ class Mesh(Section):
             )
         if given.get("accelerator") is None and given.get("topology") is None:
             yield Problem(
-                "E0110",
+                E0110,
                 (),
                 "`mesh` names no machine: give `accelerator` or `topology`",
                 "accelerator: v5p-8",
@@ -124,7 +124,7 @@ class Mesh(Section):
                     "the batch and the experts, and tp, which splits heads and features"
                 )
                 yield Problem(
-                    "E0101",
+                    E0101,
                     ("axes", name),
                     f"unknown mesh axis `{name}`",
                     meant if " " in meant else f"{near}{kinds}",
@@ -137,7 +137,7 @@ def _regular_expression(text: str) -> str:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise fault(
-            "E0106", f"`{text}` is not a regular expression: {error}", 'match: ".*mlp.down_proj.*"'
+            E0106, f"`{text}` is not a regular expression: {error}", 'match: ".*mlp.down_proj.*"'
         ) from None
     return text
 
@@ -245,7 +245,7 @@ class Xla(Section):
         flags = given.get("flags")
         if given.get("scoped_vmem_kib") is not None and isinstance(flags, dict) and SCOPED_VMEM in flags:
             yield Problem(
-                "E0107",
+                E0107,
                 ("flags", SCOPED_VMEM),
                 f"`scoped_vmem_kib` and `flags.{SCOPED_VMEM}` both set the VMEM limit",
                 "remove one of the two",

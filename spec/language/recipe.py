@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, model_validator
 
 from recipec.spec import versions
-from recipec.spec.language.base import Section, fault, field, section
+from recipec.spec.language.base import E0106, Section, fault, field, section
 from recipec.spec.language.data import Data
 from recipec.spec.language.launch import Budget, Cost, Launch
 from recipec.spec.language.lora import Lora
@@ -15,18 +15,19 @@ from recipec.spec.language.mesh import Mesh, Remat, Sharding, Xla
 from recipec.spec.language.model import Model
 from recipec.spec.language.serve import Benchmark, Evaluate, Serve
 from recipec.spec.language.train import Cache, Checkpoint, Merge, Train, default_rate
+from recipec.spec.versions import E0108
 
 
 def _version(value: Any) -> Any:
     version = versions.VERSION
     if isinstance(value, bool) or value != version or not isinstance(value, int):
-        raise fault("E0108", f"this compiler reads version {version} of the language", f"recipe: {version}")
+        raise fault(E0108, f"this compiler reads version {version} of the language", f"recipe: {version}")
     return value
 
 
 def _free_name(name: str) -> str:
     if name == "runtime":
-        raise fault("E0106", "`runtime` is the folder that the artifacts share", "choose another name")
+        raise fault(E0106, "`runtime` is the folder that the artifacts share", "choose another name")
     return name
 
 

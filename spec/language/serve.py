@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from recipec.spec.core_schema import flow
-from recipec.spec.language.base import LARGEST, Section, distinct, fault, field
+from recipec.spec.language.base import E0103, E0105, LARGEST, Section, distinct, fault, field
 from recipec.spec.paths import Part, join
 
 
@@ -20,7 +20,7 @@ def _finite(value: Any) -> Any:
             message = f"a flag's value must be a finite number, not {flow(item)}"
             below = join(where)
             at = below if below.startswith("[") else f".{below}"
-            raise fault("E0105", message, f'put quotes around it if it is text: "{item}"', at=at)
+            raise fault(E0105, message, f'put quotes around it if it is text: "{item}"', at=at)
     return value
 
 
@@ -150,10 +150,10 @@ def _request_rate(value: Any) -> Any:
         return "inf"
     if isinstance(value, bool) or not isinstance(value, int | float):
         message = f"a request rate must be a number or inf, not {flow(value)}"
-        raise fault("E0103", message, "request_rates: [1, 4, inf]")
+        raise fault(E0103, message, "request_rates: [1, 4, inf]")
     if not 0 < value < math.inf:
         message = f"a request rate must be above 0, not {flow(value)}"
-        raise fault("E0105", message, "request_rates: [1, 4, inf]")
+        raise fault(E0105, message, "request_rates: [1, 4, inf]")
     return value
 
 

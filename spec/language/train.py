@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from recipec.spec.language.base import LARGEST, Problem, Section, distinct, field, section
+from recipec.spec.codes import Code
+from recipec.spec.language.base import E0107, E0110, LARGEST, Problem, Section, distinct, field, section
 
 
 def _b2_of_optimizer(given: dict[str, Any]) -> float:
@@ -148,7 +149,7 @@ class Schedule(Section):
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("warmup_steps") is not None and given.get("warmup_ratio") is not None:
             yield Problem(
-                "E0107",
+                E0107,
                 ("warmup_ratio",),
                 "`warmup_steps` and `warmup_ratio` both set the warm-up",
                 "remove one of the two, or write `warmup_steps: null` when it comes from an extended file",
@@ -520,14 +521,14 @@ class Train(Section):
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         if given.get("steps") is not None and given.get("epochs") is not None:
             yield Problem(
-                "E0107",
+                E0107,
                 ("steps",),
                 "`epochs` and `steps` both set the length of the run",
                 "remove one of the two, or write `epochs: null` when it comes from an extended file",
                 at_key=True,
             )
         if "epochs" in given and given["epochs"] is None and given.get("steps") is None:
-            yield Problem("E0110", ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
+            yield Problem(E0110, ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
 
 
 class LocalCheckpoint(Section):
@@ -543,6 +544,15 @@ class LocalCheckpoint(Section):
     every_steps: int = field(
         "Number of steps between two local checkpoints.", 10, unit="optimizer steps", ge=1
     )
+
+
+E1316 = Code(
+    "E1316",
+    "local checkpoints not more frequent than shared ones",
+    cause="checkpoint.local saves on the hosts' own disks between the checkpoints of "
+    "checkpoint.directory. With its every_steps there are none in between.",
+    cure="Use a smaller checkpoint.local.every_steps, or leave checkpoint.local out.",
+)
 
 
 class Checkpoint(Section):
@@ -575,7 +585,7 @@ class Checkpoint(Section):
         own = local.get("every_steps", 10) if isinstance(local, Mapping) else None
         if isinstance(own, int) and isinstance(every, int) and own >= every:
             yield Problem(
-                "E1316",
+                E1316,
                 ("local", "every_steps"),
                 f"with local checkpoints every {own} steps there are none between those of `directory` "
                 f"every {every}",

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from recipec.compiler.cli.main import app
-from recipec.spec.codes import CODES
+from scripts.docs.diagnostics import declared
 from tests.docs.blocks import PAGES, TOP, inline
 from tests.docs.shell import OWN_FOLDERS, ROOT
 
@@ -19,7 +19,7 @@ SOURCES = ("spec", "compiler", "port", "runtime", "templates")
 
 def test_codes_in_the_documentation_are_registered() -> None:
     named = {code for page in PAGES for code in re.findall(r"\b[EWN]\d{4}\b", page.read_text("utf-8"))}
-    assert len(named) > 15 and named <= set(CODES)
+    assert len(named) > 15 and named <= set(declared())
 
 
 def test_environment_variables_in_the_docs_exist_in_the_sources() -> None:

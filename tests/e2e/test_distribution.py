@@ -27,8 +27,6 @@ from tests.interpreters import interpreter
 PACKAGES = ("recipec", "spec", "compiler", "port", "templates", "runtime")
 OUTSIDE = ("port/scripts/", "port/README.md")
 """Parts of the packages' folders that are for those who work on the project."""
-PAGE = "docs/diagnostics.md"
-"""The page of the codes, which is a part of the package."""
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
@@ -77,9 +75,7 @@ def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
 
 def tracked(root: Path) -> list[str]:
     """Return the packages' files in a clone, without the links between the packages."""
-    text = run(
-        "git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, PAGE, cwd=root
-    )
+    text = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, cwd=root)
     files = [line for line in text.splitlines() if (root / line).is_file()]
     return sorted(file for file in files if not file.startswith(OUTSIDE))
 

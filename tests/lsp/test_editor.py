@@ -17,7 +17,7 @@ from lsprotocol import types
 from recipec.compiler.lsp.frames import Frames
 from recipec.compiler.lsp.process import Checked, EditorDocument, Process
 from recipec.compiler.packages import install
-from recipec.spec.codes import CODES
+from recipec.spec.language.base import E0105
 from recipec.spec.load import MAX_BYTES
 from tests.lsp.edited import BASE, CHILD, mended, recipe_check, recipe_explain, where
 from tests.lsp.editor_client import Editor, checking
@@ -108,7 +108,7 @@ def test_hover_explains_keys_values_and_diagnostics(
     editor.change(uri, text.replace("rank: 16", "rank: 0"))
     editor.diagnostics(uri)
     shown = editor.hover(uri, *where(text, "rank: 16", 6))
-    assert shown.startswith(f"**E0105: {CODES['E0105'].title}**\n\n{CODES['E0105'].cause}")
+    assert shown.startswith(f"**E0105: {E0105.heading}**\n\n{E0105.cause}")
     child = editor.open(place / "child.yaml")
     assert editor.hover(child, *where(CHILD, "train")).startswith("```text\ntrain\n")
     assert editor.hover(child, 0, 8) != "" and editor.hover(child, 99, 0) == ""

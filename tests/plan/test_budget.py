@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.plan.results import Plan
-from recipec.compiler.plan.session import check_budget
+from recipec.compiler.plan.session import E1002, E1003, E1004, W1005, check_budget
 from recipec.spec.diagnostics import Diagnostic
 from tests.plan import plans
 
@@ -44,14 +44,14 @@ def test_plan_within_the_budget_has_no_diagnostics(recipe: Path) -> None:
 def test_plan_above_every_limit_gives_E1002_E1003_and_E1004(recipe: Path) -> None:
     assert found(recipe, plans.flagship(), "max_hbm_share=0.7", "max_hours=0.25", "max_usd=4") == [
         Diagnostic(
-            "E1002",
+            E1002,
             "the step takes an estimated 76.3 % of each device's HBM, and budget.max_hbm_share allows 70.0 %",
             "budget.max_hbm_share",
             "it takes 72.50 of 95.00 GiB, 6.00 GiB too much: lower train.micro_batch_size, choose a "
             "remat.policy that stores less, or allow more",
         ),
         Diagnostic(
-            "E1003",
+            E1003,
             "the run takes an estimated 0.28 hours, and budget.max_hours allows 0.25",
             "budget.max_hours",
             "with the known errors of such estimates it is 0.25 to 0.33 hours; `recipe plan --search` looks "
@@ -59,7 +59,7 @@ def test_plan_above_every_limit_gives_E1002_E1003_and_E1004(recipe: Path) -> Non
             "faster configuration",
         ),
         Diagnostic(
-            "E1004",
+            E1004,
             "the run costs an estimated US$ 4.67, and budget.max_usd allows 4",
             "budget.max_usd",
             "with the known errors of such estimates it is US$ 4.20 to 5.60; `recipe plan --search` looks "
@@ -85,7 +85,7 @@ def test_small_overrun_is_printed_with_enough_digits(recipe: Path) -> None:
 def test_run_of_unknown_length_leaves_hours_and_cost_unchecked(recipe: Path) -> None:
     hours, usd = found(recipe, plans.unknown_length(), "max_hbm_share=0.9", "max_hours=1", "max_usd=10")
     assert hours == Diagnostic(
-        "W1005",
+        W1005,
         "budget.max_hours cannot be checked: the length of the run is not known",
         "budget.max_hours",
         "give train.steps, or put the data next to the recipe and give its tokenizer's folder with --model",
@@ -108,7 +108,7 @@ def test_upper_bound_above_the_budget_leaves_hours_and_cost_unchecked(recipe: Pa
 def test_machine_without_a_price_leaves_the_cost_unchecked(recipe: Path) -> None:
     assert found(recipe, plans.unpriced(), "max_hours=1", "max_usd=10") == [
         Diagnostic(
-            "W1005",
+            W1005,
             "budget.max_usd cannot be checked: v5p-8 has no list price",
             "budget.max_usd",
             "give the whole machine's price as cost.train_usd_per_hour",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.checks.train import E0501
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import Lowered, lower
@@ -67,7 +68,7 @@ def settle(source: Path, sets: Sequence[str]) -> Lowered:
         recipe = recipe.model_copy(update={section: changed})
     rows = recipe.train.micro_batch_size * recipe.mesh.axes["fsdp"]
     if recipe.train.global_batch_size % rows:
-        return Lowered(None, [Diagnostic("E0501", f"no multiple of {rows} rows")])
+        return Lowered(None, [Diagnostic(E0501, f"no multiple of {rows} rows")])
     steps = recipe.train.global_batch_size // rows
     changes = {"data_parallel": recipe.mesh.axes["fsdp"], "accumulation_steps": steps}
     return Lowered(replace(BASE, recipe=recipe, **changes), [])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.refused import E0922
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
@@ -91,7 +92,7 @@ def test_fit_does_not_try_changes_that_the_backend_refuses(
 ) -> None:
     def refuse(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
         quantized = program.lora is not None and program.lora.quantize is not None
-        return [Diagnostic("E0922", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
+        return [Diagnostic(E0922, "no", "lora")] if quantized and Backend.TORCHAX in backends else []
 
     monkeypatch.setattr(fit, "diagnosed", refuse)
     large = lowered(file)

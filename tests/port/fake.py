@@ -5,6 +5,7 @@ from __future__ import annotations
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import training
+from recipec.port.recognize import E1101
 from recipec.port.source import MISSING
 
 NAME = "fake"
@@ -37,7 +38,7 @@ def port(ledger: Ledger) -> None:
     if main.has("noise"):
         ledger.unsupported(main, "noise", "no noise is added to the embeddings")
     if main.has("images"):
-        ledger.refused(main, "images", "E1101", "images are not learned here", "remove `images`")
+        ledger.refused(main, "images", E1101, "images are not learned here", "remove `images`")
     if main.has("sets"):
         ledger.exact(main, "sets", {"data.train": [{"path": each.get("path")} for each in main.get("sets")]})
     for other in ledger.sources.others.values():
@@ -48,4 +49,4 @@ def port(ledger: Ledger) -> None:
 def _no_model() -> object:
     from recipec.spec.diagnostics import Diagnostic
 
-    return Diagnostic("E1101", "no model", help="fake_model: ...")
+    return Diagnostic(E1101, "no model", help="fake_model: ...")

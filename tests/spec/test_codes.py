@@ -1,12 +1,15 @@
-"""Tests of the registry of codes and its page, and that every code has a test."""
+"""Tests of the codes that modules declare, of their page, and that every code has a test."""
 
 from __future__ import annotations
 
+import ast
+import copy
+import pickle
 import re
 from pathlib import Path
 
-from recipec.spec import codes
-from recipec.spec.codes import CODES, PAGE, RETIRED
+from recipec.spec.codes import Code
+from scripts.docs.diagnostics import declared, sources
 
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 
@@ -40,31 +43,44 @@ def used(*files: Path) -> set[str]:
 
 
 def test_every_code_is_well_formed() -> None:
-    for code, entry in CODES.items():
-        assert not entry.title.endswith("."), code
-        assert entry.cause.endswith(".") and entry.cure.endswith((".", "`")), code
+    codes = declared()
+    assert len(codes) > 300
+    for name, code in codes.items():
+        assert CODE.fullmatch(name) and not code.heading.endswith("."), name
+        assert code.cause.endswith(".") and code.cure.endswith((".", "`")), name
 
 
-def test_each_group_of_the_page_holds_its_codes_once_and_in_order() -> None:
-    headings: list[str] = []
-    for group in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
-        own = re.findall(r"^### (\w+)", group, re.M)
-        assert len({code[1:3] for code in own}) == 1
-        assert own == sorted(set(own), key=lambda code: (code[1:], code[0]))
-        headings += own
-    assert headings == list(CODES)
+def test_code_is_text_that_keeps_its_meaning_between_processes() -> None:
+    code = Code("W0001", "a `title`, of two words", "A cause.", "A cure.")
+    assert (code, code.severity, code.group) == ("W0001", "warning", "00")
+    assert code.anchor == "w0001-a-title-of-two-words"
+    for other in (pickle.loads(pickle.dumps(code)), copy.deepcopy(code)):
+        assert type(other) is Code and other == code
+        assert (other.heading, other.cause, other.cure) == (code.heading, code.cause, code.cure)
 
 
-def test_no_retired_code_is_used_again() -> None:
-    assert not set(RETIRED) & set(CODES)
-    assert all(CODE.fullmatch(code) for code in RETIRED)
+def test_each_code_is_written_once_as_text_and_otherwise_by_its_name() -> None:
+    """A code that a check gives as text would have no title, cause and cure."""
+    texts: list[str] = []
+    for file in sources():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts += [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
+        ]
+    assert sorted(texts) == sorted(declared())
 
 
-def test_codes_in_the_sources_are_exactly_the_registered_codes(root: Path) -> None:
-    sources = [file for part in ("spec", "compiler", "port") for file in (root / part).rglob("*.py")]
-    given = used(*(file for file in sources if file != Path(codes.__file__).resolve()))
-    assert given == set(CODES)
+def test_every_declared_code_is_given() -> None:
+    names: list[str] = []
+    for file in sources():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names += [
+            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and CODE.fullmatch(node.id)
+        ]
+    assert {code for code in declared() if names.count(code) < 2} == set()
 
 
 def test_every_code_is_in_a_golden_case_or_in_the_exception_list(root: Path) -> None:
-    assert set(CODES) - used(*(root / "tests").rglob("stderr.txt")) == set(WITHOUT_GOLDEN)
+    assert set(declared()) - used(*(root / "tests").rglob("stderr.txt")) == set(WITHOUT_GOLDEN)

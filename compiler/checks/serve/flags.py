@@ -18,6 +18,7 @@ from recipec.compiler.serving import blocks, features
 from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.flags import abbreviated, problems
 from recipec.compiler.wording import listing
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join, split
 
@@ -103,7 +104,40 @@ OPEN_FLAGS = {
 }
 """Flags that let clients do more than ask the model, or that expose what they ask."""
 
-CODES = {"unknown": "E0623", "abbreviated": "E0624", "value": "E0625", "key": "E0626"}
+
+E0623 = Code(
+    "E0623",
+    "unknown flag",
+    cause="`vllm serve` of the pinned version has no such flag. The flags come from its own parser "
+    "(compiler/data/vllm.json). The version in an image cannot be read from its tag.",
+    cure="Use the flag that the message suggests, or remove it.",
+)
+
+E0624 = Code(
+    "E0624",
+    "abbreviated flag",
+    cause="vLLM's parser accepts the beginning of a flag's name, as long as no other flag begins the "
+    "same way.",
+    cure="Write the full name.",
+)
+
+E0625 = Code(
+    "E0625",
+    "value that vLLM refuses",
+    cause="The flag has another type, accepts only a few words, or takes one value, or none, instead "
+    "of several.",
+    cure="Use a value as the message says. true and false give --NAME and --no-NAME.",
+)
+
+E0626 = Code(
+    "E0626",
+    "key that a configuration does not have",
+    cause="A key of a mapping, or a key after a dot in a flag's name, does not exist in that "
+    "configuration of vLLM.",
+    cure="Use the key that the message suggests.",
+)
+
+CODES = {"unknown": E0623, "abbreviated": E0624, "value": E0625, "key": E0626}
 
 NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_-]+)*"
 
@@ -118,6 +152,55 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _variables(serve)
 
 
+E0615 = Code(
+    "E0615",
+    "malformed flag",
+    cause="A key of extra_args does not have the form of a flag of `vllm serve`.",
+    cure="Write it in lower case, with words joined by - or _, and without leading dashes.",
+)
+
+E0616 = Code(
+    "E0616",
+    "flag that another key sets",
+    cause="A key of extra_args repeats a flag that another key of the serve section sets.",
+    cure="Set the other key.",
+)
+
+E0627 = Code(
+    "E0627",
+    "flag given twice",
+    cause="Two keys of extra_args are the same flag: spelled with - and with _, through an alias, or "
+    "with --no-. vLLM silently uses the last one.",
+    cure="Remove one of them.",
+)
+
+E0629 = Code(
+    "E0629",
+    "untrusted model code",
+    cause="The flag or variable makes the server run code that is not part of vLLM: code from the "
+    "weights' repository (trust_remote_code), a plugin, a class given by name, or a preloaded "
+    "library. Or it makes the server send its token to an address other than the hub's, or accept "
+    "requests without a key.",
+    cure="Leave it out. Put your own code into your own image, and name that in serve.image.",
+)
+
+E0630 = Code(
+    "E0630",
+    "flag that the artifact does not support",
+    cause="With this flag the health check, the client scripts or the container no longer fit the server.",
+    cure="Leave it out.",
+)
+
+W0659 = Code(
+    "W0659",
+    "requests can do more than query the model",
+    cause="The flag or variable lets anyone who reaches the server do more than query the model: read "
+    "files of the machine, make it fetch addresses, change the chat template, or use routes that "
+    "need no key.",
+    cure="Leave it out, or make sure that only you can reach the server.",
+)
+
+
 def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
     seen: dict[str, str] = {}
     for name, value in serve.extra_args.items():
@@ -126,7 +209,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
         if not re.fullmatch(NAME, flag):
             plain = re.sub(r"[^a-z0-9.-]+", "-", flag.lower()).strip("-.")
             yield Diagnostic(
-                "E0615",
+                E0615,
                 f"`{name}` is not the name of a flag: names have no leading dashes and are in lower case",
                 where,
                 f"did you mean `{plain}`?" if plain else "write for example disable_chunked_mm_input: true",
@@ -137,7 +220,7 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
         own = known.name if known else flag
         if (key := _set_by_key(flag, own)) is not None:
             yield Diagnostic(
-                "E0616",
+                E0616,
                 f"{key} sets `{name}`: the flag would be given twice",
                 where,
                 f"remove it, and set {key} instead",
@@ -145,25 +228,25 @@ def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
             )
         elif runs := _runs_code(own, flag, value):
             yield Diagnostic(
-                "E0629",
+                E0629,
                 f"`{name}` {runs}",
                 where,
                 "remove it: vLLM has its own code for the models that can be fine-tuned here",
                 at_key=True,
             )
         elif own in needed and (value is False or flag != own):
-            yield Diagnostic("E0630", f"`{name}`: {needed[own]}", where, "remove it", at_key=True)
+            yield Diagnostic(E0630, f"`{name}`: {needed[own]}", where, "remove it", at_key=True)
         elif own in MISPLACED and value not in (None, False):
-            yield Diagnostic("E0630", f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
+            yield Diagnostic(E0630, f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
         else:
             if own in OPEN_FLAGS and flag != f"no-{own}" and value not in (None, False, ""):
-                yield Diagnostic("W0659", f"`{name}` {OPEN_FLAGS[own]}", where, "remove it", at_key=True)
+                yield Diagnostic(W0659, f"`{name}` {OPEN_FLAGS[own]}", where, "remove it", at_key=True)
             yield from _checked(name, value, where)
         whole = own + flag.removeprefix(flag.partition(".")[0])
         again = next((other for path, other in seen.items() if _overlap(path, whole)), None)
         if again is not None:
             yield Diagnostic(
-                "E0627",
+                E0627,
                 f"`{name}` and `{again}` set the same option, and vLLM uses only one of them",
                 where,
                 "remove one of the two",
@@ -221,6 +304,22 @@ def _checked(name: str, value: Any, where: str) -> Iterator[Diagnostic]:
         yield Diagnostic(CODES[problem.kind], problem.message, inner, problem.help, at_key=problem.at_key)
 
 
+W0619 = Code(
+    "W0619",
+    "tool-call parser of another family",
+    cause="vLLM accepts any parser name. A parser for another markup finds no tool calls.",
+    cure="Use the parser that the message names.",
+)
+
+E0631 = Code(
+    "E0631",
+    "unknown parser",
+    cause="The pinned vLLM has no tool-call or reasoning parser with that name. It starts anyway, and "
+    "requests then fail or find nothing.",
+    cure="Use the name that the message suggests.",
+)
+
+
 def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     given = vllm.by_flag(serve.extra_args)
     reasoning = given.get("reasoning-parser")
@@ -236,7 +335,7 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             close = difflib.get_close_matches(parser, known, 3, 0.5)
             said = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
             yield Diagnostic(
-                "E0631",
+                E0631,
                 f"vLLM {vllm.version()} has no {what} parser `{parser}`",
                 where,
                 said or f"it has {listing(known)}",
@@ -245,12 +344,28 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     expected, parser = served.tool_call_parser, serve.tool_call_parser
     if parser in vllm.catalog()["tool_parsers"] and expected not in (None, parser):
         yield Diagnostic(
-            "W0619",
+            W0619,
             f"tool_call_parser `{parser}` is for another model's markup; vLLM accepts it but would find no "
             "tool calls",
             "serve.tool_call_parser",
             f"tool_call_parser: {expected}",
         )
+
+
+W0648 = Code(
+    "W0648",
+    "structured outputs with several replicas in one process",
+    cause="tpu-inference does not support structured outputs if one process runs several replicas.",
+    cure="Remove TPU_MULTIPROCESS_DP.",
+)
+
+E0649 = Code(
+    "E0649",
+    "option of another structured-outputs backend",
+    cause="disable_any_whitespace works only with xgrammar and guidance, and "
+    "disable_additional_properties only with guidance. vLLM refuses them with other backends.",
+    cure="Use the backend that the message names.",
+)
 
 
 def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
@@ -261,7 +376,7 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
     for option, backends in known["options"].items():
         if given.get(option) is True and backend not in backends:
             yield Diagnostic(
-                "E0649",
+                E0649,
                 f"{option} needs the {listing(backends, 'or')} backend of structured outputs, and the "
                 f"backend is {backend}: vLLM refuses it",
                 places[option],
@@ -271,7 +386,7 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
             )
     if given and features.replicas_in_one_process(serve):
         yield Diagnostic(
-            "W0648",
+            W0648,
             f"{features.ONE_PROCESS}: 0 runs the replicas in one process, where tpu-inference "
             f"{vllm.version()} does not support structured outputs",
             f"serve.env.{features.ONE_PROCESS}",
@@ -345,12 +460,36 @@ CLOSE = 0.85
 """From this similarity on, an unknown variable's name is taken for a misspelling of a known one."""
 
 
+E0618 = Code(
+    "E0618",
+    "malformed environment variable",
+    cause="A key of serve.env is not a valid variable name, or its value contains a line break or "
+    "control character.",
+    cure="Use letters, digits and underscores in names, and one line for each value.",
+)
+
+W0632 = Code(
+    "W0632",
+    "unknown environment variable of the server",
+    cause="The name of a variable in serve.env looks like one of vLLM's or tpu-inference's, but "
+    "neither reads it.",
+    cure="Use the name that the message suggests.",
+)
+
+E0638 = Code(
+    "E0638",
+    "variable that another key sets",
+    cause="serve.env repeats a setting of another key of the serve section.",
+    cure="Set the other key.",
+)
+
+
 def _variables(serve: Serve) -> Iterator[Diagnostic]:
     for name, value in serve.env.items():
         where = join(("serve", "env", name))
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield Diagnostic(
-                "E0618",
+                E0618,
                 f"`{name}` is not the name of an environment variable",
                 where,
                 "use letters, digits and underscores",
@@ -358,30 +497,30 @@ def _variables(serve: Serve) -> Iterator[Diagnostic]:
             )
         elif not value.isprintable():
             yield Diagnostic(
-                "E0618",
+                E0618,
                 f"`{name}` contains a line break or another control character, which a Dockerfile cannot set",
                 where,
                 "write it on one line",
             )
         elif does := _refused(name):
             yield Diagnostic(
-                "E0629",
+                E0629,
                 f"`{name}` {does}",
                 where,
                 "remove it; your own image (serve.image) may set it",
             )
         elif name in OPEN_VARIABLES and value not in ("", "0", "false", "False"):
-            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "remove it")
+            yield Diagnostic(W0659, f"`{name}` {OPEN_VARIABLES[name]}", where, "remove it")
         elif name == blocks.VARIABLE and serve.decode_block_sizes is not None:
             yield Diagnostic(
-                "E0638",
+                E0638,
                 f"serve.decode_block_sizes sets `{name}`: it would be given twice",
                 where,
                 "remove it",
                 at_key=True,
             )
         elif said := _misspelled(name):
-            yield Diagnostic("W0632", said[0], where, said[1], at_key=True)
+            yield Diagnostic(W0632, said[0], where, said[1], at_key=True)
 
 
 def _refused(name: str) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.checks.serve import server as hardware
+from recipec.compiler.checks.serve.flags import E0625
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
@@ -14,6 +15,7 @@ from recipec.compiler.serving import blocks
 from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.lengths import longest_request
 from recipec.compiler.wording import divisors, line, listing, plural
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.paths import join
 
@@ -48,6 +50,14 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield from _blocks(server, serve)
 
 
+W0640 = Code(
+    "W0640",
+    "benchmark beyond max_model_len",
+    cause="A prompt and its answer together exceed the server's limit.",
+    cure="Use smaller input_lengths or a smaller output_length, or a larger max_model_len.",
+)
+
+
 def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     """Report requests that the client scripts would send and vLLM would refuse."""
     recipe, most = facts.recipe, serve.max_model_len
@@ -58,7 +68,7 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     place = facts.first_given("benchmark.input_lengths", "benchmark.output_length", "serve.max_model_len")
     if refused and (given or len(refused) == len(recipe.benchmark.input_lengths)):
         yield Diagnostic(
-            "W0640",
+            W0640,
             f"prompts of {listing(f'{n:,}' for n in refused)} tokens with answers of {output:,} exceed "
             f"max_model_len {most:,}: vLLM refuses such requests",
             place,
@@ -110,7 +120,16 @@ def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
         return server
     except ArtifactError as error:
         share = next((n for n in serve.extra_args if vllm.dashed(n) == "gpu-memory-utilization"), "")
-        return Diagnostic("E0625", str(error), join(("serve", "extra_args", share)), error.help)
+        return Diagnostic(E0625, str(error), join(("serve", "extra_args", share)), error.help)
+
+
+E0634 = Code(
+    "E0634",
+    "key/value cache too small for one sequence",
+    cause="The memory that the weights leave free cannot hold one sequence of max_model_len, by the "
+    "estimate. vLLM does not start.",
+    cure="Use a smaller max_model_len, or a larger tensor_parallel_size or accelerator.",
+)
 
 
 def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
@@ -121,13 +140,23 @@ def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     more = "a larger tensor_parallel_size, or a larger accelerator"
     if server.limits.sequences_fit == 0:
         yield Diagnostic(
-            "E0634",
+            E0634,
             none_fits(serve.max_model_len, server.limits.tokens_fit),
             "serve.max_model_len",
             f"max_model_len: {server.limits.tokens_fit}, {more}" if server.limits.tokens_fit else more,
         )
     elif server.limits.sequences_fit < serve.max_num_seqs:
         yield too_many(serve.max_num_seqs, serve.max_model_len, server.limits.sequences_fit)
+
+
+N0607 = Code(
+    "N0607",
+    "fewer key/value heads than tensor_parallel_size",
+    cause="Every device stores one head, and several devices store the same one. For Gemma 4 31B at "
+    "8, an fp8 cache saves nothing in the 10 global layers. The bytes of a token are estimated from "
+    "shapes.",
+    cure="Nothing, or use a smaller tensor_parallel_size with data_parallel_size.",
+)
 
 
 def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
@@ -152,7 +181,7 @@ def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     )
     fp8 = ", and fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
     yield Diagnostic(
-        "N0607",
+        N0607,
         f"{facts.model.title} has {plural(least, 'key/value head')} in {names} layers, fewer than "
         f"tensor_parallel_size {tp}: each device stores one{fp8}. A token takes {before / 1024:,.0f} KiB of "
         f"a replica's cache, and would take {after / 1024:,.0f} KiB at {size} (an estimate)",
@@ -169,6 +198,15 @@ def _token_bytes(kinds: Sequence[Cache], devices: int) -> float:
     return sum(kind.bytes_per_token for kind in kinds) * devices
 
 
+E0636 = Code(
+    "E0636",
+    "block sizes that the decode kernel refuses",
+    cause="The kernel needs four positive numbers: sizes that divide evenly into blocks, and blocks "
+    "of whole cache pages.",
+    cure="Use the sizes that the message gives.",
+)
+
+
 def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
     """Report block sizes that the decode kernel refuses."""
     where = "serve.decode_block_sizes"
@@ -179,7 +217,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         sizes = blocks.decode_blocks(serve)
     except ValueError:
         yield Diagnostic(
-            "E0636",
+            E0636,
             f"{blocks.VARIABLE} must be four positive whole numbers, not `{serve.env[blocks.VARIABLE]}`",
             where,
             f"remove it, and write decode_block_sizes: {recommended}",
@@ -191,7 +229,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
     page = blocks.page_tokens(serve)
     if queries % queries_at_once or tokens % tokens_at_once:
         yield Diagnostic(
-            "E0636",
+            E0636,
             f"a block of {queries} x {tokens} cannot be divided into parts of {queries_at_once} x "
             f"{tokens_at_once}: the decode kernel refuses it",
             where,
@@ -199,12 +237,28 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         )
     elif tokens % page or tokens_at_once % page:
         yield Diagnostic(
-            "E0636",
+            E0636,
             f"blocks of {tokens} and {tokens_at_once} tokens are not whole pages: the cache has pages of "
             f"{page} tokens, and the decode kernel refuses such blocks",
             where,
             f"decode_block_sizes: {recommended}, or other multiples of {page}",
         )
+
+
+N0635 = Code(
+    "N0635",
+    "large decode blocks",
+    cause="The decode kernel skips blocks before a sliding window, but by default a block is (nearly) "
+    "the whole context. Smaller blocks compile. Their times are estimates.",
+    cure="Write `decode_block_sizes: [1, 1024, 1, 1024]`, and measure it with serve/bench.sh.",
+)
+
+W0637 = Code(
+    "W0637",
+    "block sizes without effect",
+    cause="Blocks of that size are never skipped, or the server runs a kernel without these sizes.",
+    cure="Write `decode_block_sizes: null`.",
+)
 
 
 def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
@@ -217,7 +271,7 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
         if useless := _useless(serve, server, windowed, sizes[1]):
             named = "decode_block_sizes" if serve.decode_block_sizes else f"env.{blocks.VARIABLE}"
             help = "decode_block_sizes: null" if serve.decode_block_sizes else "remove it"
-            yield Diagnostic("W0637", useless, f"serve.{named}", help)
+            yield Diagnostic(W0637, useless, f"serve.{named}", help)
         return
     if not windowed or blocks.batched_kernel(serve) or BLOCK % blocks.page_tokens(serve):
         return
@@ -233,7 +287,7 @@ def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     read = [step.whole_cache_bytes / 1e9 for step in (before, after)]
     took = [step.estimate_seconds * 1e3 for step in (before, after)]
     yield Diagnostic(
-        "N0635",
+        N0635,
         f"the decode kernel reads {block:,} tokens at a time, and skips few or no tokens before a window of "
         f"{windowed[0].window:,}. For {plural(sequences, 'sequence')} of {context:,} tokens a step reads "
         f"{read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms. With blocks of {BLOCK:,} it "

@@ -44,6 +44,7 @@ from recipec.compiler.plan.roofline.results import (
 from recipec.compiler.serving import published
 from recipec.compiler.serving.memory import memory_share
 from recipec.compiler.wording import listing, plural
+from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 
 ALL_REDUCES = 2
@@ -390,6 +391,15 @@ def _compared(what: str, measured: float, step: StepBounds) -> Comparison:
     return Comparison(what, "ms", measured, step.bound_seconds * 1e3, step.estimate_seconds * 1e3)
 
 
+N1006 = Code(
+    "N1006",
+    "more sequences than the cache holds",
+    cause="`serve.max_num_seqs` sequences of `serve.max_model_len` tokens do not fit the key/value "
+    "cache at once. vLLM runs as many as fit, and delays the others.",
+    cure="Nothing, if requests are shorter. Otherwise use a lower max_num_seqs or max_model_len.",
+)
+
+
 def promise(plan: ServingPlan) -> Diagnostic | None:
     """Return note N1006 if max_num_seqs promises more sequences of max_model_len than the cache holds."""
     if plan.sequences_fit >= plan.max_num_seqs:
@@ -397,7 +407,7 @@ def promise(plan: ServingPlan) -> Diagnostic | None:
     where = "serve.max_num_seqs"
     if plan.sequences_fit == 0:
         way = "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"
-        return Diagnostic("N1006", none_fits(plan.max_model_len, plan.tokens_fit), where, way)
+        return Diagnostic(N1006, none_fits(plan.max_model_len, plan.tokens_fit), where, way)
     return too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit)
 
 
@@ -478,7 +488,7 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
 def too_many(promised: int, length: int, fit: int) -> Diagnostic:
     """Return note N1006 for a cache that holds fewer sequences than max_num_seqs promises."""
     return Diagnostic(
-        "N1006",
+        N1006,
         f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
         f"max_model_len {length:,} at once; vLLM delays the others",
         "serve.max_num_seqs",
