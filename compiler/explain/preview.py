@@ -20,7 +20,7 @@ from recipec.compiler.packages import require_packages
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.data.encoding import Encoder, Shown
-    from recipec.runtime.data.epochs import WeightedEpochs
+    from recipec.runtime.data.epochs import Epochs
     from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.samples import Samples
@@ -123,8 +123,7 @@ def preview(
     from recipec.runtime.data.advice import check_split
     from recipec.runtime.data.batches import rows_by_source
     from recipec.runtime.data.encoding import Encoder, coding
-    from recipec.runtime.data.epochs import WeightedEpochs, check_draws, measure_rows
-    from recipec.runtime.data.prepare import source_weights
+    from recipec.runtime.data.epochs import Epochs, check_draws, measure_rows, source_weights
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates, load_tokenizer
     from recipec.runtime.data.workers import tokenize
@@ -155,7 +154,7 @@ def preview(
     if len(samples):
         counted = split == "train" and window is None
         weights = source_weights(samples, data) if counted else [1.0] * len(part.sources)
-        epochs = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
         rows_of = {"": epochs.of(0)} if split == "train" else rows_by_source(samples, part.sources, data)
         measure_rows(report, list(rows_of.values()), samples)
         draws = epochs.draws
@@ -177,15 +176,14 @@ def preview(
     )
 
 
-def _twice(samples: Samples, data: DataSettings, part: Split, epochs: WeightedEpochs) -> list[str]:
+def _twice(samples: Samples, data: DataSettings, part: Split, epochs: Epochs) -> list[str]:
     """Return notes on samples of several sources, and on sources that no epoch draws."""
-    from recipec.runtime.data.epochs import undrawn
-    from recipec.runtime.data.prepare import source_weights
-    from recipec.runtime.data.samples import fingerprints, repeated_notes
+    from recipec.runtime.data.epochs import source_weights, undrawn
+    from recipec.runtime.data.samples import repeated_notes
 
     if len(part.sources) == 1:
         return []
-    notes = repeated_notes(data, samples, fingerprints(samples))
+    notes = repeated_notes(data.train, samples)
     if data.stream_window is None:
         notes += undrawn(part.sources, source_weights(samples, data), samples, epochs.of(0).samples)
     return notes
@@ -197,7 +195,6 @@ def _trained_on(
     """Return what to say of evaluation samples that are trained on; the other split is tokenized for it."""
     from recipec.runtime.data.encoding import coding
     from recipec.runtime.data.report import evaluation_warning
-    from recipec.runtime.data.samples import common, fingerprints
     from recipec.runtime.data.sources import splits
     from recipec.runtime.data.tokenizer import chat_templates
     from recipec.runtime.data.workers import tokenize
@@ -214,9 +211,8 @@ def _trained_on(
         return [f"{other.name} is not compared with {split}: {error.message}"]
     held, trained = (found, samples) if split == "train" else (samples, found)
     window = "the beginning of the stream" if data.stream_window is not None else ""
-    held_out = fingerprints(held)
-    chooses = choosing(program.recipe)
-    warning = evaluation_warning(common(held_out, fingerprints(trained)), len(held_out), chooses, window)
+    count, chooses = held.shared_with(trained), choosing(program.recipe)
+    warning = evaluation_warning(count, len(held.fingerprints), chooses, window)
     return [f"warning: {warning}"] if warning else []
 
 

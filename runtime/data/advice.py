@@ -23,7 +23,6 @@ LIKED = (
 )
 """Advice if rows say whether an answer is desirable, but the recipe does not use it."""
 
-
 SHAPES = {
     "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
     "instruction": '{"instruction": "...", "input": "...", "output": "..."}',
@@ -34,9 +33,7 @@ SHAPES = {
 }
 """A row of each format."""
 
-
 WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
-
 
 WITHOUT = "to train without it, remove it with data.transform, or set data.max_invalid_ratio: 1"
 
@@ -84,7 +81,6 @@ def fold(row):
     return row""",
 }
 """Functions for data.transform that put a system message at the beginning of the user's."""
-
 
 SILENCED = """\
 def only(row):

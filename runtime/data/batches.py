@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..settings import DataSettings, Source
-from .epochs import Epochs, PackedRows, WeightedEpochs
+from .epochs import Epochs, PackedRows
 from .samples import Samples
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 Batch = dict[str, np.ndarray]
-
 
 Row = tuple[int, ...]
 """Indices of the groups of samples in a row, in order; without groups, indices of samples."""
@@ -89,19 +88,18 @@ def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, 
             segment_ids[r, start:end] = segment
             loss_mask[r, start:end] = samples[i].targets
             start = end
-    more = {}
-    if len(samples.liked):
-        sides = [(1 if samples.liked[row[0]] else -1) if row else 0 for row in rows]
-        more["desirable"] = np.array(sides + [0] * (shape.rows - len(rows)), np.float32)
-    return {
+    batch = {
         "tokens": tokens,
         "positions": positions,
         "segment_ids": segment_ids,
         "loss_mask": loss_mask,
         "norm": np.asarray(norm, dtype=np.float32),
         "index": np.asarray(index, dtype=np.int32),
-        **more,
     }
+    if len(samples.liked):
+        sides = [(1 if samples.liked[row[0]] else -1) if row else 0 for row in rows]
+        batch["desirable"] = np.array(sides + [0] * (shape.rows - len(rows)), np.float32)
+    return batch
 
 
 @dataclass(frozen=True)
@@ -117,23 +115,40 @@ class Step:
     rows: Sequence[Row]
 
 
-class Schedule(ABC):
-    """Decide which rows are in which micro-batch of a run, by number.
+@dataclass(frozen=True)
+class Batching:
+    """How the rows of a run become micro-batches.
 
-    Args:
+    Attributes:
         shape: of a micro-batch.
         accumulation: micro-batches of an optimizer step.
         by_tokens: the mean is over the targets of the step (or over its groups, if groups are compared);
             otherwise over the means of its micro-batches.
-        group: number of samples that are compared with each other; 1 if none are.
     """
 
-    def __init__(self, shape: BatchShape, accumulation: int, by_tokens: bool, group: int) -> None:
-        self._shape = shape
-        self._accumulation = accumulation
-        self._by_tokens = by_tokens
+    shape: BatchShape
+    accumulation: int
+    by_tokens: bool
+
+
+class Schedule(ABC):
+    """Decide which rows are in which micro-batch of a run, by number.
+
+    Args:
+        group: number of samples that are compared with each other; 1 if none are.
+
+    Attributes:
+        steps_per_epoch: optimizer steps of one pass over the data; None if its length is not known.
+    """
+
+    steps_per_epoch: int | None = None
+
+    def __init__(self, batching: Batching, group: int) -> None:
+        self._shape = batching.shape
+        self._accumulation = batching.accumulation
+        self._by_tokens = batching.by_tokens
         self._group = group
-        self._window = shape.rows * accumulation
+        self._window = batching.shape.rows * batching.accumulation
         self._step = lru_cache(maxsize=2)(self._step_of)
 
     @abstractmethod
@@ -222,7 +237,6 @@ class BatchSchedule(Schedule):
 
     Args:
         samples, epochs: of the run.
-        shape, accumulation, by_tokens: as of `Schedule`.
         seed: of the order; epoch e is shuffled with seed + e. None keeps the order of the samples.
         by_length: whether an epoch runs from its shortest rows to its longest; equally long rows keep the
             order.
@@ -232,18 +246,16 @@ class BatchSchedule(Schedule):
         self,
         samples: Samples,
         epochs: Epochs,
-        shape: BatchShape,
-        accumulation: int,
-        by_tokens: bool,
+        batching: Batching,
         seed: int | None,
         by_length: bool = False,
     ) -> None:
-        super().__init__(shape, accumulation, by_tokens, samples.group)
+        super().__init__(batching, samples.group)
         self._by_length = by_length
         self._samples = samples
         self._epochs = epochs
         self._seed = seed
-        self.steps_per_epoch = math.ceil(len(epochs.of(0)) / self._window)
+        self.steps_per_epoch: int = math.ceil(len(epochs.of(0)) / self._window)
         self._order = lru_cache(maxsize=2)(self._windows)
 
     def drawn(self, steps: int) -> np.ndarray:
@@ -267,9 +279,8 @@ class BatchSchedule(Schedule):
         if self._seed is not None:
             rows = rows.shuffle(seed=(self._seed + epoch) % 2**32)
         if self._by_length:
-            lengths = self._samples.lengths.reshape(-1, self._samples.group).sum(1)
-            held = self._epochs.of(epoch)
-            rows = sorted(rows, key=lambda row: int(lengths[list(held[row])].sum()))
+            lengths, packed = self._samples.group_lengths, self._epochs.of(epoch)
+            rows = sorted(rows, key=lambda row: int(lengths[list(packed[row])].sum()))
             return [rows[i : i + self._window] for i in range(0, len(rows), self._window)]
         return rows.batch(self._window, batch_fn=list)
 
@@ -305,9 +316,9 @@ def eval_losses(losses: Sequence[float], parts: Sequence[EvalPart]) -> dict[str,
     Args:
         losses: the loss of each evaluation batch.
     """
-    each = np.asarray(losses, np.float64)
-    own = {part.name: float(each[part.batches].sum()) * part.factor for part in parts}
-    return {"loss": float(each.mean()), **own}
+    batch_losses = np.asarray(losses, np.float64)
+    of_parts = {part.name: float(batch_losses[part.batches].sum()) * part.factor for part in parts}
+    return {"loss": float(batch_losses.mean()), **of_parts}
 
 
 def eval_line(step: int, losses: Mapping[str, float]) -> str:
@@ -335,13 +346,13 @@ def rows_by_source(
     samples: Samples, sources: Sequence[str | Source], data: DataSettings
 ) -> dict[str, PackedRows]:
     """Return the rows of each source that has samples, by its name."""
-    out = {}
+    rows_of = {}
     for number, name in enumerate(source_names(sources)):
         weights = [float(source == number) for source in range(len(sources))]
-        own = WeightedEpochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
-        if own.draws:
-            out[name] = own.of(0)
-    return out
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        if epochs.draws:
+            rows_of[name] = epochs.of(0)
+    return rows_of
 
 
 def evaluation_batches(
@@ -358,13 +369,13 @@ def evaluation_batches(
     Returns:
         The batches, and which of them belong to each source.
     """
-    chunks = {name: list(chunked(own, shape.rows)) for name, own in rows.items()}
+    chunks = {name: list(chunked(rows_of, shape.rows)) for name, rows_of in rows.items()}
     weights = samples.weights
     norm = int(weights.sum()) / sum(map(len, chunks.values()))
     batches: list[Batch] = []
     parts = []
-    for name, own in chunks.items():
-        start, members = len(batches), [i for chunk in own for row in chunk for i in row]
-        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(own)]
+    for name, chunks_of in chunks.items():
+        start, members = len(batches), [i for chunk in chunks_of for row in chunk for i in row]
+        batches += [fill(samples, chunk, shape, norm, start + i) for i, chunk in enumerate(chunks_of)]
         parts.append(EvalPart(name, slice(start, len(batches)), norm / int(weights[members].sum())))
     return batches, parts

@@ -31,7 +31,6 @@ from .samples import Samples
 
 ABOUT = "split.json"
 
-
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
 """Packages that affect how rows are read, rendered and tokenized."""
 

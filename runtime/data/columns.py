@@ -46,7 +46,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Other names of a role's column in public data sets, in lower case, the most common first."""
 
-
 READS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "preference": (("chosen", "rejected"), ("prompt", "system", "tools")),
     "unpaired_preference": (("prompt", "completion", "label"), ("tools",)),
@@ -57,14 +56,11 @@ READS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """The required and the optional roles of each format, the most characteristic format first."""
 
-
 VAGUE = ("source", "task", "user", "text")
 """Other names of a prompt that are also names of metadata, or of whole texts."""
 
-
 RENAMED = ("input", "system", "reasoning")
 """Optional roles that are read from columns of other names."""
-
 
 PARTS = {
     **dict.fromkeys(("system", *NAMES["system"]), "system"),
@@ -74,14 +70,12 @@ PARTS = {
 }
 """Columns that are a part of a sample in whatever format they are, with their role."""
 
-
 REASONING = re.compile(
     r"((deepseek|gemini|qwen|qwq|claude|gpt|r1|model|assistant|generated|complex|long)_)*"
     r"(reasoning|thinking|thoughts?|cot|chain_of_thought)(_(content|trace|text|steps|trajectory|trajectories))*",
     re.I,
 )
 """Columns that hold reasoning if their value is text. Others, such as a judge's, are only text."""
-
 
 ANSWERS = frozenset(
     (
@@ -98,20 +92,16 @@ ANSWERS = frozenset(
 )
 """Columns whose value is text of the sample even if it is a word."""
 
-
 SWITCHES = frozenset(
     ("on", "off", "yes", "no", "true", "false", "none", "null", "n/a", "low", "medium", "high")
 )
 """Values of a column named reasoning that are not reasoning, but say whether a model reasons."""
 
-
 WORDS = 6
 """Words from which on a value of an unknown column is text, rather than a category or a title."""
 
-
 WIDE = 12
 """Characters from which on a value in a script without spaces is text."""
-
 
 EMPTY: tuple[Any, ...] = (None, "", [], {}, "[]", "{}")
 
@@ -228,7 +218,6 @@ def together(*unread: Unread) -> Unread:
 
 
 NOTHING = Unread()
-
 
 COLUMN = "column "
 

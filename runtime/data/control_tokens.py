@@ -7,7 +7,8 @@ special.
 With `data.special_tokens: text` those of the data become ordinary text. In the tokenizer, each control
 token gets another text, of the same length, that occurs in no data. A rendering gets these texts where
 the template wrote a control token. So the tokenizer reads those as control tokens, and the tokens' own
-texts in the data as ordinary text. Offsets stay those of the rendering."""
+texts in the data as ordinary text. Offsets stay those of the rendering.
+"""
 
 from __future__ import annotations
 
@@ -127,9 +128,7 @@ def _mapped(data: Any, change: Callable[[str], str]) -> Any:
 PRIVATE = 0xF0000
 """The first character of a plane of Unicode that is reserved for private use."""
 
-
 MOST = 0xFFFD
-
 
 FOREIGN = re.compile(f"[{chr(PRIVATE)}-{chr(PRIVATE + MOST)}]")
 """Characters that the data must not contain."""

@@ -1,6 +1,7 @@
 """Draw the samples of an epoch by the weights of their sources, and pack them into rows.
 
-A row is a line of at most data.max_length tokens."""
+A row is a line of at most data.max_length tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..errors import UserError
-from ..settings import Source
+from ..settings import DataSettings, Source
 from .report import SplitReport
 from .samples import Samples
 
@@ -38,101 +39,79 @@ class PackedRows(Sequence[tuple[int, ...]]):
 
 
 class Epochs:
-    """The rows of each epoch: all samples, in an own order; every epoch has the same number of rows.
+    """The rows of each epoch, which draws weight x samples of each source.
+
+    The weight's whole part gives full copies, its fraction gives a random part that each epoch chooses anew.
+    Every epoch has the same number of rows.
 
     Args:
         samples: at least one; whole groups are drawn.
         length: tokens of a row.
         packing: whether several samples share a row.
-        seed: decides, with the epoch, which equally long samples share a row; None keeps the order.
-    """
-
-    def __init__(self, samples: Samples, length: int, packing: bool, seed: int | None) -> None:
-        # Only the first sample of each group: groups are not packed.
-        self._lengths = samples.lengths[:: samples.group]
-        self._length = length
-        self._packing = packing
-        self._seed = seed
-        self._cached = lru_cache(maxsize=2)(self._of)
-
-    def of(self, epoch: int) -> PackedRows:
-        """Return the rows of an epoch."""
-        return self._cached(epoch if self._packing else 0)
-
-    def _of(self, epoch: int) -> PackedRows:
-        every = np.arange(len(self._lengths))
-        return self._packed(every, epoch) if self._packing else PackedRows(every, np.arange(len(every) + 1))
-
-    def _packed(self, order: np.ndarray, epoch: int) -> PackedRows:
-        if self._seed is not None:
-            order = np.random.default_rng([self._seed, epoch]).permutation(order)
-        return pack(self._lengths, self._length, order)
-
-
-class WeightedEpochs(Epochs):
-    """The rows of each epoch, which draws weight x samples of each source.
-
-    The weight's whole part gives full copies, its fraction gives a random part that each epoch chooses anew.
-
-    Args:
-        samples, length, packing: as for `Epochs`.
-        seed: decides also which samples are drawn from a source with a fractional weight.
+        seed: decides, with the epoch, which equally long samples share a row, and which samples are drawn
+            from a source with a fractional weight; None keeps the order.
         weights: the weight of each source.
     """
 
     def __init__(
         self, samples: Samples, length: int, packing: bool, seed: int | None, weights: Sequence[float]
     ) -> None:
-        super().__init__(samples, length, packing, seed)
-        sources = samples.sources[:: samples.group]
-        own = [np.flatnonzero(sources == source) for source in range(len(weights))]
-        self._copies = [
-            np.tile(members, math.floor(weight)) for members, weight in zip(own, weights, strict=True)
-        ]
+        # Only the first sample of each group: groups are not packed.
+        self._lengths = samples.lengths[:: samples.group]
+        self._length, self._packing, self._seed = length, packing, seed
+        members = [np.flatnonzero(samples.group_sources == source) for source in range(len(weights))]
+        self._copies = np.concatenate(
+            [np.tile(groups, math.floor(weight)) for groups, weight in zip(members, weights, strict=True)]
+        )
         self._parts = [
-            (members, round((weight - math.floor(weight)) * len(members)))
-            for members, weight in zip(own, weights, strict=True)
+            (groups, round((weight - math.floor(weight)) * len(groups)))
+            for groups, weight in zip(members, weights, strict=True)
         ]
         self._changes = any(count for _, count in self._parts)
+        self._cached = lru_cache(maxsize=2)(self._of)
+
+    @property
+    def draws(self) -> int:
+        """Return the number of samples that an epoch draws; a group counts once."""
+        return len(self._copies) + sum(count for _, count in self._parts)
 
     def of(self, epoch: int) -> PackedRows:
         """Return the rows of an epoch; with packing some may be empty in epochs after the first."""
         return self._cached(epoch if self._packing or self._changes else 0)
 
-    @property
-    def draws(self) -> int:
-        """Return the samples that an epoch draws."""
-        return sum(len(members) for members in self._copies) + sum(count for _, count in self._parts)
-
     def _of(self, epoch: int) -> PackedRows:
-        whole = np.concatenate(self._copies)
         part = self._drawn(epoch)
         if not self._packing:
-            return PackedRows(
-                np.sort(np.concatenate([whole, part]), kind="stable"), np.arange(self.draws + 1)
-            )
-        rows = self._packed(np.concatenate([whole, part]), epoch)
+            order = np.sort(np.concatenate([self._copies, part]), kind="stable")
+            return PackedRows(order, np.arange(self.draws + 1))
+        rows = self._packed(part, epoch)
         if not self._changes:
             return rows
-        wanted = self._rows()
-        while len(rows) > wanted and len(part):
+        most = self._rows()
+        while len(rows) > most and len(part):
             # Other samples have other lengths: those that do not fit are left for another epoch.
-            surplus = len(rows) - wanted
+            surplus = len(rows) - most
             part = part[: -max(1, surplus * self.draws // len(rows))]
-            rows = self._packed(np.concatenate([whole, part]), epoch)
-        missing = np.full(wanted - len(rows), rows.offsets[-1])
+            rows = self._packed(part, epoch)
+        missing = np.full(most - len(rows), rows.offsets[-1])
         return PackedRows(rows.samples, np.concatenate([rows.offsets, missing]))
+
+    def _packed(self, part: np.ndarray, epoch: int) -> PackedRows:
+        """Pack the full copies and a drawn part of the samples."""
+        order = np.concatenate([self._copies, part])
+        if self._seed is not None:
+            order = np.random.default_rng([self._seed, epoch]).permutation(order)
+        return pack(self._lengths, self._length, order)
 
     def _rows(self) -> int:
         """Return the number of rows of every epoch if epochs draw different samples."""
-        whole = np.concatenate(self._copies)
-        both = (whole, np.concatenate([whole, self._drawn(0)]))
-        return max(len(self._packed(order, 0)) for order in both)
+        nothing = np.zeros(0, np.int64)
+        return max(len(self._packed(part, 0)) for part in (nothing, self._drawn(0)))
 
     def _drawn(self, epoch: int) -> np.ndarray:
         """Return an epoch's samples from sources with a fractional weight, in random order."""
         random = np.random.default_rng([self._seed or 0, epoch, 1])
-        drawn = [random.choice(members, count, replace=False) for members, count in self._parts if count]
+        drawn = [random.choice(groups, count, replace=False) for groups, count in self._parts if count]
         return random.permutation(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
 
 
@@ -169,8 +148,8 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int
             at = bisect_left(rooms, length)
             # A row that was just given a sample has the least room, so it takes all that it can hold.
             room = rooms[at] if at < len(rooms) else capacity
-            each = room // length
-            needed = -(-count // each)
+            fits = room // length  # samples that fit in one such row
+            needed = -(-count // fits)
             if at < len(rooms):
                 there = with_room[room]
                 taken = there[: -needed - 1 : -1]
@@ -180,12 +159,12 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, order: Sequence[int
             else:
                 taken = list(range(rows, rows + needed))
                 rows += needed
-            given = min(count, len(taken) * each)
-            placed.append(np.repeat(taken, each)[:given])
-            count -= given
-            full = given // each
-            _keep(with_room, rooms, room - each * length, taken[:full])
-            _keep(with_room, rooms, room - (given - full * each) * length, taken[full:])
+            put = min(count, len(taken) * fits)
+            placed.append(np.repeat(taken, fits)[:put])
+            count -= put
+            full = put // fits
+            _keep(with_room, rooms, room - fits * length, taken[:full])
+            _keep(with_room, rooms, room - (put - full * fits) * length, taken[full:])
     row_of = np.concatenate(placed) if placed else np.zeros(0, np.int64)
     by_row = np.argsort(row_of, kind="stable")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of, minlength=rows))])
@@ -202,11 +181,26 @@ def _keep(with_room: dict[int, list[int]], rooms: list[int], left: int, rows: li
 
 
 def measure_rows(report: SplitReport, rows: Sequence[PackedRows], samples: Samples) -> None:
-    """Record how full the rows of an epoch are."""
-    lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    """Record in the report how full the rows of an epoch are.
+
+    Args:
+        rows: the epoch's rows, in any number of parts.
+    """
     report.group = samples.group
     report.rows = sum(map(len, rows)) * samples.group
-    report.row_tokens = sum(int(lengths[one.samples].sum()) for one in rows)
+    report.row_tokens = sum(int(samples.group_lengths[part.samples].sum()) for part in rows)
+
+
+def source_weights(samples: Samples, data: DataSettings) -> list[float]:
+    """Return how often an epoch draws each sample, for each source of data.train.
+
+    Args:
+        samples: the training samples.
+    """
+    if data.temperature is None:
+        return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    sizes = np.bincount(samples.group_sources, minlength=len(data.train))
+    return tempered(sizes.tolist(), data.temperature)
 
 
 def tempered(sizes: Sequence[int], temperature: float) -> list[float]:
@@ -252,9 +246,8 @@ def undrawn(
         drawn: the groups of samples that are drawn in the run, or in its first epoch.
         steps: the steps of the run, and those of an epoch.
     """
-    owners = samples.sources[:: samples.group]
-    sizes = np.bincount(owners, minlength=len(sources)).tolist()
-    seen = np.bincount(owners[drawn], minlength=len(sources))
+    sizes = np.bincount(samples.group_sources, minlength=len(sources)).tolist()
+    seen = np.bincount(samples.group_sources[drawn], minlength=len(sources))
     out = []
     for number, (source, size, weight) in enumerate(zip(sources, sizes, weights, strict=True)):
         if seen[number]:

@@ -1,6 +1,7 @@
 """Read the rows of a data file, of any kind and at any address that fsspec opens.
 
-A file's ending gives its kind. Each kind has a reader, which yields the rows in order."""
+A file's ending gives its kind. Each kind has a reader, which yields the rows in order.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +27,13 @@ from .values import ColumnRow, Malformed, json_object, json_objects, kind
 
 HUB = "hf://"
 
-
 BLOCK = 1 << 20
 """Number of bytes that are read at once."""
-
 
 TOLD = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "blob_id")
 """The entries of a file system that identify a file's contents; the first alone does not suffice."""
 
-
 ENDINGS = ".jsonl, .json or .csv (each also with .gz or .zst), .parquet, .arrow or .array_record"
-
 
 _ENDING = re.compile(
     r"\.(?:(?P<text>jsonl|json|csv)(?:\.(?:gz|zst))?"
@@ -148,7 +145,6 @@ def address_of(path: str) -> tuple[str, str | None]:
 Record = tuple[str, dict[str, Any] | Malformed]
 """A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is not valid."""
 
-
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -185,7 +181,6 @@ def record(origin: str, content: bytes) -> Record:
 
 
 JSON_FILE = "a .json file is one list of objects, or has one object a line"
-
 
 SPACE = re.compile(r"[ \t\r\n]*")
 

@@ -5,7 +5,8 @@ instruction        instruction, output; optional input, system, history, reasoni
 prompt_completion  prompt and completion, both text or both messages; optional tools
 text               text
 preference         chosen and rejected, both text or both messages; optional prompt, system, tools
-unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable"""
+unpaired_preference  prompt and completion as in prompt_completion, and label: whether that is desirable
+"""
 
 from __future__ import annotations
 
@@ -353,7 +354,6 @@ def _beginning(first: str, second: str) -> str:
 
 PARSERS = {"prompt_completion": _prompt_completion, "unpaired_preference": _unpaired}
 """The parsers of these formats."""
-
 
 Parser: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, str]], AnyRow]
 """(the row's origin, its columns by their names in the source, name used here -> name in the source) -> the

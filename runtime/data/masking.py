@@ -364,20 +364,15 @@ def _without(rendered: Rendered, cut: Iterable[Span]) -> list[Span]:
 
 Place: TypeAlias = tuple[str | int, ...]
 
-
 Changes: TypeAlias = dict[tuple["Place", str], str]
 """By a string's place and its text: the text to put there."""
 
-
 MESSAGES, TOOLS = "messages", "tools"
-
 
 MARKED = "reasoning"
 """The name of reasoning at the beginning of a content."""
 
-
 THOUGHTS = {*REASONING, MARKED}
-
 
 EARLIER = "reasoning of earlier turns"
 

@@ -16,10 +16,8 @@ from .values import JsonObject, Malformed, checked, filled, kind, parsed, text_o
 
 Messages = list[dict[str, Any]]
 
-
 ROLES = ("system", "user", "assistant", "tool")
 """Roles after parsing. The template decides which of them it accepts."""
-
 
 ALIASES = {
     "human": "user",
@@ -35,10 +33,8 @@ ALIASES = {
 }
 """ShareGPT's names of roles, and OpenAI's newer system role, which templates silently skip."""
 
-
 CALLS = ("function_call", "tool_call")
 """ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
-
 
 TAUGHT = re.compile(
     r"tool_calls|tool_responses|name|refusal|documents|cot|.*(reasoning|think|thought|image|audio|video).*",
@@ -47,14 +43,11 @@ TAUGHT = re.compile(
 """Keys of a message that belong to its content, besides role and content. Others (ids, times, ratings, a
 tool's name next to its call) are metadata. So are numbers: "reasoning_tokens" is not reasoning."""
 
-
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that hold the assistant's reasoning."""
 
-
 THOUGHTS = (("<think>", "</think>"), ("<|channel>thought\n", "<channel|>"))
 """What opens and closes reasoning in a content: in Qwen's markup and others', and in Gemma 4's."""
-
 
 QUOTES = "`'\"\u2018\u2019\u201c\u201d"
 

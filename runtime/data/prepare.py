@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import UserError, say
-from ..settings import DataSettings, Source, TrainSettings
+from ..settings import DataSettings, TrainSettings
 from . import cache
 from .advice import balance, check_split
 from .batches import (
     Batch,
+    Batching,
     BatchSchedule,
     BatchShape,
     EvalPart,
@@ -27,9 +26,9 @@ from .batches import (
     rows_by_source,
 )
 from .encoding import Coding, coding
-from .epochs import Epochs, WeightedEpochs, check_draws, hardly_drawn, measure_rows, tempered, undrawn
+from .epochs import Epochs, check_draws, hardly_drawn, measure_rows, source_weights, undrawn
 from .report import DataReport, SplitReport
-from .samples import Samples, common, fingerprints, repeated_notes
+from .samples import Samples, repeated_notes
 from .sources import Split, open_rows, splits
 from .stream import StreamSchedule, Windows
 from .tokenizer import chat_templates
@@ -90,9 +89,9 @@ class PreparedData:
 
         stop = self.total_steps if steps is None else steps
         indices = grain.MapDataset.range(start * self.accumulation, stop * self.accumulation)
-        made = indices.map(lambda index: self.micro_batch(index, rows))
+        batches = indices.map(lambda index: self.micro_batch(index, rows))
         # One thread builds batches ahead.
-        return made.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+        return batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
     def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
         """Build micro-batch number `index` of the run, from 0, or some of its rows."""
@@ -169,60 +168,24 @@ def prepare(
     accumulation = train.global_batch_size // rows
     pad = tokenizer.pad_token_id
     shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
+    batching = Batching(shape, accumulation, train.loss_normalization == "tokens")
 
     def coded(split: Split) -> Coding:
-        written = chat_templates(tokenizer, data, data_dir, split.sources)
-        return coding(tokenizer, written, data, vocabulary, split.sources)
+        templates = chat_templates(tokenizer, data, data_dir, split.sources)
+        return coding(tokenizer, templates, data, vocabulary, split.sources)
 
     trained_on, evaluated_on = splits(data, data_dir)
-    how = coded(trained_on)
-    by_tokens = train.loss_normalization == "tokens"
-    notes: list[str] = []
-    schedule: Schedule
-    windows: Windows | None = None
     if data.stream_window is not None:
-        if train.steps is None:
-            raise UserError(
-                "epochs of a stream cannot be counted", "give train.steps, or remove data.stream_window"
-            )
-        windows = Windows(data, how, data_dir, tokenizing.workers)
-        schedule = StreamSchedule(windows, tokenizing.after, shape, accumulation, by_tokens)
-        samples, train_report = schedule.window.samples, schedule.window.report
-        per_epoch, made_of, weights = None, windows.made_of, windows.weights
+        training = _streamed(data, train, coded(trained_on), data_dir, tokenizing, batching)
     else:
-        samples, train_report = read_split(trained_on, data, how, data_dir, tokenizing)
-        check_split("data.train", train_report, data)
-        if len(samples.liked):
-            liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
-            if unbalanced := balance(liked, len(samples) - liked, both):
-                notes.append("; ".join(unbalanced))
-        weights = source_weights(samples, data)
-        drawn = (samples, data.max_length, data.packing, data.shuffle_seed)
-        if all(weight == 1 for weight in weights):
-            epochs = Epochs(*drawn)
-        else:
-            epochs = WeightedEpochs(*drawn, weights)
-            check_draws(epochs.draws, train_report.samples)
-        measure_rows(train_report, [epochs.of(0)], samples)
-        by_length = data.curriculum == "length"
-        schedule = BatchSchedule(
-            samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed, by_length
-        )
-        per_epoch, made_of = schedule.steps_per_epoch, samples.digest
-
+        split = read_split(trained_on, data, coded(trained_on), data_dir, tokenizing)
+        training = _in_epochs(*split, data, train, batching)
+    samples, schedule, per_epoch = training.samples, training.schedule, training.schedule.steps_per_epoch
     total = train.steps if train.steps is not None else math.ceil((train.epochs or 1) * (per_epoch or 0))
-    trained: np.ndarray | None = None
-    if evaluated_on is not None or len(data.train) > 1:
-        trained = fingerprints(samples)
-    if trained is not None and len(data.train) > 1:
-        notes += repeated_notes(data, samples, trained)
+    notes = [*training.notes]
     if len(data.train) > 1:
-        if isinstance(schedule, BatchSchedule):
-            of_run = schedule.drawn(total)
-            notes += undrawn(data.train, weights, samples, of_run, (total, schedule.steps_per_epoch))
-        elif train_report.rows:
-            per_row = train_report.samples / train_report.rows
-            notes += hardly_drawn(data.train, weights, total * train.global_batch_size * per_row)
+        notes += repeated_notes(data.train, samples)
+        notes += _undrawn_notes(training, data, total, total * train.global_batch_size)
     eval_batches: list[Batch] = []
     eval_parts: list[EvalPart] = []
     eval_report = None
@@ -231,39 +194,25 @@ def prepare(
         check_split(evaluated_on.name, eval_report, data)
         rows_of = rows_by_source(held_out, evaluated_on.sources, data)
         measure_rows(eval_report, list(rows_of.values()), held_out)
-        assert trained is not None
-        found = fingerprints(held_out)
-        eval_report.shared = common(found, trained)
-        if windows is not None:
-            windows.held_out = found
+        eval_report.shared = held_out.shared_with(samples)
+        if isinstance(schedule, StreamSchedule):
+            schedule.hold_out(held_out)
         eval_batches, eval_parts = evaluation_batches(held_out, rows_of, shape)
 
-    order = [made_of, data.max_length, data.packing, data.shuffle_seed, weights]
+    order = [training.content, data.max_length, data.packing, data.shuffle_seed, training.weights]
     order += [data.curriculum] if data.curriculum else []
     return PreparedData(
         steps_per_epoch=per_epoch,
         total_steps=total,
         accumulation=accumulation,
         eval_batches=eval_batches,
-        report=DataReport(train_report, eval_report, per_epoch, total, data.packing, notes),
+        report=DataReport(training.report, eval_report, per_epoch, total, data.packing, notes),
         samples=samples,
         fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
         shuffle_seed=data.shuffle_seed,
         eval_parts=eval_parts if len(eval_parts) > 1 else (),
     )
-
-
-def source_weights(samples: Samples, data: DataSettings) -> list[float]:
-    """Return how often an epoch draws each sample, for each source of data.train.
-
-    Args:
-        samples: the training samples.
-    """
-    if data.temperature is None:
-        return [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
-    sizes = np.bincount(samples.sources[:: samples.group], minlength=len(data.train))
-    return tempered(sizes.tolist(), data.temperature)
 
 
 def read_split(
@@ -278,21 +227,89 @@ def read_split(
     Raises:
         UserError: a source cannot be read, or a row is refused.
     """
-    found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None
-    unkept = ""
+    reason = ""
     if tokenizing.cache is not None:
-        named, reason = cache.key(split.sources, data, how, data_dir, split.part)
-        if named is not None:
-            folder = tokenizing.cache / "data" / named
-            found = cache.load(folder)
-        else:
-            unkept = f"the tokenized data is not kept: {reason}"
-    if found is None:
-        readers = open_rows(split.sources, data, data_dir, split.chosen())
-        found = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
-        if unkept:
-            say(f"note: {unkept}")
-        if folder is not None and len(found[0]):
-            cache.save(folder, *found)
-    return found
+        key, reason = cache.key(split.sources, data, how, data_dir, split.part)
+        folder = None if key is None else tokenizing.cache / "data" / key
+    if folder is not None and (kept := cache.load(folder)) is not None:
+        return kept
+    readers = open_rows(split.sources, data, data_dir, split.chosen())
+    samples, report = tokenize(readers, how, data, tokenizing.workers, f"tokenizing {split.name}")
+    if reason:
+        say(f"note: the tokenized data is not kept: {reason}")
+    if folder is not None and len(samples):
+        cache.save(folder, samples, report)
+    return samples, report
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The training data of a run.
+
+    Attributes:
+        samples, report: what was read; of a stream, its first window.
+        schedule: the rows of each micro-batch.
+        weights: the weight of each source.
+        content: digest of what the schedule draws from.
+        notes: remarks for the report.
+    """
+
+    samples: Samples
+    report: SplitReport
+    schedule: Schedule
+    weights: Sequence[float]
+    content: str
+    notes: Sequence[str] = ()
+
+
+def _streamed(
+    data: DataSettings,
+    train: TrainSettings,
+    how: Coding,
+    data_dir: Path,
+    tokenizing: Tokenizing,
+    batching: Batching,
+) -> _Training:
+    """Begin to read the training data of a stream."""
+    if train.steps is None:
+        raise UserError(
+            "epochs of a stream cannot be counted", "give train.steps, or remove data.stream_window"
+        )
+    windows = Windows(data, how, data_dir, tokenizing.workers)
+    schedule = StreamSchedule(windows, tokenizing.after, batching)
+    first = schedule.window
+    return _Training(first.samples, first.report, schedule, windows.weights, windows.made_of)
+
+
+def _in_epochs(
+    samples: Samples, report: SplitReport, data: DataSettings, train: TrainSettings, batching: Batching
+) -> _Training:
+    """Draw the epochs of training data that was read; the report gets the rows of an epoch."""
+    check_split("data.train", report, data)
+    notes = []
+    if len(samples.liked):
+        liked, both = int(samples.liked.sum()), (train.desirable_weight, train.undesirable_weight)
+        if unbalanced := balance(liked, len(samples) - liked, both):
+            notes.append("; ".join(unbalanced))
+    weights = source_weights(samples, data)
+    epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+    check_draws(epochs.draws, report.samples)
+    measure_rows(report, [epochs.of(0)], samples)
+    schedule = BatchSchedule(samples, epochs, batching, data.shuffle_seed, data.curriculum == "length")
+    return _Training(samples, report, schedule, weights, samples.digest, notes)
+
+
+def _undrawn_notes(training: _Training, data: DataSettings, steps: int, rows: int) -> list[str]:
+    """Return notes on sources that the run does not train on, or hardly.
+
+    Args:
+        steps, rows: optimizer steps of the run, and rows of these.
+    """
+    schedule, report = training.schedule, training.report
+    if isinstance(schedule, BatchSchedule):
+        lengths = steps, schedule.steps_per_epoch
+        return undrawn(data.train, training.weights, training.samples, schedule.drawn(steps), lengths)
+    if not report.rows:
+        return []
+    return hardly_drawn(data.train, training.weights, rows * report.samples / report.rows)

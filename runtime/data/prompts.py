@@ -37,7 +37,6 @@ MULTIPLE = 256
 """Prompts are padded to data.max_length, or to half, a quarter and so on of it, if that is a multiple of this
 on each device: splash attention and its balancing order need such lengths."""
 
-
 SHAPE = 'a line is {"messages": [...]}, or {"prompt": "..."} with a text or with messages'
 
 

@@ -47,21 +47,17 @@ KINDS = {
 }
 """Reasons for leaving rows out: the attribute of SplitReport, and its words."""
 
-
 COUNTS = (
     *("read", "kept", "removed", "truncated", "split", "pieces", "lone_ends", "substituted", "unended"),
     *("tokens", "targets"),
 )
 """The attributes of SplitReport that are plain numbers, and are added up."""
 
-
 KEPT = ("incomplete", "controlled")
 """The attributes of SplitReport with rows that are kept."""
 
-
 INVALID = ("malformed", "empty", "inconsistent", "masked")
 """The reasons that count for data.max_invalid_ratio."""
-
 
 ADAPTED = {
     "json": "the chat template takes the arguments of tool calls as JSON text",
@@ -71,7 +67,6 @@ ADAPTED = {
     "unopened": "the text before </think> or <channel|> counts as reasoning, although nothing opens it",
 }
 """The changes to a sample's messages, and why each is made: those of template.CallForm, and of reasoning."""
-
 
 NAMED_COUNTS = ("unused", "texts", "values", "taken")
 """Attributes of SplitReport that count names of columns and keys, in the order of columns.Unread."""

@@ -1,6 +1,7 @@
 """Tokenized samples as flat arrays: the number of objects does not grow with the number of samples.
 
-A sample is one conversation, one text, or one answer of a preference. Fingerprints show which occur twice."""
+A sample is one conversation, one text, or one answer of a preference. Fingerprints show which occur twice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ..settings import DataSettings
+from ..settings import Source
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ class Samples(Sequence[Sample]):
         return Sample(self.tokens[part], self.targets[part])
 
     @property
+    def group_sources(self) -> np.ndarray:
+        """Return int32[n / group]: the source of each group."""
+        return self.sources[:: self.group]
+
+    @property
+    def group_lengths(self) -> np.ndarray:
+        """Return int64[n / group]: the number of tokens of each group, over all its samples."""
+        return self.lengths.reshape(-1, self.group).sum(1)
+
+    @property
     def lengths(self) -> np.ndarray:
         """Return int64[n]: the number of tokens of each sample."""
         return np.diff(self.offsets)
@@ -84,6 +95,23 @@ class Samples(Sequence[Sample]):
     def origin(self, index: int) -> str:
         """Return the place of a sample in its source."""
         return self.origins[index].decode("utf-8")
+
+    @cached_property
+    def fingerprints(self) -> np.ndarray:
+        """Return uint64[n / group]: a hash of the tokens of each group."""
+        tokens = np.ascontiguousarray(self.tokens, np.int32).view(np.uint8).data
+        offsets, lengths, group = (4 * self.offsets).tolist(), self.lengths, self.group
+        hashes = np.empty(len(self) // group, np.uint64)
+        for number, first in enumerate(range(0, len(self), group)):
+            digest = blake2b(tokens[offsets[first] : offsets[first + group]], digest_size=8)
+            if group > 1:
+                digest.update(lengths[first : first + group].tobytes())
+            hashes[number] = int.from_bytes(digest.digest(), "little")
+        return hashes
+
+    def shared_with(self, others: Samples) -> int:
+        """Return how many of the groups are also among others."""
+        return int(np.isin(self.fingerprints, others.fingerprints).sum())
 
     @cached_property
     def digest(self) -> str:
@@ -110,33 +138,14 @@ def join(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def fingerprints(samples: Samples) -> np.ndarray:
-    """Return uint64[n / group], a hash of the tokens of each group of samples."""
-    tokens = np.ascontiguousarray(samples.tokens, np.int32).view(np.uint8).data
-    offsets = (4 * samples.offsets).tolist()
-    group, lengths = samples.group, samples.lengths
-    out = np.empty(len(samples) // group, np.uint64)
-    for number, first in enumerate(range(0, len(samples), group)):
-        digest = blake2b(tokens[offsets[first] : offsets[first + group]], digest_size=8)
-        if group > 1:
-            digest.update(lengths[first : first + group].tobytes())
-        out[number] = int.from_bytes(digest.digest(), "little")
-    return out
-
-
-def common(held_out: np.ndarray, trained: np.ndarray) -> int:
-    """Return how many of the first fingerprints are among the second."""
-    return int(np.isin(held_out, trained).sum())
-
-
 def repeated(hashes: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int], int]:
     """Return how many groups of a source are also in an earlier one, by the numbers of the two.
 
     A group that several earlier sources have is counted for the first of them.
 
     Args:
-        hashes: the groups' fingerprints.
-        sources: the source of each group.
+        hashes: uint64[n], the groups' fingerprints.
+        sources: int32[n], the source of each group.
     """
     order = np.lexsort((sources, hashes))
     values, owners = hashes[order], sources[order]
@@ -147,15 +156,11 @@ def repeated(hashes: np.ndarray, sources: np.ndarray) -> Mapping[tuple[int, int]
     return {(int(a), int(b)): int(count) for (a, b), count in zip(kinds.T, counts, strict=True)}
 
 
-def repeated_notes(data: DataSettings, samples: Samples, hashes: np.ndarray) -> list[str]:
-    """Return a sentence for each two sources of data.train that have samples in common.
-
-    Args:
-        hashes: the fingerprints of the samples.
-    """
-    paths = [source if isinstance(source, str) else source.path for source in data.train]
+def repeated_notes(sources: Sequence[str | Source], samples: Samples) -> list[str]:
+    """Return a sentence for each two sources of data.train that have samples in common."""
+    paths = [source if isinstance(source, str) else source.path for source in sources]
     return [
         f"{count:,} samples of data.train[{second}], {paths[second]}, are also in data.train[{first}], "
         f"{paths[first]}"
-        for (first, second), count in repeated(hashes, samples.sources[:: samples.group]).items()
+        for (first, second), count in repeated(samples.fingerprints, samples.group_sources).items()
     ]

@@ -1,7 +1,8 @@
 """Stream the rows of every source of a recipe, for training and for evaluation.
 
 Training and evaluation have separate sources, or two parts of the same rows. A function of the user's
-file may change each row before its format is read."""
+file may change each row before its format is read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The tokens at which generation stops: those of a checkpoint's generation_config.json, and those with which
-training ends an answer."""
+training ends an answer.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +14,11 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 
-
 GENERATION = "generation_config.json"
 """transformers and vLLM read a model's end tokens from this file."""
 
-
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of config.json that transformers uses if a checkpoint has no generation_config.json."""
-
 
 LIMIT = "max_new_tokens"
 """A key that limits every request of a server, if the server reads the file from another folder than the

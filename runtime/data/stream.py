@@ -7,7 +7,8 @@ a stream, the rows of an optimizer step depend only on the data, the settings an
 devices, nor on where a run was interrupted.
 
 A checkpoint holds the place in each source at which the window of its last row begins. A resumed run
-reads that window again, and compares its digest with the digest in the checkpoint."""
+reads that window again, and compares its digest with the digest in the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from ..errors import UserError, say
 from ..settings import DataSettings, Source
 from . import huggingface
 from .advice import check_split
-from .batches import BatchShape, Row, Schedule, Step
+from .batches import Batching, Row, Schedule, Step
 from .encoding import Coding
 from .epochs import PackedRows, measure_rows, pack
 from .files import READERS, TOLD, DataPath, Record, explained, kind_of, located, marked_lines, read_file
 from .report import SplitReport, evaluation_warning
-from .samples import Samples, common, fingerprints, join
+from .samples import Samples, join
 from .sources import open_rows
 from .workers import Tokenizer
 
@@ -146,9 +147,9 @@ class Cursor:
             if self._taken != self._source.limit and self._shard < len(self._shards):
                 if self._rows is None:
                     self._rows = self._shards[self._order[self._shard]].rows(self._mark)
-                found = next(self._rows, None)
-                if found is not None:
-                    row, self._mark = found
+                marked_row = next(self._rows, None)
+                if marked_row is not None:
+                    row, self._mark = marked_row
                     self._taken += 1
                     return row
                 self._shard += 1
@@ -176,10 +177,8 @@ class Cursor:
 HELD = 2
 """Windows that are in memory, in addition to the one that is being read."""
 
-
 PATIENCE = 30.0
 """Seconds to wait for a reader that has to end."""
-
 
 REMEMBERED = 1024
 """Number of windows whose beginnings are remembered, so that they can be read again."""
@@ -230,7 +229,7 @@ class Windows:
     Attributes:
         made_of: digest of the files' names and sizes, not of their content.
         weights: the weight of each source.
-        held_out: the fingerprints of the evaluation samples, which later windows are compared with.
+        held_out: the evaluation samples, which later windows are compared with.
 
     Raises:
         UserError: a source cannot be read or streamed.
@@ -243,16 +242,16 @@ class Windows:
         self.weights = [source.weight for source in sources]
         shards = [shards_of(source, data_dir) for source in sources]
         about = [self._size, how.loss_on, how.tokenizer, how.templates]
-        about += [[shard.about for shard in one] for one in shards]
+        about += [[shard.about for shard in shards_of_source] for shards_of_source in shards]
         self.made_of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
         self._readers = open_rows(data.train, data, data_dir)
         self._cursors = [
-            partial(Cursor, source, own, number, data.shuffle_seed)
-            for number, (source, own) in enumerate(zip(sources, shards, strict=True))
+            partial(Cursor, source, shards_of_source, number, data.shuffle_seed)
+            for number, (source, shards_of_source) in enumerate(zip(sources, shards, strict=True))
         ]
         self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
         self._tokenizer = Tokenizer(how, data, workers)
-        self.held_out: np.ndarray | None = None
+        self.held_out: Samples | None = None
         self._reading = threading.Lock()
         self._closed = False
 
@@ -270,7 +269,7 @@ class Windows:
             at, cursors = self._live
             if not cursors or at != begin.at:
                 after = begin.at or [{}] * len(self._cursors)
-                cursors = [cursor(own) for cursor, own in zip(self._cursors, after, strict=True)]
+                cursors = [cursor(position) for cursor, position in zip(self._cursors, after, strict=True)]
             self._live = [], []
             counts = self._random(begin, 0).multinomial(self._size, self._shares)
             for reader, cursor, count in zip(self._readers, cursors, counts, strict=True):
@@ -289,9 +288,9 @@ class Windows:
         measure_rows(report, [rows], samples)
         return Window(begin, samples, rows, report), Begin(begin.number + 1, begin.first + len(rows), where)
 
-    def _compare(self, begin: Begin, samples: Samples, held_out: np.ndarray) -> None:
-        count, window = common(held_out, fingerprints(samples)), f"window {begin.number + 1} of the stream"
-        if warning := evaluation_warning(count, len(held_out), (), window):
+    def _compare(self, begin: Begin, samples: Samples, held_out: Samples) -> None:
+        count, window = held_out.shared_with(samples), f"window {begin.number + 1} of the stream"
+        if warning := evaluation_warning(count, len(held_out.fingerprints), (), window):
             say(f"note: {warning}")
 
     def close(self) -> None:
@@ -308,7 +307,8 @@ class Windows:
     def _rows(self, begin: Begin, samples: Samples) -> PackedRows:
         """Return groups by row: packed as in an epoch, in the order of the seed, or in the sources' order,
         which then alternates between sources."""
-        groups, sources = len(samples) // samples.group, samples.sources[:: samples.group]
+        sources = samples.group_sources
+        groups = len(sources)
         random = self._random(begin, 1) if self._data.shuffle_seed is not None else None
         if random is not None:
             order = random.permutation(groups)
@@ -340,20 +340,13 @@ class StreamSchedule(Schedule):
 
     Args:
         after: the data's state at the step after which the run continues; None at its beginning.
-        shape, accumulation, by_tokens: as of `Schedule`.
+        batching: how the rows become micro-batches.
 
     Attributes:
         window: the first window that was read.
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        after: Mapping[str, Any] | None,
-        shape: BatchShape,
-        accumulation: int,
-        by_tokens: bool,
-    ) -> None:
+    def __init__(self, windows: Windows, after: Mapping[str, Any] | None, batching: Batching) -> None:
         self._windows = windows
         begin = Begin(0, 0, [])
         if after is not None and after.get(WINDOW):
@@ -364,15 +357,19 @@ class StreamSchedule(Schedule):
         self._held = deque([self.window], HELD)
         self._ahead: Future[tuple[Window, Begin]] | None = None
         self._thread: threading.Thread | None = None
-        super().__init__(shape, accumulation, by_tokens, self.window.samples.group)
+        super().__init__(batching, self.window.samples.group)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the beginning of the window of a step's last row, and its digest; None at step 0."""
         if not step:
             return {WINDOW: None, DIGEST: None}
         window = self._of(step * self.rows_per_step - 1)
-        begin = {**vars(window.begin), "at": [dict(one) for one in window.begin.at]}
+        begin = {**vars(window.begin), "at": [dict(position) for position in window.begin.at]}
         return {WINDOW: begin, DIGEST: window.samples.digest}
+
+    def hold_out(self, samples: Samples) -> None:
+        """Report samples of later windows that are also among these, on which the run evaluates."""
+        self._windows.held_out = samples
 
     def close(self) -> None:
         """End reading ahead, and wait for the thread: if it were in the tokenizer's code when the process
@@ -390,10 +387,10 @@ class StreamSchedule(Schedule):
             window = self._of(row)
             until = min(end, window.end)
             chosen = [window.rows[i - window.begin.first] for i in range(row, until)]
-            parts.append(_only(window.samples, [group for one in chosen for group in one]))
-            for one in chosen:
-                rows.append(tuple(range(groups, groups + len(one))))
-                groups += len(one)
+            parts.append(_only(window.samples, [group for packed in chosen for group in packed]))
+            for packed in chosen:
+                rows.append(tuple(range(groups, groups + len(packed))))
+                groups += len(packed)
             row = until
         return Step(replace(join(parts), group=self._group), rows)
 
@@ -440,9 +437,9 @@ def _only(samples: Samples, groups: Sequence[int]) -> Samples:
     members = [member for group in groups for member in samples.members(group)]
     chosen = [samples[member] for member in members]
     return Samples(
-        np.concatenate([one.tokens for one in chosen]),
-        np.concatenate([one.targets for one in chosen]),
-        np.concatenate([[0], np.cumsum([len(one.tokens) for one in chosen], dtype=np.int64)]),
+        np.concatenate([sample.tokens for sample in chosen]),
+        np.concatenate([sample.targets for sample in chosen]),
+        np.concatenate([[0], np.cumsum([len(sample.tokens) for sample in chosen], dtype=np.int64)]),
         samples.sources[members],
         samples.origins[members],
         samples.liked[members] if len(samples.liked) else samples.liked,

@@ -8,7 +8,8 @@ Templates differ in how they take an assistant's tool calls. Most take a call's 
 but DeepSeek's concatenate them as JSON text. Some write the calls of a message only if its content is
 null. Gemma 4's writes the text of a message after its calls and their results, although the model writes
 it before; as a message of its own, the text comes first. Short conversations with known texts show which
-form a template takes."""
+form a template takes.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +32,19 @@ from .messages import REASONING
 
 Messages = list[dict[str, Any]]
 
-
 Span = tuple[int, int]
 
-
 Tools = list[dict[str, Any]] | None
-
 
 TODAY = datetime.datetime(2024, 7, 26)
 """The date of a template's `strftime_now`: the default of Llama's templates. With the current date, the same
 recipe would train on other tokens tomorrow, and a resumed run on others than before."""
 
-
 RENDER_SECONDS = 30.0
 """The time limit of a template for one conversation; milliseconds are usual."""
 
-
 LARGEST = 1 << 24
 """The most characters of a rendering, and items of an operation's result."""
-
 
 MOST_POWER = 64
 """The largest exponent: Python's integers are unbounded, and could fill the memory."""
@@ -278,16 +273,13 @@ def _as_text(call: dict[str, Any]) -> dict[str, Any]:
 
 PROBE_NAME, PROBE_KEY, PROBE_VALUE, PROBE_TEXT = "probe_name", "probe_key", "probe_value", "Probed text."
 
-
 PROBE_CALL = {
     "id": "probe0000",
     "type": "function",
     "function": {"name": PROBE_NAME, "arguments": {PROBE_KEY: PROBE_VALUE}},
 }
 
-
 PROBE_PARAMETERS = {"type": "object", "properties": {PROBE_KEY: {"type": "string", "description": "A text."}}}
-
 
 PROBE_TOOLS = [
     {
@@ -296,9 +288,7 @@ PROBE_TOOLS = [
     }
 ]
 
-
 PROBE_QUESTION = {"role": "user", "content": "Probed question?"}
-
 
 PROBE_ANSWER: Messages = [
     {"role": "tool", "name": PROBE_NAME, "tool_call_id": PROBE_CALL["id"], "content": "Probed result."},

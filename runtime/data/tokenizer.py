@@ -1,7 +1,8 @@
 """Load the tokenizer of a checkpoint, with the recipe's new tokens, and the chat template of the training.
 
 A new token replaces a reserved token of the checkpoint, or takes the first row of the embedding that no token
-uses. model.vocab_size may add such rows. train.py encodes with new tokens, and merge.py writes them."""
+uses. model.vocab_size may add such rows. train.py encodes with new tokens, and merge.py writes them.
+"""
 
 from __future__ import annotations
 
@@ -189,10 +190,8 @@ TOKENIZER, CONFIG, ADDED, SPECIAL = (
     "special_tokens_map.json",
 )
 
-
 MULTIPLE = 64
 """Suggested numbers of rows are multiples of this, so that they divide over the devices of most meshes."""
-
 
 RESERVES = ("reserved", "unused", "dummy", "control", "placeholder", "extra")
 """Words in the names of reserved tokens of checkpoints."""

@@ -2,7 +2,8 @@
 
 The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of rows from
 stdin, and writes pickled samples to stdout. Rows are cut into chunks by size alone, and results are joined in
-order. So the result does not depend on the number of processes."""
+order. So the result does not depend on the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +36,13 @@ from .sources import Reader
 CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
 
-
 ALONE = 4 * CHUNK
 """Work that this process does by itself, in less time than other processes take to start."""
-
 
 ROW = 500
 """Work of a row in addition to its text, in characters."""
 
-
 MOST_WORKERS = 32
-
 
 Tokenized = tuple[Samples, SplitReport]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipec.runtime.data.samples import fingerprints, repeated
+from recipec.runtime.data.samples import repeated
 from recipec.runtime.settings import Source
 from tests.runtime.chats import write
 from tests.runtime.preparing import conversations, prepared
@@ -66,13 +66,13 @@ def test_repeated_groups_are_counted_for_the_first_source() -> None:
 
 def test_fingerprints_tell_apart_the_border_between_two_answers(folder: Path) -> None:
     samples = prepared(folder).samples
-    assert len(set(fingerprints(samples).tolist())) == len(samples) == 50
+    assert len(set(samples.fingerprints.tolist())) == len(samples) == 50
     from dataclasses import replace
 
     moved = samples.offsets.copy()
     moved[1] += 1
     pairs, other = (
-        fingerprints(replace(samples, offsets=offsets, group=2)) for offsets in (samples.offsets, moved)
+        replace(samples, offsets=offsets, group=2).fingerprints for offsets in (samples.offsets, moved)
     )
     assert (pairs != other).tolist() == [True] + [False] * 24
 
