@@ -19,7 +19,7 @@ from recipec.compiler.plan.at_hand import PlainTokenizer
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together
-from recipec.runtime.data.formats import ParsedSample, is_labeled, label_of, parser_of
+from recipec.runtime.data.formats import PARSERS, ParsedSample, is_labeled, label_of
 from recipec.runtime.data.messages import taught
 from recipec.runtime.data.report import one_token
 from recipec.runtime.data.values import Malformed, without_fillers
@@ -549,7 +549,7 @@ def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: st
     Raises:
         Malformed: the row does not match the format.
     """
-    parsed = parser_of(format)("", row, fields)
+    parsed = PARSERS[format]("", row, fields)
     held: list[str] = []
     for one in (parsed,) if isinstance(parsed, ParsedSample) else parsed.answers():
         if one.messages is not None and template is not None:

@@ -301,10 +301,10 @@ def _visible(piece: str) -> str:
 
 def _rows(reader: Any) -> Iterator[ParsedSample]:
     """Yield the rows of a source; for a preference, both answers, each as a prompt and its completion."""
-    from recipec.runtime.data.formats import PreferenceRow
+    from recipec.runtime.data.formats import PreferencePair
 
     for row in reader:
-        if isinstance(row, PreferenceRow):
+        if isinstance(row, PreferencePair):
             for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
                 yield replace(answer, origin=f"{row.origin} {name}")
         elif row.liked is not None:

@@ -18,7 +18,7 @@ from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
 from recipec.runtime.data.advice import LIKED
 from recipec.runtime.data.columns import NAMES, READS, VAGUE, is_text, together
-from recipec.runtime.data.formats import is_labeled, parser_of
+from recipec.runtime.data.formats import PARSERS, is_labeled
 from recipec.runtime.data.values import Malformed
 
 PLACEHOLDER = "data/train.jsonl"
@@ -101,7 +101,7 @@ class NewData:
         """Return a sentence on the columns of the rows that were read: their roles, and those not used."""
         if not self.sample or self.format is None:
             return ""
-        parse, unread = parser_of(self.format), []
+        parse, unread = PARSERS[self.format], []
         for row in self.sample:
             with suppress(Malformed):
                 unread.append(parse("", row, self.fields).unread)
@@ -182,7 +182,7 @@ def recognize(rows: Sequence[Mapping[str, Any]], format: str | None = None) -> t
             if format not in (None, name):
                 continue
             try:
-                parsed = parser_of(name)("", row, fields)
+                parsed = PARSERS[name]("", row, fields)
             except Malformed as error:
                 reason = reason or f"as {name}: {error}"
                 continue
@@ -248,7 +248,7 @@ def _is_labeled(row: Mapping[str, Any]) -> bool:
 def _has_parts(row: Mapping[str, Any]) -> bool:
     """Return whether a prompt and its completion stand next to a context, reasoning or the like."""
     try:
-        return bool(parser_of("prompt_completion")("", row, {}).unread.parts)
+        return bool(PARSERS["prompt_completion"]("", row, {}).unread.parts)
     except Malformed:
         return False
 
@@ -265,7 +265,7 @@ def as_turns(source: NewData) -> NewData:
     fields = {name: column for name, column in names.items() if name != column}
     for row in source.sample:
         with suppress(Malformed):
-            taken = parser_of("instruction")("", row, fields).unread.taken
+            taken = PARSERS["instruction"]("", row, fields).unread.taken
             fields = _with_taken(fields, taken, row) | fields
     return replace(source, format="instruction", fields=fields)
 

@@ -134,9 +134,9 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str], place
     for other, (required, _) in READS.items():
         if other != format and all(name in columns for name in required):
             return f"{place}.format: {other}"
-    found = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
-    if len(found) == len(missing) and len(set(found.values())) == len(found):
-        named = {name: column for name, column in {**fields, **found}.items() if name != column}
+    synonyms = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
+    if len(synonyms) == len(missing) and len(set(synonyms.values())) == len(synonyms):
+        named = {name: column for name, column in {**fields, **synonyms}.items() if name != column}
         if not named:
             line = "remove data.fields" if place == "data" else f"{place}.fields: {{}}"
             return f"{line}: the columns have the format's own names"

@@ -51,26 +51,26 @@ def key(
         The key; or None and a reason, if a source's content cannot be identified without reading it.
     """
     contents = []
-    for given in sources:
-        source = Source(given) if isinstance(given, str) else given
+    for source_or_path in sources:
+        source = Source(source_or_path) if isinstance(source_or_path, str) else source_or_path
         try:
             what = _content(source, data_dir)
         except Exception as error:  # any error; reading the source reports it better
             return None, f"{source.path}: {first_line(error)}"
-        own, transform = data.of(source), None
-        if own.transform is not None:
-            name, _, function = own.transform.rpartition(":")
+        settings, transform = data.of(source), None
+        if settings.transform is not None:
+            name, _, function = settings.transform.rpartition(":")
             transform = [function, _sha256([data_dir / name]) if (data_dir / name).is_file() else None]
-        kind = [own.format, dict(own.fields), transform]
+        kind = [settings.format, dict(settings.fields), transform]
         contents.append([source.path, source.split, source.config, source.limit, what, kind])
-    made_of = {
+    inputs = {
         "sources": contents,
         "part": part,
         "coding": asdict(coding),
         "code": _sha256(sorted(Path(__file__).parent.glob("*.py"))),
         "packages": [installed(name) for name in PACKAGES],
     }
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:40], ""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:40], ""
 
 
 def load(folder: Path) -> tuple[Samples, SplitReport] | None:

@@ -128,11 +128,11 @@ def _candidates(role: str, columns: tuple[str, ...], mapped: tuple[tuple[str, st
     fields = dict(mapped)
     if role in fields:
         return (fields[role],)
-    found = [role] if role in columns else []
+    candidates = [role] if role in columns else []
     if role in RENAMED:
         lowered = {str(column).lower(): column for column in reversed(columns)}
-        found += [lowered[name] for name in (role, *NAMES[role]) if name in lowered]
-    return tuple(dict.fromkeys(name for name in found if name not in fields.values()))
+        candidates += [lowered[name] for name in (role, *NAMES[role]) if name in lowered]
+    return tuple(dict.fromkeys(name for name in candidates if name not in fields.values()))
 
 
 def column_of(role: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str | None:
@@ -185,12 +185,12 @@ def unread(
     ]
     if not rest:
         return _interned((), (), (), taken)
-    own = dict.fromkeys(piece for piece in map(str.strip, texts) if piece)
-    whole = "\n".join(own)
+    pieces = dict.fromkeys(piece for piece in map(str.strip, texts) if piece)
+    whole = "\n".join(pieces)
     kinds: dict[str, list[str]] = {"parts": [], "texts": [], "values": []}
     for column, value in rest:
         name, leaves = column.lower(), [leaf for leaf in map(str.strip, strings(value)) if leaf]
-        if leaves and all(leaf in own for leaf in leaves):
+        if leaves and all(leaf in pieces for leaf in leaves):
             continue
         part = PARTS.get(name)
         text = any(map(is_text, leaves))
@@ -200,7 +200,7 @@ def unread(
             part = None
         if not (part or text or (leaves and name in ANSWERS)):
             kinds["values"].append(column)
-        elif not (leaves and (all(stands(leaf, whole) for leaf in leaves) or _repeats(leaves, own))):
+        elif not (leaves and (all(stands(leaf, whole) for leaf in leaves) or _repeats(leaves, pieces))):
             kinds["parts" if part and part not in read else "texts"].append(column)
     return _interned(*map(tuple, kinds.values()), taken)
 
@@ -229,7 +229,7 @@ def marked(unread: Unread) -> Unread:
     return _interned(tuple(f"{COLUMN}{name}" for name in unread.parts), *unread[1:])
 
 
-def said(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def texts_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the texts of messages."""
     return strings(list(messages))
 
@@ -271,10 +271,10 @@ def stands(leaf: str, whole: str) -> bool:
     place = 0
     for line in leaf.split("\n"):
         line = line.strip()
-        found = whole.find(line, place)
-        if found < 0 and (found := whole.find(line)) < 0:
+        start = whole.find(line, place)
+        if start < 0 and (start := whole.find(line)) < 0:
             return False
-        place = found + len(line)
+        place = start + len(line)
     return True
 
 

@@ -57,8 +57,8 @@ class ControlTokens:
 
     def held(self, data: Any) -> list[str]:
         """Return the control tokens in the texts of messages and tools, each once."""
-        found = (text[slice(*span)] for text in _texts(data) for span in self.find(text))
-        return list(dict.fromkeys(found))
+        tokens = (text[slice(*span)] for text in _texts(data) for span in self.find(text))
+        return list(dict.fromkeys(tokens))
 
     def places(self, text: str, data: Data, render: Callable[[Data], str]) -> list[Span] | None:
         """Return the places of the control tokens that the template writes in a rendering.
@@ -83,16 +83,18 @@ class ControlTokens:
                 part = f"{part[:start]}{before}{part[start:end]}{after}{part[end:]}"
             return part
 
-        made = render(_mapped(data, marked))
-        if made.replace(before, "").replace(after, "") != text:
+        rendering = render(_mapped(data, marked))
+        if rendering.replace(before, "").replace(after, "") != text:
             return None
         places = []
         removed = last = 0
-        for start, end in self.find(made):
-            removed += (made.count(before, last, start) + made.count(after, last, start)) * len(before)
+        for start, end in self.find(rendering):
+            removed += (rendering.count(before, last, start) + rendering.count(after, last, start)) * len(
+                before
+            )
             last = end
             # A template may drop a token of the data and keep its mark.
-            if not (made.endswith(before, 0, start) and made.startswith(after, end)):
+            if not (rendering.endswith(before, 0, start) and rendering.startswith(after, end)):
                 places.append((start - removed, end - removed))
         return places
 
@@ -115,11 +117,11 @@ def _mapped(data: Any, change: Callable[[str], str]) -> Any:
     if isinstance(data, str):
         return change(data)
     if isinstance(data, dict):
-        made = {change(key): _mapped(value, change) for key, value in data.items()}
+        changed = {change(key): _mapped(value, change) for key, value in data.items()}
         if isinstance(data, JsonObject):
-            made = JsonObject(made)
-            made.text = change(data.text)
-        return made
+            changed = JsonObject(changed)
+            changed.text = change(data.text)
+        return changed
     if isinstance(data, list | tuple):
         return type(data)(_mapped(value, change) for value in data)
     return data
@@ -155,12 +157,12 @@ def renamed(tokenizer: str, names: dict[str, str]) -> str:
     """
     from tokenizers import Tokenizer
 
-    made = json.loads(tokenizer)
+    content = json.loads(tokenizer)
     ids: dict[str, int] = {}
-    for entry in made.get("added_tokens") or ():
+    for entry in content.get("added_tokens") or ():
         if (token := entry["content"]) in names:
             ids[token], entry["content"] = entry["id"], names[token]
-    model = made["model"]
+    model = content["model"]
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(piece, piece): index for piece, index in vocabulary.items()}
@@ -170,10 +172,10 @@ def renamed(tokenizer: str, names: dict[str, str]) -> str:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     if model.get("merges"):
         model["merges"] = [merge for merge in model["merges"] if not _makes(merge, names)]
-    text = json.dumps(made, ensure_ascii=False)
-    changed = Tokenizer.from_str(text)
+    text = json.dumps(content, ensure_ascii=False)
+    renamed_tokenizer = Tokenizer.from_str(text)
     for token, index in ids.items():
-        if changed.token_to_id(names[token]) != index:
+        if renamed_tokenizer.token_to_id(names[token]) != index:
             raise UserError(
                 f"data.special_tokens is text, and the tokenizer's `{token}` cannot be told from text",
                 "remove data.special_tokens, or take control tokens out of the data with data.transform",

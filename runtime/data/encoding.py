@@ -1,4 +1,4 @@
-"""Turn rows into tokens and targets: the work of each tokenizing process."""
+"""Turn parsed samples into tokens and targets: the work of each tokenizing process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .control_tokens import (
     renamed,
     special_tokens,
 )
-from .formats import AnyRow, ParsedSample
+from .formats import AnySample, ParsedSample, PreferencePair
 from .masking import Blank, Inconsistent, Rendered, Renderer, after_answer
 from .messages import Messages, parted
 from .reasoning import Reasoning
@@ -33,7 +34,7 @@ from .template import ChatTemplate, Span, TemplateRefusal
 
 @dataclass(frozen=True)
 class Coding:
-    """How rows become tokens, as plain values: they are sent to other processes and hashed into cache keys.
+    """How samples become tokens, as plain values, which other processes and cache keys get.
 
     Attributes:
         tokenizer: tokenizer.json's text, as the tokenizers library reads it.
@@ -87,8 +88,8 @@ def coding(
         dict(tokenizer.special_tokens_map),
         special,
         tokenizer.eos_token,
-        tuple(own.loss_on for own in kinds),
-        tuple(own.overlong for own in kinds),
+        tuple(kind.loss_on for kind in kinds),
+        tuple(kind.overlong for kind in kinds),
         data.max_length,
         vocabulary,
         data.reasoning,
@@ -97,7 +98,7 @@ def coding(
 
 
 class Encoder:
-    """Encodes rows in chunks.
+    """Encode parsed samples in chunks.
 
     Raises:
         UserError: the chat template is not valid Jinja.
@@ -111,16 +112,13 @@ class Encoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._control = ControlTokens(coding.special)
-        self._literal: Literal | None = None
-        if coding.names:
-            self._literal = Literal(self._control, coding.names)
+        self._literal = Literal(self._control, coding.names) if coding.names else None
         self._added = self._tokenizer.get_added_tokens_decoder()
-        made = {text: self._compiled(text) for text in coding.templates if text is not None}
-        self._templates = [None if text is None else made[text][0] for text in coding.templates]
-        self._after: dict[int, str] = {}
-        self._reasonings = [None if text is None else made[text][1] for text in coding.templates]
-        self._renderers = [
-            None if text is None else Renderer(made[text][0], coding.special, loss_on)
+        compiled = {text: self._compiled(text) for text in coding.templates if text is not None}
+        self._chats = [
+            None
+            if text is None
+            else _Chats(Renderer(compiled[text][0], coding.special, loss_on), *compiled[text])
             for text, loss_on in zip(coding.templates, coding.loss_on, strict=True)
         ]
 
@@ -131,20 +129,22 @@ class Encoder:
         reasoning = Reasoning(coding.reasoning, text, coding.variables)
         return reasoning.template, reasoning
 
-    def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
-        """Encode rows of one source, in order; return their samples and what was left out.
+    def encode(self, samples: Sequence[AnySample], source: int) -> tuple[Samples, SplitReport]:
+        """Encode samples of one source, in order; return them and what was left out.
 
         Both answers of a preference are kept, one after the other, or neither.
 
         Raises:
-            UserError: a sample is too long and `overlong` is "error", or a row needs a chat template or an
+            UserError: a sample is too long and `overlong` is "error", or needs a chat template or an
                 end-of-sequence token and there is none.
         """
         builder = Builder(self.coding, source)
-        plain = [row for row in rows if isinstance(row, ParsedSample)]
+        plain = [sample for sample in samples if isinstance(sample, ParsedSample)]
         for i, encoded in self.encoded(plain, source, builder.report):
             builder.add(plain[i].origin, encoded)
-        pairs = [(row.origin, *row.answers()) for row in rows if not isinstance(row, ParsedSample)]
+        pairs = [
+            (sample.origin, *sample.answers()) for sample in samples if isinstance(sample, PreferencePair)
+        ]
         # An unusable answer is counted once for its pair.
         left = list(self.encoded([chosen for _, chosen, _ in pairs], source, builder.report))
         rejected = dict(self.encoded([pairs[i][2] for i, _ in left], source, builder.report))
@@ -154,127 +154,127 @@ class Encoder:
         return builder.finish()
 
     def encoded(
-        self, rows: Sequence[ParsedSample], source: int, report: SplitReport
+        self, samples: Sequence[ParsedSample], source: int, report: SplitReport
     ) -> Iterator[tuple[int, Encoded]]:
-        """Return the usable rows, by their number."""
-        encoded: dict[int, Encoded] = {}
-        chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
-        texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
-        self._encode_chats(chats, source, report, encoded)
+        """Return the usable samples of a source, by their number."""
+        encoded = dict(self._encoded_chats(samples, source, report))
+        texts = [(i, sample) for i, sample in enumerate(samples) if sample.messages is None]
         if texts:
-            texts = [(i, row) for i, row in texts if self._is_readable(row, report)]
-            alone = self.coding.loss_on[source] == "completion"
-            ends = None if self.coding.eos is None else (self.coding.eos, self._name(self.coding.eos))
-            for i, text, encoding, span in encode_texts(self._tokenizer, texts, ends, alone, report):
-                row = rows[i]
-                control = (
-                    [] if self._literal else self._control.held(text.text.removesuffix(self.coding.eos or ""))
-                )
-                end = encoding.ids[-1] if encoding.ids[-1] in self._added else ""
-                unread = marked(row.unread)
-                encoded[i] = Encoded(text, encoding, [span], unread, row.liked, tuple(control), end)
+            encoded |= self._encoded_texts(texts, source, report)
         return ((i, encoded[i]) for i in sorted(encoded))
 
-    def _encode_chats(
-        self,
-        rows: Sequence[tuple[int, ParsedSample]],
-        source: int,
-        report: SplitReport,
-        encoded: dict[int, Encoded],
-    ) -> None:
-        rendered: list[tuple[int, Rendered, Written]] = []
-        for i, row in rows:
-            renderer = self._renderers[source]
-            if renderer is None:
+    def _encoded_texts(
+        self, texts: Sequence[tuple[int, ParsedSample]], source: int, report: SplitReport
+    ) -> Iterator[tuple[int, Encoded]]:
+        samples = {i: sample for i, sample in texts if self._is_readable(sample, report)}
+        eos, alone = self.coding.eos, self.coding.loss_on[source] == "completion"
+        ends = None if eos is None else (eos, self.coding.names.get(eos, eos))
+        for i, text, encoding, span in encode_texts(self._tokenizer, [*samples.items()], ends, alone, report):
+            control = [] if self._literal else self._control.held(text.text.removesuffix(eos or ""))
+            end = encoding.ids[-1] if encoding.ids[-1] in self._added else ""
+            unread = marked(samples[i].unread)
+            yield i, Encoded(text, encoding, [span], unread, samples[i].liked, tuple(control), end)
+
+    def _is_readable(self, sample: ParsedSample, report: SplitReport) -> bool:
+        """Return whether the tokenizer reads no part of a plain text as a control token; count it if not."""
+        if self._literal is not None:
+            try:
+                check_foreign(f"{sample.prompt or ''}{sample.completion or ''}")
+            except Inconsistent as error:
+                report.inconsistent.add(sample.origin, str(error))
+                return False
+        return True
+
+    def _encoded_chats(
+        self, samples: Sequence[ParsedSample], source: int, report: SplitReport
+    ) -> Iterator[tuple[int, Encoded]]:
+        chats, rendered = self._chats[source], []
+        for i, sample in enumerate(samples):
+            if sample.messages is None:
+                continue
+            if chats is None:
                 raise UserError(
-                    f"{row.origin} is a conversation, and the tokenizer has no chat template",
+                    f"{sample.origin} is a conversation, and the tokenizer has no chat template",
                     "set data.chat_template to a template's path or text",
                 )
             try:
-                item = self._render(row, renderer, self._reasonings[source])
-                rendered.append((i, item, self._written(row, item, renderer, self._reasonings[source])))
+                rendering = chats.render(sample)
+                rendered.append((i, rendering, self._written(sample, rendering, chats)))
             except (TemplateRefusal, Inconsistent, Blank) as error:
-                getattr(report, error.kind).add(row.origin, str(error))
+                getattr(report, error.kind).add(sample.origin, str(error))
         # The template has already written the special tokens.
         encodings = self._tokenizer.encode_batch(
             [written.text for _, _, written in rendered], add_special_tokens=False
         )
-        origins = dict(rows)
-        for (i, item, written), encoding in zip(rendered, encodings, strict=True):
+        for (i, rendering, written), encoding in zip(rendered, encodings, strict=True):
+            sample = samples[i]
             try:
-                ranges = [token_range(encoding, span, item.text) for span in item.spans]
+                ranges = [token_range(encoding, span, rendering.text) for span in rendering.spans]
             except Inconsistent as error:
-                report.inconsistent.add(origins[i].origin, str(error))
+                report.inconsistent.add(sample.origin, str(error))
                 continue
-            row = origins[i]
-            unread = together(marked(row.unread), Unread(item.unused, item.texts))
-            end = self._end(source, item, encoding)
-            encoded[i] = Encoded(item, encoding, ranges, unread, row.liked, written.control, end)
+            unread = together(marked(sample.unread), Unread(rendering.unused, rendering.texts))
+            end = self._end(rendering, encoding, chats)
+            yield i, Encoded(rendering, encoding, ranges, unread, sample.liked, written.control, end)
 
-    def _name(self, token: str) -> str:
-        return self.coding.names.get(token, token)
-
-    def _is_readable(self, row: ParsedSample, report: SplitReport) -> bool:
-        """Return whether the tokenizer reads no part of a plain text as a control token; count it if not."""
-        if self._literal is not None:
-            try:
-                check_foreign(f"{row.prompt or ''}{row.completion or ''}")
-            except Inconsistent as error:
-                report.inconsistent.add(row.origin, str(error))
-                return False
-        return True
-
-    def _written(
-        self, row: ParsedSample, item: Rendered, renderer: Renderer, reasoning: Reasoning | None
-    ) -> Written:
+    def _written(self, sample: ParsedSample, rendering: Rendered, chats: _Chats) -> Written:
         """Return a rendering as the tokenizer reads it, and the control tokens that come from the data.
 
         Raises:
             Inconsistent: control tokens of the data have to be text, and cannot be told from the template's.
         """
-        row = row if reasoning is None else reasoning.prepared(row)
-        data = row.messages, row.tools
+        sample = sample if chats.reasoning is None else chats.reasoning.prepared(sample)
+        data = sample.messages, sample.tools
 
         def render(data: Data) -> str:
             messages, tools = data
             try:
-                return self._render(replace(row, messages=messages, tools=tools), renderer, reasoning).text
+                return chats.render(replace(sample, messages=messages, tools=tools)).text
             except (TemplateRefusal, Inconsistent, Blank):
                 return ""
 
         if self._literal is not None:
-            return Written(self._literal.written(item.text, data, render), ())
-        held = self._control.held([_without_marks(row.messages or []), row.tools])
-        if held and (places := self._control.places(item.text, data, render)) is not None:
-            theirs = {item.text[slice(*span)] for span in {*self._control.find(item.text)} - {*places}}
-            held = [token for token in held if token in theirs]
-        return Written(item.text, tuple(held))
+            return Written(self._literal.written(rendering.text, data, render), ())
+        held = self._control.held([_without_marks(sample.messages or []), sample.tools])
+        if held and (places := self._control.places(rendering.text, data, render)) is not None:
+            outside = {*self._control.find(rendering.text)} - {*places}
+            of_data = {rendering.text[slice(*span)] for span in outside}
+            held = [token for token in held if token in of_data]
+        return Written(rendering.text, tuple(held))
 
-    def _end(self, source: int, rendered: Rendered, encoding: Any) -> int | str:
+    def _end(self, rendering: Rendered, encoding: Any, chats: _Chats | None) -> int | str:
         """Return what ends the last target of a conversation, as `Encoded.end`."""
-        begin, end = rendered.spans[-1] if rendered.spans else (0, 0)
-        written = rendered.text[begin:end].rstrip()
+        begin, end = rendering.spans[-1] if rendering.spans else (0, 0)
+        written = rendering.text[begin:end].rstrip()
         token = encoding.char_to_token(begin + len(written) - 1) if written else None
         number = None if token is None else int(encoding.ids[token])
         added = None if number is None else self._added.get(number)
         if number is not None and added is not None and added.special:
             return number
-        after = self._after_answer(source)
+        after = "" if chats is None else chats.after_answer
         if not after or not written.endswith(after):
             return ""
         return after if number is None or added is None else number
 
-    def _after_answer(self, source: int) -> str:
-        """Return the text that a source's template writes after an answer, "" for none."""
-        if source not in self._after:
-            self._after[source] = after_answer(self._templates[source])
-        return self._after[source]
 
-    def _render(self, row: ParsedSample, renderer: Renderer, reasoning: Reasoning | None) -> Rendered:
-        if reasoning is not None:
-            return reasoning.render(renderer, row)
-        assert row.messages is not None
-        return renderer.render(row.messages, row.tools, row.completion_start)
+@dataclass(frozen=True)
+class _Chats:
+    """How the conversations of a source are rendered."""
+
+    renderer: Renderer
+    template: ChatTemplate
+    reasoning: Reasoning | None
+
+    @cached_property
+    def after_answer(self) -> str:
+        """Return the text that the template writes after an answer, "" for none."""
+        return after_answer(self.template)
+
+    def render(self, sample: ParsedSample) -> Rendered:
+        if self.reasoning is not None:
+            return self.reasoning.render(self.renderer, sample)
+        assert sample.messages is not None
+        return self.renderer.render(sample.messages, sample.tools, sample.completion_start)
 
 
 def _without_marks(messages: Messages) -> list[Any]:
@@ -292,10 +292,12 @@ class Written:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row's text and tokens, its target ranges, what of the row is not in them, and the control tokens that
-    come from the data.
+    """A sample's text and tokens.
 
     Attributes:
+        ranges: half-open ranges of its target tokens.
+        unread: what of the sample is not in its text.
+        control: the control tokens that come from the data.
         end: the token that ends its last target; or the text of several tokens that does, "" for none.
     """
 
@@ -309,10 +311,7 @@ class Encoded:
 
 
 class Builder:
-    """Gathers samples and counts.
-
-    A row is one sample. A text that is split is several, in order.
-    """
+    """Gather tokenized samples, and count them. A text that is split is several samples, in order."""
 
     def __init__(self, coding: Coding, source: int) -> None:
         self.report = SplitReport()
@@ -324,19 +323,19 @@ class Builder:
         self._origins: list[bytes] = []
         self._liked: list[bool] = []
 
-    def add(self, origin: str, *rows: Encoded) -> None:
-        """Add the samples of a row, or those of a pair; count the row if one of them is unusable."""
+    def add(self, origin: str, *answers: Encoded) -> None:
+        """Add a sample, or the two answers of a pair; count it as left out if one of them is unusable."""
         fitted = []
-        for row in rows:
-            pieces = self._fit(origin, row)
+        for answer in answers:
+            pieces = self._fit(origin, answer)
             if not pieces:
                 return
             fitted.append(pieces)
         self.report.kept += 1
-        self.report.add_unread(origin, together(*(row.unread for row in rows)))
-        self.report.add_control(origin, (token for row in rows for token in row.control))
-        self.report.add_adapted(name for row in rows for name in row.rendered.adapted)
-        for row, pieces in zip(rows, fitted, strict=True):
+        self.report.add_unread(origin, together(*(answer.unread for answer in answers)))
+        self.report.add_control(origin, (token for answer in answers for token in answer.control))
+        self.report.add_adapted(name for answer in answers for name in answer.rendered.adapted)
+        for answer, pieces in zip(answers, fitted, strict=True):
             count = len(pieces)
             for number, (ids, ranges) in enumerate(pieces, 1):
                 base = len(self._tokens)
@@ -345,21 +344,23 @@ class Builder:
                 self._lengths.append(len(ids))
                 place = piece_origin(origin, number, count)
                 self._origins.append(place.encode("utf-8"))
-                self._liked += [] if row.liked is None else [row.liked]
-        cut = any(len(row.encoding) > self._coding.max_length for row in rows)
+                self._liked += [] if answer.liked is None else [answer.liked]
+        cut = any(len(answer.encoding) > self._coding.max_length for answer in answers)
         if cut and self._overlong == "split":
             self.report.split += 1
             self.report.pieces += len(fitted[0])
         else:
             self.report.truncated += cut
-        self.report.substituted += any(row.rendered.substituted for row in rows)
+        self.report.substituted += any(answer.rendered.substituted for answer in answers)
         splits, most = self._overlong == "split", self._coding.max_length
-        self.report.add_ends(row.end for row in rows if splits or len(row.encoding) <= most)
-        self.report.unended += not all(row.rendered.ended or isinstance(row.end, int) for row in rows)
+        self.report.add_ends(answer.end for answer in answers if splits or len(answer.encoding) <= most)
+        self.report.unended += not all(
+            answer.rendered.ended or isinstance(answer.end, int) for answer in answers
+        )
 
-    def _fit(self, origin: str, row: Encoded) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the tokens and target ranges of each sample of a row; none if the row is unusable."""
-        report, coding, ids = self.report, self._coding, row.encoding.ids
+    def _fit(self, origin: str, answer: Encoded) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the tokens and target ranges of each piece of a text; none if it is unusable."""
+        report, coding, ids = self.report, self._coding, answer.encoding.ids
         if not ids:
             report.empty.add(origin, "no tokens")
             return []
@@ -369,14 +370,14 @@ class Builder:
             )
             return []
         most = coding.max_length
-        whole = _part(ids, row.ranges, 0, len(ids))
+        whole = _part(ids, answer.ranges, 0, len(ids))
         if not whole[1]:
             report.masked.add(origin, "no token is a target")
             return []
         if len(ids) <= most:
             return [whole]
         if self._overlong == "split":
-            pieces = [_part(ids, row.ranges, start, start + most) for start in range(0, len(ids), most)]
+            pieces = [_part(ids, answer.ranges, start, start + most) for start in range(0, len(ids), most)]
             # A single token at the end has no token before it, so it is no target.
             report.lone_ends += not pieces[-1][1]
             return [piece for piece in pieces if piece[1]]
@@ -386,7 +387,7 @@ class Builder:
         if self._overlong == "drop":
             report.overlong.add(origin, length)
             return []
-        first = _part(ids, row.ranges, 0, most)
+        first = _part(ids, answer.ranges, 0, most)
         if not first[1]:
             report.overlong.add(origin, f"{length}; no target is left when it is cut")
             return []
@@ -487,7 +488,7 @@ def _with_exact_offsets(tokenizer: str) -> str:
 
 def encode_texts(
     tokenizer: Any,
-    rows: Sequence[tuple[int, ParsedSample]],
+    samples: Sequence[tuple[int, ParsedSample]],
     ends: tuple[str, str] | None,
     alone: bool,
     report: SplitReport,
@@ -497,24 +498,26 @@ def encode_texts(
     A text that already begins or ends with a token that the tokenizer adds gets no second one.
 
     Args:
-        rows: with their numbers.
+        samples: with their numbers.
         ends: the token that ends a text, and its text in the tokenizer; None if there is none. If the texts
             differ, control tokens in the data are ordinary text.
         alone: whether only completions are targets.
-        report: counts the rows that cannot be used.
+        report: counts the samples that cannot be used.
 
     Returns:
-        The number, the text, the encoding and the target range of each usable row.
+        The number, the text, the encoding and the target range of each usable sample.
 
     Raises:
         UserError: there is no such token.
     """
     begin, added_end = added_tokens(tokenizer)
     wholes: list[tuple[int, ParsedSample, str, str, str]] = []
-    for i, row in rows:
-        completion = row.completion or ""
+    for i, sample in samples:
+        completion = sample.completion or ""
         if not completion.strip():
-            report.empty.add(row.origin, "no text" if row.prompt is None else "no text in the completion")
+            report.empty.add(
+                sample.origin, "no text" if sample.prompt is None else "no text in the completion"
+            )
             continue
         if ends is None:
             raise UserError(
@@ -528,20 +531,20 @@ def encode_texts(
             end = ("", "") if completion.endswith(eos) and not literal else ends
         elif not literal:
             completion = completion.removesuffix(eos)
-        prompt = row.prompt or ""
+        prompt = sample.prompt or ""
         if not literal:
             prompt = without_start(prompt, begin)
         whole = prompt + completion if literal else without_start(prompt + completion, begin)
-        wholes.append((i, row, prompt, whole + end[0], whole + end[1]))
+        wholes.append((i, sample, prompt, whole + end[0], whole + end[1]))
     encodings = tokenizer.encode_batch([text for *_, text in wholes])
     prompts = tokenizer.encode_batch([prompt for *_, prompt, _, _ in wholes] if alone else [])
-    for n, ((i, row, _, text, _), encoding) in enumerate(zip(wholes, encodings, strict=True)):
+    for n, ((i, sample, _, text, _), encoding) in enumerate(zip(wholes, encodings, strict=True)):
         ids, start = encoding.ids, 0
         if alone:
-            asked = _without_added_end(prompts[n])
-            start = len(asked)
-            if ids[:start] != asked:
-                report.inconsistent.add(row.origin, _not_a_prefix(asked, encoding, text))
+            prompt_ids = without_added_end(prompts[n])
+            start = len(prompt_ids)
+            if ids[:start] != prompt_ids:
+                report.inconsistent.add(sample.origin, _not_a_prefix(prompt_ids, encoding, text))
                 continue
         yield i, Rendered(text, ()), encoding, (start, len(ids))
 
@@ -563,14 +566,16 @@ def without_start(text: str, begin: str) -> str:
     return text
 
 
-def _without_added_end(encoding: Any) -> list[int]:
-    """Return a prompt's token ids without the tokens that the tokenizer appends to every text."""
-    ids: list[int] = encoding.ids
-    added = encoding.special_tokens_mask
-    end = len(ids)
-    while end and added[end - 1]:
-        end -= 1
-    return ids[:end]
+def without_added_end(encoding: Any, least: int = 0) -> list[int]:
+    """Return a text's token ids without the tokens that the tokenizer appends to every text.
+
+    Args:
+        least: the number of tokens to keep in any case.
+    """
+    ids, added = list(encoding.ids), encoding.special_tokens_mask
+    while len(ids) > least and added[len(ids) - 1]:
+        ids.pop()
+    return ids
 
 
 def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
@@ -605,26 +610,26 @@ class Shown:
     truncated: bool
 
 
-def show(encoder: Encoder, row: ParsedSample, source: int = 0) -> list[Shown]:
-    """Return the samples of a row of a source as they are trained on: several for a text that is split, none
-    if the row is left out.
+def show(encoder: Encoder, sample: ParsedSample, source: int = 0) -> list[Shown]:
+    """Return a sample of a source as it is trained on: several for a text that is split, none if it is left
+    out.
 
     Raises:
         UserError: as `Encoder.encode`.
     """
     builder = Builder(encoder.coding, source)
-    for _, encoded in encoder.encoded([row], source, builder.report):
-        builder.add(row.origin, encoded)
-        (samples, report) = builder.finish()
+    for _, encoded in encoder.encoded([sample], source, builder.report):
+        builder.add(sample.origin, encoded)
+        samples, report = builder.finish()
         return [
             Shown(
                 samples.origin(number),
-                _pieces(encoded.encoding, encoded.rendered.text, first, sample.targets.tolist()),
-                len(sample.tokens),
-                int(sample.targets.sum()),
+                _pieces(encoded.encoding, encoded.rendered.text, first, piece.targets.tolist()),
+                len(piece.tokens),
+                int(piece.targets.sum()),
                 bool(report.truncated),
             )
-            for number, (first, sample) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
+            for number, (first, piece) in enumerate(zip(samples.offsets.tolist(), samples, strict=False))
         ]
     return []
 

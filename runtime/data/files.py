@@ -127,8 +127,8 @@ def explained(name: str, error: Exception, place: DataPath | None = None) -> Use
             f"there is no data file {where}",
             "data.train and data.eval are relative to the artifact's folder, or to --data-dir",
         )
-    if is_address(name) and (found := unavailable(name, error)):
-        return found
+    if is_address(name) and (unavailability := unavailable(name, error)):
+        return unavailability
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
     help = "check that it is complete, and that its ending names its format" if kind_of(name) else None
     if isinstance(error, ImportError) and error.name:
@@ -210,8 +210,8 @@ def _json_items(name: str, text: str) -> Iterator[Record]:
     """
 
     def after_space(place: int) -> int:
-        found = SPACE.match(text, place)
-        return found.end() if found else place
+        space = SPACE.match(text, place)
+        return space.end() if space else place
 
     def broken(reason: str, place: int) -> UserError:
         line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .columns import NAMES, NOTHING, PARTS, READS, VAGUE, Unread, column_of, only, said, unread
+from .columns import NAMES, NOTHING, PARTS, READS, VAGUE, Unread, column_of, only, texts_of, unread
 from .messages import Messages, demand_assistant, parse_messages, parse_tools, parted
 from .values import Malformed, kind, parsed, text_of
 
@@ -49,7 +49,7 @@ class ParsedSample:
 
 
 @dataclass(frozen=True)
-class PreferenceRow:
+class PreferencePair:
     """Two continuations of one prompt; the first is preferred.
 
     Attributes:
@@ -69,7 +69,7 @@ class PreferenceRow:
     def answers(self) -> tuple[ParsedSample, ParsedSample]:
         """Return the chosen and the rejected answer, each as a prompt with its completion."""
 
-        def one(answer: Any) -> ParsedSample:
+        def sample(answer: Any) -> ParsedSample:
             if isinstance(self.prompt, str):
                 return ParsedSample(self.origin, prompt=self.prompt, completion=answer, unread=self.unread)
             start = len(self.prompt)
@@ -81,10 +81,10 @@ class PreferenceRow:
                 unread=self.unread,
             )
 
-        return one(self.chosen), one(self.rejected)
+        return sample(self.chosen), sample(self.rejected)
 
 
-AnyRow: TypeAlias = "ParsedSample | PreferenceRow"
+AnySample: TypeAlias = "ParsedSample | PreferencePair"
 
 
 def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
@@ -117,12 +117,12 @@ def parse_chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -
         answers[0]["reasoning_content"] = text_of(only(row[thoughts]), repr(thoughts))
         read["reasoning"] = thoughts
     demand_assistant(messages)
-    rest = unread("chat", row, fields, read, said(messages))
+    rest = unread("chat", row, fields, read, texts_of(messages))
     return ParsedSample(origin, messages=messages, tools=tools_of(row, fields), unread=rest)
 
 
 def parse_instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """Parse an instruction after its earlier turns; see `formats.parse_chat`."""
+    """Parse an instruction after its earlier turns; see `parse_chat`."""
     instruction = filled_text(row, fields, "instruction")
     output = filled_text(row, fields, "output")
     read = {role: fields.get(role, role) for role in ("instruction", "output")} | tools_column(row, fields)
@@ -150,7 +150,7 @@ def parse_instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, 
         messages=messages,
         completion_start=len(messages) - 1,
         tools=tools_of(row, fields),
-        unread=unread("instruction", row, fields, read, said(messages)),
+        unread=unread("instruction", row, fields, read, texts_of(messages)),
     )
 
 
@@ -172,19 +172,21 @@ def _history(
 
 
 def parse_text(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    """Parse plain text; see `formats.parse_chat`."""
+    """Parse plain text; see `parse_chat`."""
     name = fields.get("text", "text")
     text = text_of(required(row, name), repr(name))
     return ParsedSample(origin, completion=text, unread=unread("text", row, fields, {"text": name}, (text,)))
 
 
-def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+def parse_prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse a prompt and its completion, which no label may judge; see `parse_chat`."""
     if is_labeled(row):
         raise Malformed(f"the label {row['label']} marks it as a judged answer, which KTO trains on")
     return prompted("prompt_completion", origin, row, fields)
 
 
-def _unpaired(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+def parse_unpaired_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
+    """Parse a prompt and its completion with a label; see `parse_chat`."""
     return replace(prompted("unpaired_preference", origin, row, fields), liked=label_of(row, fields))
 
 
@@ -221,7 +223,7 @@ def prompted(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[s
         after = conversation(completion, completion_name, fields)
         demand_assistant(after)
         read |= tools_column(row, fields)
-        rest = unread(format, row, fields, read, said(before + after))
+        rest = unread(format, row, fields, read, texts_of(before + after))
         tools = tools_of(row, fields)
         return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unread=rest)
     completion = text_of(completion, repr(completion_name))
@@ -246,7 +248,7 @@ ANSWER = re.compile(
 """The beginning of an assistant's turn in a conversation that is written as one text, as in HH-RLHF."""
 
 
-def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
+def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferencePair:
     """Parse a row of the format preference.
 
     If the prompt is missing, both answers must be whole conversations: messages, or text in which turns are
@@ -262,44 +264,44 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     demand_alike(chosen, names["chosen"], rejected, names["rejected"])
     if chosen == rejected:
         raise Malformed(f"{names['chosen']!r} and {names['rejected']!r} are the same")
-    given = row.get(names["prompt"]) or None  # CSV has no nulls
+    question = row.get(names["prompt"]) or None  # CSV has no nulls
     if not isinstance(chosen, list):
         good, bad = filled_text(row, fields, "chosen"), filled_text(row, fields, "rejected")
-        if given is not None:
+        if question is not None:
             asked = filled_text(row, fields, "prompt")
             if "system" in fields or any(PARTS.get(str(name).lower()) == "system" for name in row):
                 return _of_turns(origin, row, fields, (asked, good, bad))
             rest = _unread(row, fields, ("prompt",), (asked, good, bad))
-            return PreferenceRow(origin, asked, good, bad, unread=rest)
+            return PreferencePair(origin, asked, good, bad, unread=rest)
         start = _last_turn(good, bad)
         if start is None:
             raise Malformed(_without_prompt(row, names["prompt"]))
         rest = _unread(row, fields, (), (good, bad))
-        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unread=rest)
+        return PreferencePair(origin, good[:start], good[start:], bad[start:], unread=rest)
 
     liked = conversation(chosen, names["chosen"], fields)
     disliked = conversation(rejected, names["rejected"], fields)
-    if isinstance(given, list):
-        prompt = conversation(given, names["prompt"], fields)
+    if isinstance(question, list):
+        prompt = conversation(question, names["prompt"], fields)
         if liked[: len(prompt)] == prompt == disliked[: len(prompt)]:
             liked, disliked = liked[len(prompt) :], disliked[len(prompt) :]
     else:
         start = _common(liked, disliked)
         prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
         if not any(message["role"] == "user" for message in prompt):
-            about = f"{names['prompt']!r} is not a list of messages" if given else "no 'prompt'"
+            about = f"{names['prompt']!r} is not a list of messages" if question else "no 'prompt'"
             raise Malformed(f"{about}, and chosen and rejected do not begin with the same question")
     for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
         if not any(message["role"] == "assistant" for message in messages):
             raise Malformed(f"no assistant turn in {name!r} after the prompt")
-    read = ("prompt", "tools") if isinstance(given, list) else ("tools",)
-    rest = _unread(row, fields, read, said([*prompt, *liked, *disliked]))
-    return PreferenceRow(origin, prompt, liked, disliked, tools_of(row, fields), rest)
+    read = ("prompt", "tools") if isinstance(question, list) else ("tools",)
+    rest = _unread(row, fields, read, texts_of([*prompt, *liked, *disliked]))
+    return PreferencePair(origin, prompt, liked, disliked, tools_of(row, fields), rest)
 
 
 def _of_turns(
     origin: str, row: Mapping[str, Any], fields: Mapping[str, str], texts: tuple[str, str, str]
-) -> PreferenceRow:
+) -> PreferencePair:
     """Return a pair of texts with a system message, which may be blank, as conversations."""
     prompt, good, bad = texts
     messages: Messages = [{"role": "user", "content": prompt}]
@@ -307,8 +309,8 @@ def _of_turns(
     if system is not None:
         messages.insert(0, {"role": "system", "content": text_of(row[system], repr(system))})
     liked, disliked = ([{"role": "assistant", "content": answer}] for answer in (good, bad))
-    rest = _unread(row, fields, ("prompt", "tools"), (*texts, *said(messages)), system)
-    return PreferenceRow(origin, messages, liked, disliked, tools_of(row, fields), rest)
+    rest = _unread(row, fields, ("prompt", "tools"), (*texts, *texts_of(messages)), system)
+    return PreferencePair(origin, messages, liked, disliked, tools_of(row, fields), rest)
 
 
 def _unread(
@@ -352,25 +354,18 @@ def _beginning(first: str, second: str) -> str:
     return first[: next((i for i in range(shorter) if first[i] != second[i]), shorter)]
 
 
-PARSERS = {"prompt_completion": _prompt_completion, "unpaired_preference": _unpaired}
-"""The parsers of these formats."""
-
-Parser: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, str]], AnyRow]
-"""(the row's origin, its columns by their names in the source, name used here -> name in the source) -> the
+Parser: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, str]], AnySample]
+"""(a row's origin, its columns by their names in the source, name used here -> name in the source) -> the
 sample. Raises Malformed if the row does not match the format."""
 
-
-def parser_of(format: str) -> Parser:
-    """Return the parser of a format."""
-    if format == "chat":
-        return parse_chat
-    if format == "text":
-        return parse_text
-    if format == "preference":
-        return parse_preference
-    if format == "instruction":
-        return parse_instruction
-    return PARSERS[format]
+PARSERS: dict[str, Parser] = {
+    "chat": parse_chat,
+    "instruction": parse_instruction,
+    "prompt_completion": parse_prompt_completion,
+    "text": parse_text,
+    "preference": parse_preference,
+    "unpaired_preference": parse_unpaired_preference,
+}
 
 
 def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:

@@ -72,8 +72,8 @@ def _of_hub(source: Source, **more: Any) -> Any:
         )
     split = source.split or "train"
     try:
-        given = {"split": split, "revision": revision, **more}
-        return datasets.load_dataset(name, source.config, **given)
+        options = {"split": split, "revision": revision, **more}
+        return datasets.load_dataset(name, source.config, **options)
     except Exception as error:
         raise _explained_hub(source, split, error) from error
 
@@ -209,8 +209,10 @@ def _saved(place: DataPath) -> dict[str, Any] | None:
     except UserError:
         raise
     except Exception as error:
-        found = explained(place.name, error)
-        raise UserError(found.message, found.help or "write it again with save_to_disk") from error
+        explanation = explained(place.name, error)
+        raise UserError(
+            explanation.message, explanation.help or "write it again with save_to_disk"
+        ) from error
     if isinstance(data, datasets.DatasetDict):
         return {str(name): part for name, part in data.items()}
     return {str(data.split or "train"): data}

@@ -152,24 +152,24 @@ class Renderer:
         stretches = 1  # the number of learned stretches
         if self._loss_on == "all":
             text = self._template.render(messages, tools)
-            made = Rendered(text, ((0, len(text)),))
+            rendered = Rendered(text, ((0, len(text)),))
         elif self._loss_on == "completion":
             if completion_start is None:
                 raise Inconsistent("it does not say where its completion begins")
-            made = self._completion(messages, tools, completion_start)
+            rendered = self._completion(messages, tools, completion_start)
         else:
             wanted = [turn for turn in chosen if turn not in muted]
-            made, stretches = self._turns(messages, tools, wanted), len(wanted)
+            rendered, stretches = self._turns(messages, tools, wanted), len(wanted)
             muted = []
-        unused, texts = unwritten(self._template, messages, tools, made.text)
-        written = sum(not self._blank.fullmatch(made.text, *span) for span in made.spans)
-        if written < min(len(made.spans), stretches):  # an end of sequence may be a stretch of its own
+        unused, texts = unwritten(self._template, messages, tools, rendered.text)
+        written = sum(not self._blank.fullmatch(rendered.text, *span) for span in rendered.spans)
+        if written < min(len(rendered.spans), stretches):  # an end of sequence may be a stretch of its own
             held = f": it does not use {', '.join(unused)}" if unused else ""
             raise Blank(f"the chat template writes no part of an assistant's turn{held}")
         if muted:
-            spans = _without(made, self._turns(messages, tools, muted).spans)
-            made = replace(made, spans=tuple(spans))
-        return replace(made, unused=unused, texts=texts, adapted=adapted)
+            spans = _without(rendered, self._turns(messages, tools, muted).spans)
+            rendered = replace(rendered, spans=tuple(spans))
+        return replace(rendered, unused=unused, texts=texts, adapted=adapted)
 
     def _adapted(self, messages: Messages) -> tuple[str, ...]:
         """Return the changes that the template's form of tool calls makes to a conversation.
@@ -188,16 +188,16 @@ class Renderer:
 
     def _turns(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         """Return the spans of messages: assistant turns including their end, and texts of other roles."""
-        own = [turn for turn in turns if messages[turn]["role"] == "assistant"]
-        others = [turn for turn in turns if turn not in own]
-        if self._template.marked and own:
-            made = self._from_marks(messages, tools, own)
+        answers = [turn for turn in turns if messages[turn]["role"] == "assistant"]
+        others = [turn for turn in turns if turn not in answers]
+        if self._template.marked and answers:
+            rendered = self._from_marks(messages, tools, answers)
         else:
-            made = self._from_prompts(messages, tools, own)
+            rendered = self._from_prompts(messages, tools, answers)
         if not others:
-            return made
-        said = [self._by_substitution(messages, tools, turn, made.text) for turn in others]
-        return replace(made, spans=_apart(sorted([*made.spans, *said])))
+            return rendered
+        texts = [self._by_substitution(messages, tools, turn, rendered.text) for turn in others]
+        return replace(rendered, spans=_apart(sorted([*rendered.spans, *texts])))
 
     def _from_prompts(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         text = self._template.render(messages, tools)
@@ -230,10 +230,10 @@ class Renderer:
 
     def _from_marks(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         try:
-            text, found = self._template.render_marked(messages, tools)
+            text, spans = self._template.render_marked(messages, tools)
         except Misplaced as error:
             raise Inconsistent(str(error)) from error
-        marks = [(start, end) for start, end in found if end > start]
+        marks = [(start, end) for start, end in spans if end > start]
         if not marks:
             raise Inconsistent("the template's generation markers enclose nothing")
         every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -266,11 +266,11 @@ class Renderer:
 
     def _by_substitution(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
         message = messages[turn]
-        own, content = message["role"] == "assistant", message["content"]
+        is_answer, content = message["role"] == "assistant", message["content"]
         marker = _marker(text, messages)
         # For the assistant only the text: reasoning and other fields would be part of the turn, which would
         # not be found.
-        other = {"role": message["role"], "content": marker} if own else {**message, "content": marker}
+        other = {"role": message["role"], "content": marker} if is_answer else {**message, "content": marker}
         changed = [*messages[:turn], other, *messages[turn + 1 :]]
         try:
             rendered = self._template.render(changed, tools)
@@ -290,7 +290,7 @@ class Renderer:
             raise Inconsistent(f"the template does not write message {turn} unchanged")
         rest = after.lstrip()
         token = next((token for token in self._special if rest.startswith(token)), None)
-        if token is None and own:
+        if token is None and is_answer:
             raise Inconsistent(f"the template writes no end-of-turn token after message {turn}")
         return start, stop + (0 if token is None else len(after) - len(rest) + len(token))
 
@@ -501,14 +501,14 @@ def _end_in(leaf: str, text: str, place: int) -> int | None:
     Its lines may stand anywhere: then the place is returned.
     """
     leaf = leaf.strip()
-    found = text.find(leaf, place)
-    if found >= 0:
-        return found + len(leaf)
+    start = text.find(leaf, place)
+    if start >= 0:
+        return start + len(leaf)
     if '"' in leaf or "\\" in leaf or "\n" in leaf or not leaf.isascii():
         for form in (json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1]):
-            found = text.find(form, place)
-            if found >= 0:
-                return found + len(form)
+            start = text.find(form, place)
+            if start >= 0:
+                return start + len(form)
     return place if "\n" in leaf and stands(leaf, text) else None
 
 

@@ -182,10 +182,10 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
         raise Malformed(f"{what} is blank")
     if weight not in (None, 0, 1):
         raise Malformed(f"{what} has the weight {weight!r}: give 0 (no loss) or 1 (loss)")
-    made = {"role": role, "content": content, **filled(rest, what)}
+    parsed_message = {"role": role, "content": content, **filled(rest, what)}
     if weight is not None:
-        made["weight"] = int(weight)
-    return {**made, "tool_calls": calls} if calls else made
+        parsed_message["weight"] = int(weight)
+    return {**parsed_message, "tool_calls": calls} if calls else parsed_message
 
 
 def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, sharegpt: str) -> str:
@@ -249,14 +249,14 @@ def _object(value: Any, what: str) -> dict[str, Any] | None:
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    made = parsed(value, what)
-    if not isinstance(made, dict):
-        raise Malformed(f"{what} are {kind(made)}, not an object")
-    checked(made, what)
+    content = parsed(value, what)
+    if not isinstance(content, dict):
+        raise Malformed(f"{what} are {kind(content)}, not an object")
+    checked(content, what)
     if isinstance(value, str):
-        made = JsonObject(made)
-        made.text = value
-    return made
+        content = JsonObject(content)
+        content.text = value
+    return content
 
 
 def _function(value: Any, what: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..options import SampleSettings
 from ..settings import DataSettings, RunSettings, Source
 from .columns import strings, unread
 from .control_tokens import ControlTokens, Data, Literal, private_names, renamed, special_tokens
-from .encoding import added_tokens, without_start
+from .encoding import added_tokens, without_added_end, without_start
 from .masking import Inconsistent
 from .messages import parse_messages, parse_tools
 from .reasoning import VARIABLES
@@ -80,14 +80,14 @@ def agreed_prompts(
     assert settings.train.samples is not None
     generation = generation_config(base.side_files, base.side_file)
     parts = settings.mesh.axes.get(TOKENS, 1)
-    found = prompts(settings.train.samples, settings.data, tokenizer, data_dir, generation, parts)
+    prompts_read = prompts(settings.train.samples, settings.data, tokenizer, data_dir, generation, parts)
     hosts.same(
         "prompts",
-        hashlib.sha256(found.tokens.tobytes()).hexdigest(),
+        hashlib.sha256(prompts_read.tokens.tobytes()).hexdigest(),
         "reads other prompts than process 0",
         "put the same file on every host, or at an address that all of them read",
     )
-    return found
+    return prompts_read
 
 
 def prompts(
@@ -127,7 +127,7 @@ def prompts(
             if isinstance(row, Malformed):
                 raise row
             row = without_fillers(row) if isinstance(row, ColumnRow) else row
-            given, tokens = _encoded(row, template, read)
+            prompt, tokens = _encoded(row, template, read)
         except (Malformed, TemplateRefusal, Inconsistent) as error:
             raise UserError(f"{origin}: {error}", SHAPE) from None
         if len(tokens) + samples.max_tokens > data.max_length:
@@ -136,7 +136,7 @@ def prompts(
                 f"data.max_length is {data.max_length:,}",
                 "shorten the prompt, or train.samples.max_tokens",
             )
-        texts.append(given)
+        texts.append(prompt)
         encoded.append(tokens)
         unused.update(_left(row))
     if not texts:
@@ -205,18 +205,15 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, read: _Reade
         Inconsistent: its control tokens cannot be told from the template's.
     """
     name = "messages" if row.get("messages") is not None else "prompt"
-    given = row.get(name)
-    if isinstance(given, str):
-        text_of(given, "'prompt'")
+    prompt = row.get(name)
+    if isinstance(prompt, str):
+        text_of(prompt, "'prompt'")
         # The answer follows the prompt, so end tokens that the tokenizer adds are removed.
-        encoding = read.backend.encode(without_start(given, read.begin))
-        ids, added = list(encoding.ids), encoding.special_tokens_mask
-        while len(ids) > 1 and added[len(ids) - 1]:
-            ids.pop()
+        ids = without_added_end(read.backend.encode(without_start(prompt, read.begin)), least=1)
     elif template is None:
         raise Malformed("it is a conversation, and the tokenizer has no chat template")
     else:
-        data = parse_messages(given, name, {}), parse_tools(row.get("tools"), "tools")
+        data = parse_messages(prompt, name, {}), parse_tools(row.get("tools"), "tools")
 
         def render(data: Data) -> str:
             return template.render(*data, add_generation_prompt=True)
@@ -225,4 +222,4 @@ def _encoded(row: Mapping[str, Any], template: ChatTemplate | None, read: _Reade
         ids = read.backend.encode(text, add_special_tokens=False).ids
     if not ids:
         raise Malformed("it has no tokens")
-    return given, list(ids)
+    return prompt, list(ids)

@@ -62,18 +62,18 @@ class Reasoning:
         """
         parts = self._parts(row)
         messages = self._messages(row, parts)
-        made = renderer.render(messages, row.tools, row.completion_start)
+        rendered = renderer.render(messages, row.tools, row.completion_start)
         assert row.messages is not None
         if any(only_closes(row.messages[i]["content"]) for i in parts):
-            made = replace(made, adapted=(*made.adapted, "unopened"))
+            rendered = replace(rendered, adapted=(*rendered.adapted, "unopened"))
         if self._mode == "keep":
             for i in renderer.chosen(messages, row.completion_start):
                 thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
-                if thoughts and not self._is_learned(made, messages, row.tools, i, thoughts[0].strip()):
+                if thoughts and not self._is_learned(rendered, messages, row.tools, i, thoughts[0].strip()):
                     raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
         elif self._mode == "empty" and messages[-1]["role"] == "assistant":
-            return self._opened(made, renderer, messages, row.tools)
-        return made
+            return self._opened(rendered, renderer, messages, row.tools)
+        return rendered
 
     def prepared(self, row: ParsedSample) -> ParsedSample:
         """Return the sample with its reasoning where the template reads it, or without.
@@ -105,10 +105,10 @@ class Reasoning:
             for i, message in enumerate(row.messages)
         ]
 
-    def _is_learned(self, made: Rendered, messages: Messages, tools: Any, i: int, thought: str) -> bool:
+    def _is_learned(self, rendered: Rendered, messages: Messages, tools: Any, i: int, thought: str) -> bool:
         """Return whether the targets contain the reasoning of a message, where another reasoning would be."""
         marker = "substitute"
-        while marker in made.text or marker in thought:
+        while marker in rendered.text or marker in thought:
             marker += "x"
         message = messages[i]
         if self._name in message:
@@ -118,10 +118,10 @@ class Reasoning:
         place = self.template.render([*messages[:i], message, *messages[i + 1 :]], tools).find(marker)
         if place < 0:
             return False
-        written = made.text[place:].lstrip()
-        place = len(made.text) - len(written)
+        written = rendered.text[place:].lstrip()
+        place = len(rendered.text) - len(written)
         return written.startswith(thought) and any(
-            start <= place and place + len(thought) <= end for start, end in made.spans
+            start <= place and place + len(thought) <= end for start, end in rendered.spans
         )
 
     def _written(self, message: dict[str, Any], thoughts: list[str], rest: dict[str, Any]) -> dict[str, Any]:
@@ -130,15 +130,15 @@ class Reasoning:
             return rest
         return {**rest, self._name: thoughts[0]} if thoughts and self._name else message
 
-    def _opened(self, made: Rendered, renderer: Renderer, messages: Messages, tools: Any) -> Rendered:
+    def _opened(self, rendered: Rendered, renderer: Renderer, messages: Messages, tools: Any) -> Rendered:
         """Return the text with the no-thinking generation prompt before its last turn."""
         prompt = self.template.render(messages[:-1], tools, add_generation_prompt=True)
-        text = made.text
+        text = rendered.text
         if text.startswith(prompt):
-            return made
+            return rendered
         at = renderer.last(messages, tools)[0]
         if not prompt.startswith(text[:at]):
             raise Inconsistent("the last turn does not begin with the generation prompt without thinking")
         more = len(prompt) - at
-        spans = [(start + more * (start >= at), end + more * (end > at)) for start, end in made.spans]
-        return replace(made, text=prompt + text[at:], spans=tuple(spans))
+        spans = [(start + more * (start >= at), end + more * (end > at)) for start, end in rendered.spans]
+        return replace(rendered, text=prompt + text[at:], spans=tuple(spans))

@@ -214,13 +214,13 @@ class SplitReport:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> SplitReport:
         """Build a report from the result of `to_dict`."""
-        given = {item.name: value[item.name] for item in fields(cls)}
+        values = {item.name: value[item.name] for item in fields(cls)}
         for name in (*KINDS, *KEPT):
-            problems = given[name]
-            given[name] = Problems(
+            problems = values[name]
+            values[name] = Problems(
                 problems["count"], [UnusableRow(**problem) for problem in problems["first"]]
             )
-        return cls(**given)
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""

@@ -26,7 +26,7 @@ from ..settings import DataSettings, Source
 from . import huggingface
 from .advice import SHAPES, advice
 from .files import Record, count_rows, located, read_file
-from .formats import AnyRow, parser_of
+from .formats import PARSERS, AnySample
 from .report import Problems, SplitReport
 from .values import ColumnRow, Malformed, kind, without_fillers
 
@@ -151,13 +151,14 @@ def open_rows(
     """
     transforms: dict[str, Transform] = {}
     readers = []
-    for number, given in enumerate(sources):
-        source, own = Source(given) if isinstance(given, str) else given, data.of(given)
-        if own.transform is not None and own.transform not in transforms:
-            transforms[own.transform] = Transform.load(own.transform, data_dir)
-        transform = transforms[own.transform] if own.transform is not None else None
+    for number, source in enumerate(sources):
+        settings = data.of(source)
+        name, transform = settings.transform, None
+        if name is not None:
+            transform = transforms[name] = transforms.get(name) or Transform.load(name, data_dir)
+        source = Source(source) if isinstance(source, str) else source
         part = None if chosen is None else chosen[number]
-        readers.append(Reader(source, own, data_dir, transform, part))
+        readers.append(Reader(source, settings, data_dir, transform, part))
     return readers
 
 
@@ -189,11 +190,11 @@ class Reader:
         self.records: Callable[[], Iterable[Record]] = partial(records, source, data_dir)
         self.whole = True
         self._data = data
-        self._parse = parser_of(data.format)
+        self._parse = PARSERS[data.format]
         self._transform = transform
         self._chosen = chosen
 
-    def __iter__(self) -> Iterator[AnyRow]:
+    def __iter__(self) -> Iterator[AnySample]:
         """Yield the well-formed rows, in order.
 
         Raises:
@@ -316,10 +317,10 @@ class Transform:
                 "write FILE.py:FUNCTION, and put the file next to train.py",
             )
         module = _imported(path)
-        found = getattr(module, function, None)
-        if not callable(found):
+        callable_ = getattr(module, function, None)
+        if not callable(callable_):
             raise _no_function(module, path.name, function)
-        return cls(name, path, found)
+        return cls(name, path, callable_)
 
     def __call__(self, row: dict[str, Any], origin: str) -> dict[str, Any] | None:
         """Return a row's replacement; None to leave the row out.
@@ -328,7 +329,7 @@ class Transform:
             UserError: the function raises, or returns neither a row nor None.
         """
         try:
-            made = self._function(row)
+            changed = self._function(row)
         except (Exception, SystemExit) as error:
             line = _line(error, self._path)
             raise UserError(
@@ -336,10 +337,11 @@ class Transform:
                 f"{type(error).__name__}: {first_line(error)}",
                 f"correct {self.name}; None leaves a row out",
             ) from error
-        if made is None or isinstance(made, dict):
-            return made
+        if changed is None or isinstance(changed, dict):
+            return changed
         raise UserError(
-            f"{self.name} returns {kind(made)} for {origin}", "data.transform returns a row (a dict) or None"
+            f"{self.name} returns {kind(changed)} for {origin}",
+            "data.transform returns a row (a dict) or None",
         )
 
 

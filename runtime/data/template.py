@@ -249,7 +249,7 @@ class CallForm:
 
     def messages(self, messages: Messages) -> Messages:
         """Return a conversation in this form."""
-        return [made for message in messages for made in self._of(message)]
+        return [part for message in messages for part in self._of(message)]
 
     def _of(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         applied = self.applied(message)

@@ -73,7 +73,7 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
-    chats = any(own.format in CONVERSATIONS and own.chat_template is None for own in data.kinds)
+    chats = any(kind.format in CONVERSATIONS and kind.chat_template is None for kind in data.kinds)
     if chats and not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {source} has no chat template",
@@ -81,17 +81,17 @@ def load_tokenizer(
         )
     _check_vocabulary(tokenizer, rows, str(source))
     if chats and model.family in FAMILIES:
-        known, own = tokenizer.get_vocab(), FAMILIES[model.family].turn_markers
+        known, markers = tokenizer.get_vocab(), FAMILIES[model.family].turn_markers
         foreign = [
             marker
-            for marker in foreign_markers(own, chat_template(tokenizer, data, model_dir) or "")
+            for marker in foreign_markers(markers, chat_template(tokenizer, data, model_dir) or "")
             if marker not in known
         ]
         if foreign:
             raise UserError(
                 f"the chat template of {source} writes {', '.join(foreign)}, which does not mark this "
                 "model's turns: "
-                + (f"it was trained with {' ... '.join(own)}" if own else "they are not its tokens"),
+                + (f"it was trained with {' ... '.join(markers)}" if markers else "they are not its tokens"),
                 "copy the template of the model's own repository there, or give it as data.chat_template",
             )
     return tokenizer
@@ -103,8 +103,8 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
     Raises:
         UserError: the format needs a template and there is none, or its file cannot be read.
     """
-    given = data.chat_template
-    if given is None:
+    template = data.chat_template
+    if template is None:
         if tokenizer.chat_template:
             try:
                 return str(tokenizer.get_chat_template())
@@ -118,9 +118,9 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
         raise UserError(
             "the tokenizer has no chat template", "set data.chat_template to a template's path or text"
         )
-    if "{%" in given or "{{" in given or "\n" in given:
-        return given
-    file = data_dir / Path(given).expanduser()
+    if "{%" in template or "{{" in template or "\n" in template:
+        return template
+    file = data_dir / Path(template).expanduser()
     check_ends(file, f"the chat template {file}")
     try:
         return file.read_text(encoding="utf-8")
@@ -142,10 +142,10 @@ def chat_templates(
     """
     kinds = [data.of(source) for source in sources]
     return tuple(
-        chat_template(tokenizer, own, data_dir)
-        if own.chat_template or tokenizer.chat_template or own.format in CONVERSATIONS
+        chat_template(tokenizer, kind, data_dir)
+        if kind.chat_template or tokenizer.chat_template or kind.format in CONVERSATIONS
         else None
-        for own in kinds
+        for kind in kinds
     )
 
 
@@ -217,9 +217,9 @@ def with_tokens(
             "convert the tokenizer: transformers writes the file with save_pretrained",
         )
     names = (TOKENIZER, CONFIG, ADDED, SPECIAL)
-    made = {name: json_object(files[name], f"{where}/{name}") for name in names if name in files}
-    added = made[TOKENIZER].setdefault("added_tokens", [])
-    ids = token_ids(made[TOKENIZER])
+    contents = {name: json_object(files[name], f"{where}/{name}") for name in names if name in files}
+    added = contents[TOKENIZER].setdefault("added_tokens", [])
+    ids = token_ids(contents[TOKENIZER])
     for token, place in sorted(tokens.items()):  # in the order of a record, whose keys are sorted
         if token in ids:
             raise UserError(
@@ -245,20 +245,20 @@ def with_tokens(
                     f"name a token that it has in reserve, such as {_reserve(ids)}",
                 )
             added[:] = sorted(
-                [*(one for one in added if one["id"] != number), {"id": number, **entry}],
-                key=lambda one: one["id"],
+                [*(other for other in added if other["id"] != number), {"id": number, **entry}],
+                key=lambda token: token["id"],
             )
-            made = {name: _renamed(content, place, token) for name, content in made.items()}
-            added = made[TOKENIZER]["added_tokens"]
+            contents = {name: _renamed(content, place, token) for name, content in contents.items()}
+            added = contents[TOKENIZER]["added_tokens"]
         ids[token] = number
-        decoder = made.get(CONFIG, {}).get("added_tokens_decoder")
+        decoder = contents.get(CONFIG, {}).get("added_tokens_decoder")
         if decoder is not None:
             decoder[str(number)] = entry
-        if ADDED in made:
-            made[ADDED][token] = number
+        if ADDED in contents:
+            contents[ADDED][token] = number
     written = {
         name: (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode()
-        for name, content in made.items()
+        for name, content in contents.items()
     }
     return {**files, **written}
 
@@ -298,7 +298,7 @@ def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | N
             )
         files = with_tokens(files, added, rows, base.name) if added else files
         ids = token_ids(json_object(files[TOKENIZER], f"{base.name}/{TOKENIZER}"))
-    found: list[int] = []
+    numbers: list[int] = []
     for token in lora.train_tokens:
         number = ids.get(token, -1) if isinstance(token, str) else token
         if number < 0:
@@ -311,10 +311,10 @@ def numbered(lora: LoraSettings, base: HFCheckpoint, added: Mapping[str, str | N
                 f"{base.name}: the embedding has {rows} rows, and lora.train_tokens names row {number}",
                 f"name rows from 0 to {rows - 1}",
             )
-        if number in found:
+        if number in numbers:
             raise UserError(f"lora.train_tokens names token {number} twice", "name each token once")
-        found.append(number)
-    return replace(lora, train_tokens=tuple(found))
+        numbers.append(number)
+    return replace(lora, train_tokens=tuple(numbers))
 
 
 def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
@@ -349,5 +349,5 @@ def _reserve(ids: Mapping[str, int]) -> str:
     names = (
         name for name in sorted(ids, key=ids.__getitem__) if any(word in name.lower() for word in RESERVES)
     )
-    found = next((name for name in names if name.startswith(("<", "["))), None)
-    return f"'{found}'" if found else "'<|reserved|>'"
+    reserved = next((name for name in names if name.startswith(("<", "["))), None)
+    return f"'{reserved}'" if reserved else "'<|reserved|>'"

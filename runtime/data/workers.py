@@ -28,7 +28,7 @@ from ..in_order import in_order
 from ..progress import Progress
 from ..settings import DataSettings
 from .encoding import Coding, Encoder
-from .formats import AnyRow, ParsedSample
+from .formats import AnySample, ParsedSample
 from .report import SplitReport
 from .samples import Samples, join
 from .sources import Reader
@@ -102,14 +102,14 @@ class Tokenizer:
         if self._pool is not None:
             self._pool.close()
 
-    def _here(self, chunks: Iterable[tuple[int, list[AnyRow]]]) -> Iterator[tuple[int, Tokenized]]:
+    def _here(self, chunks: Iterable[tuple[int, list[AnySample]]]) -> Iterator[tuple[int, Tokenized]]:
         for source, rows in chunks:
             if self._encoder is None:
                 self._encoder = Encoder(self._coding)
             yield len(rows), self._encoder.encode(rows, source)
 
     def _in_processes(
-        self, chunks: Iterable[tuple[int, list[AnyRow]]], count: int
+        self, chunks: Iterable[tuple[int, list[AnySample]]], count: int
     ) -> Iterator[tuple[int, Tokenized]]:
         if self._threads is None:
             self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenizing")
@@ -119,10 +119,10 @@ class Tokenizer:
         yield from in_order(self._threads, jobs, 3 * count)
 
 
-def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[AnyRow]]]:
+def _chunks(sources: Sequence[Iterable[AnySample]]) -> Iterator[tuple[int, list[AnySample]]]:
     """Yield rows with the number of their source, in chunks of enough work."""
     for number, source in enumerate(sources):
-        chunk: list[AnyRow] = []
+        chunk: list[AnySample] = []
         work = 0
         for row in source:
             chunk.append(row)
@@ -134,7 +134,7 @@ def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[Any
             yield number, chunk
 
 
-def _texts(row: AnyRow) -> Iterable[str]:
+def _texts(row: AnySample) -> Iterable[str]:
     if not isinstance(row, ParsedSample):
         return (text for answer in row.answers() for text in _texts(answer))
     if row.messages is None:
@@ -158,7 +158,7 @@ class _Pool:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def encode(self, rows: list[AnyRow], source: int) -> Tokenized:
+    def encode(self, rows: list[AnySample], source: int) -> Tokenized:
         """Let the thread's own process encode some rows."""
         process = getattr(self._own, "process", None) or self._start()
         try:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering.formats import FIELDS
 from recipec.compiler.lowering.lower import lower
-from recipec.runtime.data.formats import parse_preference, parser_of
+from recipec.runtime.data.formats import PARSERS, parse_preference
 from recipec.runtime.data.values import Malformed
 from recipec.spec.diagnostics import render_text
 from recipec.spec.language import Recipe
@@ -241,7 +241,7 @@ def _samples(block: Block, folder: Path) -> Iterator[str]:
             if name == "preference":
                 parse_preference("", sample, {})
             elif name in FIELDS:
-                parser_of(name)("", sample, {})
+                PARSERS[name]("", sample, {})
         except (ValueError, Malformed) as error:
             yield f"line {number} is not {name or 'jsonl'}: {error}"
 

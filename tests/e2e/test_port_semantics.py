@@ -16,7 +16,7 @@ from recipec.port.dialects.axolotl_data import plain_type, user_defined
 from recipec.port.dialects.axolotl_prompts import PROMPTS
 from recipec.port.meaning import templates
 from recipec.runtime.data.encoding import Encoder, coding
-from recipec.runtime.data.formats import ParsedSample, parser_of
+from recipec.runtime.data.formats import PARSERS, ParsedSample
 from recipec.runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer
@@ -98,7 +98,7 @@ def test_ported_axolotl_dataset_type_gives_the_same_prompts(theirs: Any, name: s
     namespace: dict[str, Any] = {}
     exec(kind.transform, namespace)
     for title, row in (("input", port_tools.ROW), ("none", {**port_tools.ROW, "input": ""})):
-        made = parser_of("prompt_completion")("x", namespace["convert"](row), {})
+        made = PARSERS["prompt_completion"]("x", namespace["convert"](row), {})
         ids, labels = theirs["prompts"][f"{name}|{title}"]
         assert encoded(made, None, "prompt_completion", "completion") == (ids, learned(labels)), title
 

@@ -13,8 +13,8 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new.source import NewData, as_turns, look
-from recipec.runtime.data.columns import is_text, said, stands, strings
-from recipec.runtime.data.formats import ParsedSample, parser_of
+from recipec.runtime.data.columns import is_text, stands, strings, texts_of
+from recipec.runtime.data.formats import PARSERS, ParsedSample
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 from tests.new.public_rows import REFUSED, ROWS, A, C, Q, T
@@ -40,9 +40,9 @@ def test_public_columns_match_the_golden_file(tmp_path: Path, request: pytest.Fi
 def test_texts_of_public_data_sets_are_read_or_named(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     source = looked(tmp_path, row)
-    parsed = parser_of(str(source.format))("", row, source.fields)
+    parsed = PARSERS[str(source.format)]("", row, source.fields)
     samples = [parsed] if isinstance(parsed, ParsedSample) else parsed.answers()
-    texts = [*said([message for one in samples for message in one.messages or []])]
+    texts = [*texts_of([message for one in samples for message in one.messages or []])]
     texts += [(one.prompt or "") + one.completion for one in samples if one.completion]
     whole = "\n".join(texts)
     named = {*parsed.unread.parts, *parsed.unread.texts}

@@ -18,7 +18,7 @@ from recipec.port.port import Asked
 from recipec.port.port import port as port_files
 from recipec.port.read import read
 from recipec.port.recognize import role_of
-from recipec.runtime.data.formats import ParsedSample, parser_of
+from recipec.runtime.data.formats import ParsedSample, PARSERS
 from tests.port.dialects import base, beside, codes, finding, ported, spoken, values
 
 BASE = base("llamafactory")
@@ -176,7 +176,7 @@ def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
         namespace: dict[str, Any] = {}
         exec(made.files["convert.py"], namespace)
         row = namespace["convert"](row)
-    return parser_of(made.value("data.format"))("row 1", row, fields)
+    return PARSERS[made.value("data.format")]("row 1", row, fields)
 
 
 @pytest.mark.parametrize(

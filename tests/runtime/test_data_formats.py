@@ -10,7 +10,7 @@ import pytest
 
 from recipec.runtime.data.advice import advice
 from recipec.runtime.data.columns import Unread
-from recipec.runtime.data.formats import ParsedSample, PreferenceRow, parse_preference, parser_of
+from recipec.runtime.data.formats import PARSERS, ParsedSample, PreferencePair, parse_preference
 from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat
 
@@ -60,7 +60,7 @@ PARSED = [
 
 def parse(format: str, row: dict[str, Any], **fields: str) -> ParsedSample:
     before = copy.deepcopy(row)
-    parsed = parser_of(format)("a:1", row, fields)
+    parsed = PARSERS[format]("a:1", row, fields)
     assert row == before  # parsing does not change a row that a transform or another reader still uses
     return parsed
 
@@ -70,7 +70,7 @@ def reason(format: str, row: Any, **fields: str) -> str:
         if format == "preference":
             parse_preference("a:1", row, fields)
         else:
-            parser_of(format)("a:1", row, fields)
+            PARSERS[format]("a:1", row, fields)
     assert len(str(error.value)) <= 120
     return str(error.value)
 
@@ -330,7 +330,7 @@ DISLIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "bad"}]
 def test_preference_prompts_are_extracted_as_in_trl(row: dict[str, Any]) -> None:
     from trl.data_utils import maybe_extract_prompt
 
-    assert parse_preference("a:1", row, {}) == PreferenceRow(
+    assert parse_preference("a:1", row, {}) == PreferencePair(
         "a:1", **{k: v for k, v in maybe_extract_prompt(copy.deepcopy(row)).items()}
     )
 
@@ -444,7 +444,7 @@ PLAIN = {"instruction": "a", "output": "b"}
 def test_columns_that_are_not_read_are_listed_by_kind(
     format: str, row: dict[str, Any], kinds: dict[str, tuple[str, ...]]
 ) -> None:
-    parsed = parse_preference("a:1", row, {}) if format == "preference" else parser_of(format)("a:1", row, {})
+    parsed = parse_preference("a:1", row, {}) if format == "preference" else PARSERS[format]("a:1", row, {})
     assert parsed.unread == Unread(**kinds)
 
 
