@@ -18,7 +18,7 @@ from recipec.port.port import Asked
 from recipec.port.port import port as port_files
 from recipec.port.read import read
 from recipec.port.recognize import role_of
-from recipec.runtime.data.formats import ParsedSample, PARSERS
+from recipec.runtime.data.formats import PARSERS, ParsedSample
 from tests.port.dialects import base, beside, codes, finding, ported, spoken, values
 
 BASE = base("llamafactory")
