@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from recipec.runtime.model.families.base import CHUNKED, FULL, HYBRID, LINEAR, NONE, SLIDING
 
 if TYPE_CHECKING:
-    from recipec.spec.language.train import Qat
+    from recipec.spec.language.train import FakeQuantization
 
 
 def listing(items: Iterable[object], last: str = "and") -> str:
@@ -136,7 +136,7 @@ def mesh_axes(axes: Mapping[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in axes.items())
 
 
-def rounded(qat: Qat) -> str:
+def rounded(qat: FakeQuantization) -> str:
     """Name what train.qat rounds: "weights to int4 in groups of 32, activations to int8"."""
     inputs = f", activations to {qat.activations}" if qat.activations else ""
     return f"weights to {qat.weights} in groups of {qat.group_size}{inputs}"

@@ -30,7 +30,8 @@ from recipec.port.source import Source, Sources
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
-from recipec.spec.language import VERSION, Data, DataSource, Recipe, Section
+from recipec.spec.language import VERSION, Data, Recipe, Section
+from recipec.spec.language import Source as DataSource
 from recipec.spec.load import Loaded, display, load
 
 LEFT = table("""

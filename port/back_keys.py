@@ -20,7 +20,8 @@ from recipec.port.meaning.adapters import modules, prefix_of
 from recipec.port.names import known
 from recipec.runtime.model.adapters import principal
 from recipec.runtime.training.objectives import OBJECTIVES
-from recipec.spec.language import DataSource, Lora, Recipe
+from recipec.spec.language import Lora, Recipe
+from recipec.spec.language import Source as DataSource
 
 DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
 """The dialect in dialects/ of each tool name for --to."""

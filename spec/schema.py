@@ -11,6 +11,8 @@ import functools
 import json
 from typing import Any
 
+from recipec.spec.language.base import UNCOMPILED
+
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -62,6 +64,7 @@ def _tidy(section: dict[str, Any]) -> None:
 
 def _describe_choices(field: dict[str, Any]) -> None:
     """Add the meaning of each choice, in the form that editors read."""
+    field.pop(UNCOMPILED, None)
     meanings = field.pop("x-choices", None)
     if meanings is None:
         return

@@ -25,7 +25,7 @@ from recipec.spec import words
 from recipec.spec.codes import Code
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.language import Data, DataSource
+from recipec.spec.language import Data, Source
 from recipec.spec.paths import Part, join
 
 LARGEST_TRANSFORM = 2**20
@@ -58,7 +58,7 @@ class Rows:
     """
 
     place: tuple[Part, ...]
-    source: DataSource
+    source: Source
     data: Data
     section: Data
 

@@ -12,7 +12,7 @@ from recipec.runtime.model.adapters import meant, principal
 from recipec.runtime.model.families.base import LoraTarget
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
-from recipec.spec.language.train import Qat
+from recipec.spec.language.train import FakeQuantization
 
 MX_BLOCK = 32
 """The numbers that share a scale in MX formats."""
@@ -106,7 +106,7 @@ E0519 = Code(
 )
 
 
-def _combinations(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
+def _combinations(facts: Facts, section: FakeQuantization) -> Iterator[Diagnostic]:
     recipe, lora = facts.recipe, facts.recipe.lora
     found = []
     if recipe.train.objective != "sft":
@@ -138,7 +138,7 @@ E0518 = Code(
 )
 
 
-def _groups(facts: Facts, section: Qat) -> Iterator[Diagnostic]:
+def _groups(facts: Facts, section: FakeQuantization) -> Iterator[Diagnostic]:
     """Check that groups divide the inputs of everything that is rounded."""
     if section.weights == "mxfp4" and section.group_size != MX_BLOCK:
         yield Diagnostic(

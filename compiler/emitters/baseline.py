@@ -11,8 +11,8 @@ from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import (
     about,
     chat_template,
-    classes,
     constructor,
+    imports,
     kind,
 )
 from recipec.compiler.lowering import pins
@@ -59,7 +59,7 @@ def _script(program: Program) -> str:
         wheel=program.installs_runtime,
         adafactor=recipe.train.optimizer.name == "adafactor",
         lora=program.lora is not None,
-        imports=classes(constants),
+        imports=imports(constants),
         chat_template=chat_template(program),
         constants=[assignment(name, value) for name, value in constants.items()],
         hyperparameters=[assignment(name, value) for name, value in values.items()],

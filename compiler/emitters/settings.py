@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.emitters.data_files import template_files
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.compiler.lowering.settings import SETTINGS
-from recipec.runtime import options
+from recipec.runtime import sections
+from recipec.runtime import settings as runtime_settings
 from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.spec.language import DataSource
+    from recipec.spec import language
 
 LONG_RANGE = 8
 """From this number of consecutive layers on, they are written as a range."""
@@ -103,7 +104,7 @@ def _transform(transform: str) -> Name:
     return Name(f'f"{{ARTIFACT / {file}}}:{function}"')
 
 
-def _own_files(program: Program, source: DataSource) -> dict[str, Value]:
+def _own_files(program: Program, source: language.Source) -> dict[str, Value]:
     """Return the artifact's paths of the files that belong to one source."""
     names: dict[str, Value] = {}
     if source.transform is not None:
@@ -177,14 +178,22 @@ def _source(source: Source, own: Mapping[str, Value] = MappingProxyType({})) -> 
     return Call("Source", {"*0": path, **rest}) if rest else path
 
 
-def classes(values: Mapping[str, Value]) -> dict[str, list[str]]:
-    """Return the classes that constants call, sorted, by their module in runtime/."""
-    names = sorted({name for value in values.values() for name in _called(value)} - {"LoraSettings"})
-    made = {
-        "options": [name for name in names if hasattr(options, name)],
-        "settings": [name for name in names if not hasattr(options, name)],
-    }
-    return {module: own for module, own in made.items() if own}
+def imports(values: Mapping[str, Value]) -> list[str]:
+    """Return the statements that import the classes of settings that constants call."""
+    modules: dict[str, list[str]] = {}
+    for name in sorted({name for value in values.values() for name in _called(value)}):
+        kind = getattr(runtime_settings, name, None) or getattr(sections, name, None)
+        if kind is not None:  # LoraSettings stands in a module of its own
+            modules.setdefault(kind.__module__.removeprefix("recipec."), []).append(name)
+    return [_import(module, names) for module, names in sorted(modules.items())]
+
+
+def _import(module: str, names: Sequence[str]) -> str:
+    """Return a statement that imports names, on one line if it fits."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH - 4:  # it may stand within `try`
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
 
 
 def _called(value: Value) -> Iterator[str]:

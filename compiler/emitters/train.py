@@ -10,9 +10,9 @@ from recipec.compiler.emitters.settings import (
     about,
     base_settings,
     chat_template,
-    classes,
     constants,
     devices,
+    imports,
     kind,
 )
 from recipec.compiler.lowering import optimization
@@ -47,7 +47,7 @@ def script(program: Program) -> dict[str, Any]:
         "chat_template": chat_template(program),
         "constants": [assignment(name, value) for name, value in values.items()],
         "hyperparameters": [assignment(name, value) for name, value in chosen.items()],
-        "imports": classes(values),
+        "imports": imports(values),
         "muon": muon,
         "own_rules": ", ".join(optimization.own_rules(recipe)),
         "continued": recipe.train.continue_from is not None,

@@ -37,7 +37,7 @@ from recipec.runtime.model.families import UnsupportedCheckpoint
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.results import Estimate, RunLength
-    from recipec.spec.language import DataSource, Recipe, Train
+    from recipec.spec.language import Recipe, Source, Train
 
 LARGEST = 64 * 2**20
 """The most bytes of data that are counted while compiling; more would make it slow."""
@@ -236,7 +236,7 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
     return None if isinstance(found, Unavailable) or not found.samples else found
 
 
-def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
+def read_local(folder: Path, sources: Sequence[Source]) -> LocalData | None:
     """Count the rows of local files.
 
     Returns:

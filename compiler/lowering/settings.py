@@ -5,13 +5,14 @@ No other module builds these settings. A setting that the run does not use keeps
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.sources import is_inline
-from recipec.runtime.options import EarlyStopping, FakeQuantization, LocalCheckpointSettings, SampleSettings
+from recipec.runtime import sections
 from recipec.runtime.settings import (
     OF_A_SOURCE,
     CheckpointSettings,
@@ -23,12 +24,14 @@ from recipec.runtime.settings import (
     TrainSettings,
 )
 from recipec.runtime.training.objectives import NLL, OBJECTIVES
+from recipec.spec.language.base import Section
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
-    from recipec.spec.language import Data, DataSource, Recipe
+    from recipec.spec import language
+    from recipec.spec.language import Data, Recipe
 
 
 SETTINGS = tuple(
@@ -60,22 +63,18 @@ def run_settings(program: Program) -> RunSettings:
 
 
 def model_settings(recipe: Recipe, family: Family, accelerator: Accelerator | None = None) -> ModelSettings:
-    """Return the settings from the `model` and `remat` sections."""
+    """Return the settings from the `model` and `remat` sections, and of what `train` changes in the model."""
     model = recipe.model
     chips = accelerator.attention_block if accelerator is not None else None
-    return ModelSettings(
-        id=model.id,
-        revision=model.revision,
-        tokenizer=model.tokenizer,
+    return stated(
+        ModelSettings,
+        model,
         add_tokens=tuple(model.add_tokens.items()),
-        vocab_size=model.vocab_size,
         family=family.name,
-        dtype=model.dtype,
-        attention=model.attention,
         attention_block=(model.attention_block or chips) if model.attention == "splash" else None,
         remat=recipe.remat.policy,
-        only=tuple(recipe.train.only),
-        qat=None if (qat := recipe.train.qat) is None else FakeQuantization(**qat.model_dump()),
+        only=plain(recipe.train.only),
+        qat=plain(recipe.train.qat),
     )
 
 
@@ -87,43 +86,26 @@ def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
             that they work from any working folder.
     """
     data = recipe.data
-    seed: Mapping[str, int] = {} if data.eval_fraction is None else {"eval_seed": data.eval_seed}
-    return DataSettings(
+    return stated(
+        DataSettings,
+        data,
         train=tuple(_source(source, data, folder) for source in data.train),
         eval=tuple(_source(source, data, folder) for source in data.eval),
-        eval_fraction=data.eval_fraction,
-        **seed,
-        format=data.format,
-        fields=dict(data.fields),
-        transform=_found(data.transform, folder),
+        transform=_transform(data.transform, folder),
         chat_template=_template(data.chat_template, folder),
-        loss_on=_plain(data.loss_on),
-        reasoning=data.reasoning,
-        special_tokens=data.special_tokens,
-        max_length=data.max_length,
-        overlong=data.overlong,
-        max_invalid_ratio=data.max_invalid_ratio,
-        packing=data.packing,
-        shuffle_seed=data.shuffle_seed,
-        temperature=data.temperature,
-        curriculum=data.curriculum,
-        stream_window=data.stream_window,
     )
 
 
-def _source(source: DataSource, data: Data, folder: Path) -> Source:
+def _source(source: language.Source, data: Data, folder: Path) -> Source:
+    """Return a source with the settings in which it differs from the section."""
     whole = data.of(source)
-    own = {name: _plain(getattr(whole, name)) for name in OF_A_SOURCE}
-    own = {name: value for name, value in own.items() if value != _plain(getattr(data, name))}
-    if "transform" in own:
-        own["transform"] = _found(own["transform"], folder)
-    if "chat_template" in own:
-        own["chat_template"] = _template(own["chat_template"], folder)
-    return Source(source.path, source.weight, source.split, source.config, source.limit, **own)
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    differing: dict[str, Any] = {
+        key: plain(value) if (value := getattr(whole, key)) != getattr(data, key) else None
+        for key in OF_A_SOURCE
+    }
+    differing["transform"] = _transform(differing["transform"], folder)
+    differing["chat_template"] = _template(differing["chat_template"], folder)
+    return stated(Source, source, **differing)
 
 
 def _template(template: str | None, folder: Path) -> str | None:
@@ -131,7 +113,7 @@ def _template(template: str | None, folder: Path) -> str | None:
     return template if template is None or is_inline(template) else str((folder / template).resolve())
 
 
-def _found(transform: str | None, folder: Path) -> str | None:
+def _transform(transform: str | None, folder: Path) -> str | None:
     """Return the function that transforms rows; its file's path works from any working folder."""
     if transform is None:
         return None
@@ -151,36 +133,43 @@ def choosing(recipe: Recipe) -> list[str]:
 def train_settings(recipe: Recipe) -> TrainSettings:
     """Return the settings from the `train` section, except its optimizer and its schedule."""
     train = recipe.train
-    keys = OBJECTIVES[train.objective].reads(train.loss_type)
-    used: dict[str, Any] = {name: getattr(train, name) for name in keys}
-    if used.get("loss_type") == NLL:
-        del used["loss_type"]
-    if recipe.data.evaluates:
-        used["eval_every"] = train.eval_every
-    if (stopping := train.early_stopping) is not None:
-        used["early_stopping"] = EarlyStopping(stopping.patience, stopping.min_delta)
-    if (samples := train.samples) is not None:
-        used["samples"] = SampleSettings(samples.prompts, samples.max_tokens)
-    return TrainSettings(
-        objective=train.objective,
-        **used,
-        epochs=train.epochs,
-        steps=train.steps,
-        continue_from=train.continue_from,
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
-        loss_normalization=train.loss_normalization,
-        router_aux_loss_coef=train.router_aux_loss_coef,
-        seed=train.seed,
-        log_every=train.log.every,
-        tensorboard=train.log.tensorboard,
-        wandb_project=train.log.wandb_project,
-        mlflow_experiment=train.log.mlflow_experiment,
-    )
+    read = OBJECTIVES[train.objective].reads(train.loss_type)
+    unread = {key for key in SETTINGS if key not in read}
+    if train.loss_type == NLL:
+        unread.add("loss_type")
+    if not recipe.data.evaluates:
+        unread.add("eval_every")
+    return stated(TrainSettings, train, unread=unread)
 
 
 def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
     """Return the settings from the `checkpoint` section."""
-    given, local = recipe.checkpoint, recipe.checkpoint.local
-    own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
-    return CheckpointSettings(given.directory, given.every_steps, given.keep, given.keep_best, own)
+    return stated(CheckpointSettings, recipe.checkpoint)
+
+
+Settings = TypeVar("Settings")
+
+
+def stated(
+    kind: type[Settings], section: Section, *, unread: Collection[str] = (), **values: Any
+) -> Settings:
+    """Return the settings of a section: each field of `kind` has the value of the key of its name.
+
+    Args:
+        unread: keys that the run does not read, which keep their defaults.
+        values: of the fields that are not a key's value.
+    """
+    keys = type(section).model_fields
+    for name in (item.name for item in fields(kind)):  # type: ignore[arg-type]
+        if name in keys and name not in values and name not in unread:
+            values[name] = plain(getattr(section, name))
+    return kind(**values)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of the language as the runtime's settings have it."""
+    if isinstance(value, Section):
+        return stated(getattr(sections, type(value).__name__), value)
+    if isinstance(value, list):
+        return tuple(plain(item) for item in value)
+    return dict(value) if isinstance(value, dict) else value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recipec.spec.language import DataSource
+    from recipec.spec.language import Source
 
 PART = re.compile(
     r"(?P<name>\w+(?:[.-]\w+)*)(?:\[(?P<first>-?[\d_]+%?)?:(?P<stop>-?[\d_]+%?)?\])?"
@@ -47,7 +47,7 @@ class Shared:
     revision: bool = False
 
 
-def shared(first: DataSource, second: DataSource) -> Shared | None:
+def shared(first: Source, second: Source) -> Shared | None:
     """Return which rows of the second source are in the first one, None for none as far as the names tell.
 
     Rows of files of other names are not compared.
@@ -95,7 +95,7 @@ def _begin_alike(one: Rows, other: Rows) -> bool:
     return one.split == other.split and any(place in [*_same(other.first)] for place in _same(one.first))
 
 
-def _parts(source: DataSource) -> tuple[list[Rows], bool]:
+def _parts(source: Source) -> tuple[list[Rows], bool]:
     """Return the rows of a source, and whether these are exact: a limit may end them earlier. There are none
     if the split cannot be read."""
     given = (source.split or "train").replace(" ", "").split("+")

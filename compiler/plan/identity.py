@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from recipec.compiler.artifacts.artifact import digest, runtime_digest
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.lowering.libtpu import flags
+from recipec.compiler.emitters.python_text import source
+from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import model_settings
+from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan import store
 from recipec.compiler.plan.results import Job
-from recipec.runtime.model.families import Architecture
+from recipec.spec.language import Train
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
 """Packages whose code becomes part of the compiled step, or compiles it."""
@@ -26,105 +28,71 @@ OF_TORCHAX = ("torch", "torchax", "transformers", "peft")
 FLAGS = "LIBTPU_INIT_ARGS"
 """The environment variable with libtpu's flags."""
 
-OUTSIDE = (
-    *("name", "extends", "checkpoint", "cache", "merge", "serve"),
-    *("benchmark", "evaluate", "launch", "cost", "budget"),
+PHYSICAL = (
+    *("name", "topology", "slices", "hosts", "devices", "chips"),
+    *("hbm_gib", "bf16_tflops", "hbm_gb_per_s", "ici_gb_per_s"),
 )
-"""Sections of a recipe that do not affect the step. All keys of other sections count, except these:"""
-IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "early_stopping", "samples", "log")}
-LATER: dict[str, dict[str, tuple[Any, ...]]] = {
-    "train": {
-        **{"router_aux_loss_coef": (0.0,), "z_loss": (0.0,), "neftune_noise_alpha": (None,)},
-        **{"loss_type": ("sigmoid", "nll"), "simpo_gamma": (0.5,), "cpo_alpha": (1.0,)},
-        **{"eaft_alpha": (1.0,), "eaft_top_k": (20,), "eaft_entropy": (3.0,), "asft_alpha": (0.1,)},
-        **{"desirable_weight": (1.0,), "undesirable_weight": (1.0,), "only": ([],), "qat": (None,)},
-        **{"continue_from": (None,)},
-    },
-    "model": {"attention_block": (None, 512), "add_tokens": ({},), "vocab_size": (None,)},
-    "lora": {
-        **{"products": (None,), "plus_ratio": (None,), "start_from": (None,)},
-        **{"kind": ("lora",), "train_also": ([],), "train_tokens": ([],)},
-    },
-}
-"""Keys that are newer than cached plans. They count only if their value is not one of these, so that older
-results keep their names."""
-NEWER = {
-    "Norm": ("weighted",),
-    "Experts": ("balanced", "latent", "summed", "eps"),
-    "ExpertTensors": ("boxed", "correction", "beside"),
-    "Mamba": ("rank",),
-}
-"""Fields of the parts of a description that are newer than cached plans, by class. They count only if they
-differ from their default."""
+"""The facts of an accelerator that a step and its estimate depend on."""
 OF_A_COMPILE = (*("abstract", "depth", "kernels", "results", "schedule", "torus", "worker"),)
 """Modules of this folder that a compile runs, besides all of hlo/. The others work on its result."""
-OF_DATA = ("max_length",)
-"""The only keys of `data` that affect the step."""
 
 
 def name(program: Program, job: Job) -> str:
     """Return the name of a job's result in the cache."""
-    found = versions(job.backend)
+    packages = versions(job.backend)
     # Tunix's model is built from the architecture; transformers' is built from all of config.json.
     config = program.config if job.backend is Backend.TORCHAX else None
     outer = os.environ.get(FLAGS, "")
-    return store.key(step(program), config, job.layers, job.scheduled, job.backend, found, sources(), outer)
+    return store.key(
+        step(program), config, job.layers, job.scheduled, job.backend, packages, sources(), outer
+    )
 
 
 def step(program: Program) -> dict[str, Any]:
-    """Return everything in a program that its compiled step depends on."""
-    recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
-    settings = model_settings(program.recipe, program.family, program.accelerator)
-    recipe["model"]["attention_block"] = settings.attention_block
-    recipe["xla"] = flags(program)
-    if not recipe["xla"]:
-        del recipe["xla"]
-    recipe["data"] = {key: recipe["data"][key] for key in OF_DATA}
-    for section, keys in IRRELEVANT.items():
-        recipe[section] = {key: value for key, value in recipe[section].items() if key not in keys}
-    for section, known in LATER.items():
-        for key, values in known.items() if recipe[section] else ():
-            if recipe[section][key] in values:
-                del recipe[section][key]
-    accelerator = asdict(program.accelerator)
-    for name in ("attention_block", "eight_bits", "eight_bit_tflops"):
-        del accelerator[name]
+    """Return everything in a program that its compiled step depends on.
+
+    A field with its default is left out. So a new key of the language, or a new part of one family's
+    description, leaves the names of other steps unchanged.
+    """
+    recipe, settings = program.recipe, run_settings(program)
+    train = described(settings.train)
     return {
-        "recipe": recipe,
-        # The first matching pattern wins, so the order of the mapping counts.
-        "patterns": [list((program.lora.rank_pattern if program.lora else {}).items())],
         "family": program.family.name,
         "architecture": described(program.architecture),
-        "accelerator": accelerator,
+        "model": described(settings.model),
+        "lora": described(settings.lora),
+        # The first matching pattern wins, so the order of the mapping counts.
+        "patterns": list(settings.lora.rank_pattern.items()) if settings.lora is not None else [],
+        "rules": described(settings.rules),
+        "train": {key: value for key, value in train.items() if key not in Train.after_compiling()},
+        "optimizer": [
+            hyperparameters(recipe.train),
+            source(schedule(recipe.train)),
+            source(optimizer(recipe)),
+        ],
+        "max_length": settings.data.max_length,
+        "mesh": described(settings.mesh),
+        "accelerator": {key: getattr(program.accelerator, key) for key in PHYSICAL},
     }
 
 
-def described(architecture: Architecture) -> dict[str, Any]:
-    """Return a model's description without fields that have their default.
-
-    A new field for one family then leaves the cache names of the other families unchanged.
-    """
-    return {
-        field.name: _part(getattr(architecture, field.name))
-        for field in fields(architecture)
-        if getattr(architecture, field.name) != field.default
-    }
-
-
-def _part(value: Any) -> Any:
-    """Return a part of a description as a JSON value, without the fields of NEWER that have their default."""
+def described(value: Any) -> Any:
+    """Return a value as a JSON value: a dataclass as its fields, without those that have their default."""
     if isinstance(value, list | tuple):
-        return [_part(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _part(one) for key, one in value.items()}
+        return [described(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: described(item) for key, item in value.items()}
     if not is_dataclass(value):
         return value
-    newer = NEWER.get(type(value).__name__, ())
     return {
-        field.name: _part(getattr(value, field.name))
+        field.name: described(getattr(value, field.name))
         for field in fields(value)
-        if field.name not in newer or getattr(value, field.name) != field.default
+        if getattr(value, field.name) != _default(field)
     }
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import UserError
-from ..options import LocalCheckpointSettings
+from ..sections import LocalCheckpoint
 from ..training.elastic import Kept
 from .adapter_reader import ITEM, step_folders
 from .resuming import DATA, EVALUATIONS, OPTIMIZER, ResumePoint, examine
@@ -56,7 +56,7 @@ class LocalCheckpoints:
     """
 
     def __init__(
-        self, settings: LocalCheckpointSettings, directory: str, mesh: Mesh, record: str, begins: bool
+        self, settings: LocalCheckpoint, directory: str, mesh: Mesh, record: str, begins: bool
     ) -> None:
         self.every_steps = settings.every_steps
         self.chosen: int | None = None

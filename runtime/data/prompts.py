@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import UserError, say
 from ..model.partition_rules import TOKENS
-from ..options import SampleSettings
+from ..sections import Generations
 from ..settings import DataSettings, RunSettings, Source
 from .columns import strings, unread
 from .control_tokens import ControlTokens, Data, Literal, private_names, renamed, special_tokens
@@ -91,7 +91,7 @@ def agreed_prompts(
 
 
 def prompts(
-    samples: SampleSettings,
+    samples: Generations,
     data: DataSettings,
     tokenizer: Any,
     data_dir: Path,

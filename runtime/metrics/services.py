@@ -39,12 +39,12 @@ def open_services(
     """
     found: list[Service | None] = []
     place = (folder, directory, artifact, resume, restored)
-    if train.wandb_project is not None:
+    if train.log.wandb_project is not None:
         from .wandb_log import open_wandb
 
-        found.append(open_wandb(train.wandb_project, *place))
-    if train.mlflow_experiment is not None:
+        found.append(open_wandb(train.log.wandb_project, *place))
+    if train.log.mlflow_experiment is not None:
         from .mlflow_log import open_mlflow
 
-        found.append(open_mlflow(train.mlflow_experiment, *place))
+        found.append(open_mlflow(train.log.mlflow_experiment, *place))
     return [service for service in found if service is not None]

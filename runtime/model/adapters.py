@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..sections import Lora
 from .families.base import PREFIXES, Architecture, Family, LoraTarget, Parameter, Source, Spec, arrays, sites
 
 if TYPE_CHECKING:
@@ -40,55 +41,18 @@ NOT_A_PATTERN = (re.error, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
-class LoraSettings:
+class LoraSettings(Lora):
     """The `lora` section of a recipe.
 
     Attributes:
-        rank: inner dimension of each adapter.
         alpha: the delta is scaled by alpha / rank.
-        dropout: probability that an adapter's input is zeroed while training.
-        targets: projection names ("q_proj"), or regular expressions that match a whole module name
-            ("layers.7.self_attn.q_proj"); "experts" and "router" for experts and routers.
-        train_also: modules that are trained whole: "embed_tokens", "lm_head", norms, or regular expressions.
-        train_tokens: tokens whose rows of the embedding are trained: numbers, or texts of the tokenizer.
-            `runtime.data.tokenizer.numbered` replaces the texts by numbers.
         layers: indices of the adapted layers, None for all.
-        rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
-        rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
-            expression for the end of a module's name; the first match applies.
-        kind: "lora", or "dora" with a trained magnitude for each output.
-        init: "peft" (A uniform, bound 1/sqrt(fan_in)), "qwix" (he_uniform, bound sqrt(6/fan_in)), "gaussian"
-            (normal, deviation 1/rank), "zero_a" (A zero, B uniform, bound 1/sqrt(rank)), or one of the
-            starts that initial.py computes.
-        plus_ratio: LoRA+ (Hayou et al. 2024): B's learning rate divided by A's; None for the same rate.
-        dtype: of the adapters.
-        kv: "independent" adapters for fused projections, as in PEFT, or "shared" A, as in Qwix.
-        quantize: "nf4", "int8" or "fp8" to store frozen base weights so, None for the model's dtype.
-        products: passes that multiply in the weights' eight bits: "forward" or "both"; None for neither.
-        start_from: a PEFT adapter whose values training begins with: a path (if relative, to --data-dir)
-            or an address; None for fresh adapters.
         began: the mesh that the run began on, whose blocks of nf4 it keeps on any mesh; None for this mesh.
             The recipe does not have it: `runtime.training.session` reads it from the run's record.
     """
 
-    rank: int
-    alpha: float
-    dropout: float
-    targets: tuple[str, ...]
-    train_also: tuple[str, ...] = ()
-    train_tokens: tuple[int | str, ...] = ()
+    alpha: float = field(kw_only=True)
     layers: tuple[int, ...] | None = None
-    rslora: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    kind: str = "lora"
-    init: str = "peft"
-    plus_ratio: float | None = None
-    dtype: str = "float32"
-    kv: str = "independent"
-    quantize: str | None = None
-    products: str | None = None
-    start_from: str | None = None
     began: Placement | None = None
 
     @property

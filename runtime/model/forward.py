@@ -25,7 +25,7 @@ from .families.base import Spec
 from .recomputed import OF_TUNIX
 
 if TYPE_CHECKING:
-    from ..options import FakeQuantization
+    from ..sections import FakeQuantization
 
 UNTIED_HEAD = "BTD,DV->BTV"
 """The einsum of an output head with its own weight; it identifies Tunix's module for the head."""

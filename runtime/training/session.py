@@ -162,14 +162,14 @@ class Session:
             publish = remote_metrics.publisher(self.directory)
         place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
         services: list[Service] = []
-        if train.wandb_project is not None or train.mlflow_experiment is not None:
+        if train.log.wandb_project is not None or train.log.mlflow_experiment is not None:
             from ..metrics.services import open_services
 
             services = open_services(train, *place)
         with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
-            metrics = Metrics(folder, restored or None, train.tensorboard, services, publish)
+            metrics = Metrics(folder, restored or None, train.log.tensorboard, services, publish)
             # After an error here the other processes do not reach the point where they would wait for saves.
             waits = self.hosts.count == 1
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import EarlyStopping
+from ..sections import EarlyStopping
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class Trainer(PeftTrainer):
         train_step, eval_step = self.jit_train_and_eval_step()
         outcome = TrainingOutcome(self._train_steps)
         shares = self._shares()
-        report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics, shares)
+        report = Report(self._train_steps, until, self._settings.log.every, schedule, metrics, shares)
         evaluating = self._evaluating(eval_step, data, report) if data.evaluation else None
         if evaluating is not None and self._train_steps == 0:
             outcome.eval_loss = evaluating.run(0)

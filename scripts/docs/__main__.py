@@ -1,22 +1,27 @@
-"""Write docs/commands.md, docs/diagnostics.md and the pages of the language: `python -m scripts.docs`."""
+"""Write what is made from the language, the codes and the command line: `python -m scripts.docs`.
+
+These are docs/commands.md, docs/diagnostics.md, the pages of the language, and runtime/sections.py.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.docs import commands, diagnostics, language
+from scripts.docs import commands, diagnostics, language, sections
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 def texts() -> dict[Path, str]:
-    """Return the text of each page that is made from the code, by its file."""
+    """Return the text of each page and module that is made from the code, by its file."""
     pages = {DOCS / page.path: page.text for page in (*commands.pages(), *language.pages())}
     overview = DOCS / "language.md"
     return {
         **pages,
         overview: language.completed(overview.read_text(encoding="utf-8")),
         DOCS / "diagnostics.md": diagnostics.markdown(),
+        ROOT / sections.PATH: sections.text(),
     }
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from recipec.spec.language.base import Section
-from recipec.spec.language.data import Data, DataSource
+from recipec.spec.language.data import Data, Source
 from recipec.spec.language.launch import Cost, Launch
 from recipec.spec.language.lora import Lora
 from recipec.spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
@@ -23,7 +23,6 @@ __all__ = [
     "Checkpoint",
     "Cost",
     "Data",
-    "DataSource",
     "Evaluate",
     "Launch",
     "Log",
@@ -39,5 +38,6 @@ __all__ = [
     "Serve",
     "Sharding",
     "ShardingRule",
+    "Source",
     "Train",
 ]

@@ -101,6 +101,18 @@ class Section(BaseModel):
         """
         yield from ()
 
+    @classmethod
+    def after_compiling(cls) -> set[str]:
+        """Return the keys on which a compiled step does not depend."""
+        return {
+            key
+            for key, field in cls.model_fields.items()
+            if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get(UNCOMPILED)
+        }
+
+
+UNCOMPILED = "x-uncompiled"
+"""The mark of such a key in its `json_schema_extra`; the published schema has no such marks."""
 
 LARGEST = 10**9
 """The upper bound of every count (an integer from 1 up) without another bound; it fits in 32 bits."""
@@ -115,6 +127,7 @@ def field(
     default_is: str | None = None,
     example: Any = None,
     choices: Mapping[str, str] | None = None,
+    compiled: bool = True,
     **settings: Any,
 ) -> Any:
     """Declare a key of a section; without a default it is required.
@@ -127,6 +140,7 @@ def field(
         default_is: the default in words, if it is not the value itself.
         example: a value for the schema and for the help on a missing key; None for the default.
         choices: the meaning of each word, for a key that takes one of several.
+        compiled: whether a compiled step may depend on it. A plan is found again when other keys change.
         settings: bounds and others, as for pydantic's Field.
     """
     if default_is is None and default is not PydanticUndefined:
@@ -145,6 +159,7 @@ def field(
         "x-unit": unit,
         "x-form": form,
         "x-choices": dict(choices or {}) or None,
+        UNCOMPILED: None if compiled else True,
         "default": default if isinstance(default, list | dict) else None,
     }
     settings["json_schema_extra"] = {key: value for key, value in extra.items() if value not in ("", None)}
@@ -155,10 +170,11 @@ def field(
     return Field(default, **settings)
 
 
-def section(meaning: str, kind: type[Section], example: Mapping[str, Any]) -> Any:
+def section(meaning: str, kind: type[Section], example: Mapping[str, Any], *, compiled: bool = True) -> Any:
     """Declare a key that holds a section; all keys of the section have defaults."""
     description = f"{meaning} Default: the default of each key."
-    return Field(default_factory=kind, description=description, examples=[example])
+    extra: dict[str, Any] | None = None if compiled else {UNCOMPILED: True}
+    return Field(default_factory=kind, description=description, examples=[example], json_schema_extra=extra)
 
 
 FAULT = "fault"

@@ -90,7 +90,7 @@ OVERLONG = {
 }
 
 
-class DataSource(Section):
+class Source(Section):
     """One source of samples. Plain text is short for its path."""
 
     path: str = field(
@@ -190,10 +190,8 @@ def _packs(given: dict[str, Any]) -> bool:
 class Data(Section):
     """Samples, and how they become rows of tokens."""
 
-    train: list[DataSource] = field(
-        "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
-    )
-    eval: list[DataSource] = field(
+    train: list[Source] = field("Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}])
+    eval: list[Source] = field(
         "Sources to evaluate on; without them and without eval_fraction, the run does not evaluate.",
         [],
         example=["data/eval.jsonl"],
@@ -331,7 +329,7 @@ class Data(Section):
         example=10000,
     )
 
-    def of(self, source: DataSource) -> Data:
+    def of(self, source: Source) -> Data:
         """Return the section as it applies to one of its sources."""
         names = ("format", "fields", "transform", "chat_template", "loss_on", "overlong")
         own = {name: value for name in names if (value := getattr(source, name)) is not None}

@@ -194,7 +194,7 @@ class EarlyStopping(Section):
     )
 
 
-class Samples(Section):
+class Generations(Section):
     """Answers to fixed prompts during training."""
 
     prompts: str = field(
@@ -212,7 +212,7 @@ class Samples(Section):
     )
 
 
-class Qat(Section):
+class FakeQuantization(Section):
     """Quantization-aware training: products of a training step use rounded weights and activations."""
 
     weights: Literal["int4", "int4_asymmetric", "mxfp4"] = field(
@@ -423,6 +423,7 @@ class Train(Section):
         unit="optimizer steps",
         ge=1,
         example=1000,
+        compiled=False,
     )
     epochs: int | None = field(
         "Length of the run in passes over the data. Give either this or steps.",
@@ -431,6 +432,7 @@ class Train(Section):
         default_factory=_epochs,
         ge=1,
         example=1,
+        compiled=False,
     )
     continue_from: int | None = field(
         "Begin a new schedule after this step of a run, which then continues with its optimizer's state: "
@@ -441,6 +443,7 @@ class Train(Section):
         ge=1,
         le=LARGEST,
         example=1000,
+        compiled=False,
     )
     global_batch_size: int = field(
         "Rows per optimizer step, over all devices. A row is one sample, or several with packing.",
@@ -482,7 +485,7 @@ class Train(Section):
         [],
         example=["lm_head", "layers\\.(30|31)\\..*"],
     )
-    qat: Qat | None = field(
+    qat: FakeQuantization | None = field(
         "sft: round weights and activations during training, as they will be after quantization. Without "
         "lora this is done in all projections, with lora in those that have an adapter. The weights that "
         "are trained and merged are not rounded. null does not round.",
@@ -500,22 +503,25 @@ class Train(Section):
         100,
         unit="optimizer steps",
         ge=1,
+        compiled=False,
     )
     early_stopping: EarlyStopping | None = field(
         "Stop before the last step if the evaluation loss makes no more progress; null does not.",
         None,
         example={"patience": 3},
+        compiled=False,
     )
-    samples: Samples | None = field(
+    samples: Generations | None = field(
         "Prompts that the model answers at each evaluation, greedily. The answers go to samples.jsonl next "
         "to the metrics. null has none.",
         None,
         example={"prompts": "data/prompts.jsonl"},
+        compiled=False,
     )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
-    log: Log = section("What is recorded during training.", Log, {"every": 10})
+    log: Log = section("What is recorded during training.", Log, {"every": 10}, compiled=False)
 
     @classmethod
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

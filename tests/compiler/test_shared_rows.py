@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from recipec.compiler.lowering.splits import complement, shared
-from recipec.spec.language import DataSource
+from recipec.spec.language import Source
 
 SPLITS = (
     *("train", "test", "train+test", "train[:5%]", "train[5%:]", "train[-5%:]", "train[10%:20%]"),
@@ -32,7 +32,7 @@ def test_shared_rows_of_split_expressions_agree_with_datasets(limits: tuple[int 
     said = 0
     for first, second in itertools.product((None, *SPLITS), SPLITS):
         sources = [
-            DataSource(path="hf://a/b", split=split, limit=limit)
+            Source(path="hf://a/b", split=split, limit=limit)
             for split, limit in zip((first, second), limits, strict=True)
         ]
         found = shared(*sources)
@@ -67,13 +67,13 @@ def test_shared_rows_of_split_expressions_agree_with_datasets(limits: tuple[int 
 def test_same_data_set_is_recognized_by_its_address(
     first: str, second: str, rows: str | None, revision: bool
 ) -> None:
-    found = shared(DataSource(path=first), DataSource(path=second))
+    found = shared(Source(path=first), Source(path=second))
     assert (found and found.rows, bool(found and found.revision)) == (rows, revision)
 
 
 def test_limit_and_configuration_decide_which_rows_are_read() -> None:
-    def read(**keys: object) -> DataSource:
-        return DataSource.model_validate({"path": "hf://a/b", **keys})
+    def read(**keys: object) -> Source:
+        return Source.model_validate({"path": "hf://a/b", **keys})
 
     assert shared(read(limit=100), read(split="train[100:]")) is None
     assert shared(read(), read(limit=5)) is not None

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from recipec.compiler.lowering.run_length import read_local, run_length, warmup_steps
 from recipec.compiler.lowering.sources import escapes
-from recipec.spec.language import DataSource
+from recipec.spec.language import Source
 from recipec.spec.load import Loaded
 
 ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
@@ -22,9 +22,9 @@ ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
 
 def test_rows_are_counted_by_lines_up_to_their_limits(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ROW * 3 + b"\n\nnot json\n")
-    found = read_local(tmp_path, [DataSource(path="a.jsonl")])
+    found = read_local(tmp_path, [Source(path="a.jsonl")])
     assert found is not None and found.rows == 4
-    found = read_local(tmp_path, [DataSource(path="a.jsonl", limit=3), DataSource(path="a.jsonl", limit=9)])
+    found = read_local(tmp_path, [Source(path="a.jsonl", limit=3), Source(path="a.jsonl", limit=9)])
     assert found is not None and found.rows == 3 + 4
 
 
@@ -34,7 +34,7 @@ def test_rows_are_counted_by_lines_up_to_their_limits(tmp_path: Path) -> None:
 def test_rows_of_missing_remote_or_unreadable_data_are_not_counted(path: str, tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(ROW)
     (tmp_path / "broken.json").write_text('[{"text": "a"} {"text": "b"}]')
-    assert read_local(tmp_path, [DataSource(path=path)]) is None
+    assert read_local(tmp_path, [Source(path=path)]) is None
 
 
 def test_rows_and_lengths_are_the_same_in_every_format(tmp_path: Path) -> None:
@@ -50,9 +50,7 @@ def test_rows_and_lengths_are_the_same_in_every_format(tmp_path: Path) -> None:
         writer.writerows(rows)
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     names = ("a.jsonl", "a.json", "a.csv", "a.parquet", "a.jsonl.gz")
-    found = [
-        read_local(tmp_path, [DataSource(path=name, limit=limit)]) for name in names for limit in (None, 7)
-    ]
+    found = [read_local(tmp_path, [Source(path=name, limit=limit)]) for name in names for limit in (None, 7)]
     assert found[0] is not None and found[0].rows == 40 and found[1] is not None and found[1].rows == 7
     assert found == found[:2] * len(names)
 

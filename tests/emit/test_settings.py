@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,9 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.settings import run_settings
-from recipec.runtime import options
+from recipec.runtime import sections
 from recipec.runtime import settings as runtime
 from recipec.runtime.model.adapters import LoraSettings
-from recipec.spec.language import Section
-from recipec.spec.language.data import Data, DataSource
-from recipec.spec.language.lora import Lora
-from recipec.spec.language.model import Model
-from recipec.spec.language.train import Checkpoint, Train
 from recipec.spec.load import load
 
 SETS: list[tuple[str, ...]] = [
@@ -40,7 +35,7 @@ SETS: list[tuple[str, ...]] = [
 
 def stated(text: str, folder: Path) -> dict[str, Any]:
     """Return the constants of a script, without its imports and definitions."""
-    names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(options) | vars(runtime)
+    names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(sections) | vars(runtime)
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "ARTIFACT":
             exec(compile(ast.Module([node], []), "train.py", "exec"), names)
@@ -94,29 +89,3 @@ def test_data_source_uses_artifact_copies_of_transform_and_template(root: Path, 
             runtime.Source("b.jsonl", transform=f"{artifact}/own.py:one", chat_template="{{ 1 }}"),
             runtime.Source("c.jsonl", chat_template="{{ 2 }}"),
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "section"),
-    [
-        (runtime.ModelSettings, Model),
-        (runtime.DataSettings, Data),
-        (runtime.Source, DataSource),
-        (runtime.TrainSettings, Train),
-        (runtime.CheckpointSettings, Checkpoint),
-        (LoraSettings, Lora),
-    ],
-)
-def test_runtime_setting_defaults_equal_language_defaults(settings: Any, section: type[Section]) -> None:
-    held = {}
-    for field in fields(settings):
-        own = field.default if field.default_factory is MISSING else field.default_factory()
-        if own is MISSING or field.name not in section.model_fields:
-            continue
-        language = section.model_fields[field.name].get_default(call_default_factory=True, validated_data={})
-        held[field.name] = language
-        # One of two keys sets a length. To the runtime, None means all layers.
-        if field.name not in ("epochs", "layers") or own is not None:
-            alike = type(own)(language) if isinstance(language, list | dict) else language
-            assert own == alike, field.name
-    assert held

@@ -28,7 +28,8 @@ def test_wandb_is_emitted_only_when_recipe_sets_wandb_project(tmp_path: Path) ->
     assert without.keys() == asked.keys()
     changed = {path for path in without if without[path] != asked[path]} - {"recipe.yaml", "recipe.lock.json"}
     assert changed == {"train.py", "requirements-train.txt", "README.md", "launch/tpu-vm.sh"}
-    assert lines(asked["train.py"]) - lines(without["train.py"]) == {'    wandb_project="support",'}
+    logged = '    log=Log(every=10, tensorboard=True, wandb_project="support"),'
+    assert lines(asked["train.py"]) - lines(without["train.py"]) == {logged}
     more = lines(asked["requirements-train.txt"]) - lines(without["requirements-train.txt"])
     assert more == {f"{name}=={version}" for name, version in pins.sets()["wandb"]["direct"].items()} | {
         f"{name}=={version}" for name, version in pins.sets()["wandb"]["transitive"].items()
@@ -51,10 +52,7 @@ def test_every_backend_script_and_requirements_include_wandb(tmp_path: Path) -> 
 
 def test_mlflow_packages_are_pinned_together_with_wandb(tmp_path: Path) -> None:
     made = files_of(tmp_path, [*ASKED, "train.log.mlflow_experiment=support"])
-    assert (
-        b'    mlflow_experiment="support",' in made["train.py"]
-        and b"MLFLOW_TRACKING_URI" in made["README.md"]
-    )
+    assert b' mlflow_experiment="support"' in made["train.py"] and b"MLFLOW_TRACKING_URI" in made["README.md"]
     pinned = [line for line in made["requirements-train.txt"].decode().splitlines() if "==" in line]
     wanted = {**pins.sets()["mlflow"]["direct"], **pins.sets()["mlflow"]["transitive"]}
     assert {f"{name}=={version}" for name, version in wanted.items()} <= set(pinned)

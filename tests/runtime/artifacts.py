@@ -26,6 +26,7 @@ sys.path.insert(0, {root!r})
 import optax
 
 from runtime.model.adapters import LoraSettings
+from runtime.sections import Log
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.training.train import parse_arguments, run
 
@@ -36,7 +37,7 @@ LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj",
 DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48, packing=False)
 TRAIN = TrainSettings(
     steps={steps}, continue_from={continue_from}, global_batch_size=8, micro_batch_size=2, eval_every=4,
-    log_every=2,
+    log=Log(every=2),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps={every}, keep={keep})
 {prelude}
@@ -219,7 +220,7 @@ LOSSES = {0: 9.0, 2: 3.0, 4: 1.0, 5: 0.1, 6: 2.0, 8: 1.5, 10: 0.5}
 STOPPING = f"""
 import dataclasses
 
-from runtime.options import EarlyStopping
+from runtime.sections import EarlyStopping
 from runtime.training.evaluating import Evaluating
 
 TRAIN = dataclasses.replace(TRAIN, eval_every=2, early_stopping=EarlyStopping(2))

@@ -18,6 +18,7 @@ import torch
 from recipec.runtime.checkpoints.full import hugging_face
 from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
+from recipec.runtime.sections import Log
 from recipec.runtime.training.optimizers import faster_b
 from recipec.runtime.training.trace import PARTS
 from tests.runtime import training
@@ -176,7 +177,7 @@ def twenty_steps(
     links += [faster_b(methods["plus_ratio"])] if "plus_ratio" in methods else []
     chain = optax.chain(*links)
     with mesh:
-        options = {"log_every": 20, "every_steps": 20}
+        options = {"log": Log(every=20), "every_steps": 20}
         options |= {key: value for key, value in methods.items() if key not in lora}
         trainer = training.trainer(built, mesh, run, chain, accumulation, **options)
         training.fit(trainer, run, steps, schedule, accumulation)

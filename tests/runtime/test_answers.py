@@ -16,7 +16,7 @@ from flax import nnx
 from recipec.runtime.data.prompts import Prompts, prompts
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.sharding import Rows
-from recipec.runtime.options import SampleSettings
+from recipec.runtime.sections import Generations
 from recipec.runtime.settings import DataSettings, Source
 from recipec.runtime.training.answers import answered, jit_answers
 from tests import tiny
@@ -63,7 +63,7 @@ def test_greedy_answers_match_transformers_generate(tmp_path: Path) -> None:
 def read(folder: Path, *rows: Any, **changes: Any) -> Prompts:
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(train=("train.jsonl",), packing=False, **{"max_length": 48, **changes})
-    return prompts(SampleSettings("prompts.jsonl", 8), data, tokenizer(), folder, {"eos_token_id": [1, 106]})
+    return prompts(Generations("prompts.jsonl", 8), data, tokenizer(), folder, {"eos_token_id": [1, 106]})
 
 
 def test_prompt_tokens_match_transformers(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_text_prompt_needs_no_chat_template(tmp_path: Path) -> None:
     made.chat_template = None
     own = Source("train.jsonl", chat_template="{{ messages }}")
     data = DataSettings(train=(own,), packing=False, max_length=48)
-    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {"eos_token_id": [[1], 7]})
+    found = prompts(Generations("prompts.jsonl", 8), data, made, tmp_path, {"eos_token_id": [[1], 7]})
     assert found.texts == ["one two"] and found.ends == tuple(sorted({7, made.eos_token_id}))
 
 
@@ -119,9 +119,9 @@ def test_a_run_writes_its_samples_at_each_evaluation(place: Path, lives: Lives) 
     more = """
 import dataclasses
 
-from runtime.options import SampleSettings
+from runtime.sections import Generations
 
-TRAIN = dataclasses.replace(TRAIN, samples=SampleSettings("prompts.jsonl", 5))
+TRAIN = dataclasses.replace(TRAIN, samples=Generations("prompts.jsonl", 5))
 """
     write_artifact(place / "sampled", prelude=more)
     rows: list[Any] = [{"prompt": "one two"}, {"messages": [{"role": "user", "content": "six"}]}]

@@ -15,7 +15,7 @@ from recipec.runtime.data.encoding import Encoder, coding, show
 from recipec.runtime.data.formats import ParsedSample, parse_chat
 from recipec.runtime.data.prompts import prompts
 from recipec.runtime.data.report import SplitReport
-from recipec.runtime.options import SampleSettings
+from recipec.runtime.sections import Generations
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import CALL, GEMMA4, TOOLS, chat, published, tokenizer
 from tests.runtime.preparing import prepared
@@ -204,7 +204,7 @@ def test_sample_prompts_are_tokenized_as_the_data(tmp_path: Path) -> None:
     )
     using = tokenizer(published("qwen3"))
     found = {
-        special: prompts(SampleSettings("prompts.jsonl", 8), settings(special), using, tmp_path, {})
+        special: prompts(Generations("prompts.jsonl", 8), settings(special), using, tmp_path, {})
         for special in ("control", "text")
     }
     for special, starts in (("control", 4), ("text", 3)):

@@ -13,7 +13,7 @@ from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.prompts import prompts
 from recipec.runtime.data.template import ChatTemplate
 from recipec.runtime.errors import UserError
-from recipec.runtime.options import SampleSettings
+from recipec.runtime.sections import Generations
 from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import chat, published, tokenizer, write
 from tests.runtime.preparing import prepared
@@ -174,7 +174,7 @@ def test_sample_prompts_get_the_variables_of_the_reasoning_mode(tmp_path: Path) 
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": THOUGHT[:1]}))
     made, text = tokenizer(), published("qwen3")
     data = DataSettings(train=(), max_length=512, packing=False, chat_template=text, reasoning="empty")
-    found = prompts(SampleSettings("prompts.jsonl", 8), data, made, tmp_path, {})
+    found = prompts(Generations("prompts.jsonl", 8), data, made, tmp_path, {})
     asked = ChatTemplate(text, {"enable_thinking": False}).render(THOUGHT[:1], add_generation_prompt=True)
     assert asked.endswith(EMPTY)
     expected = made.backend_tokenizer.encode(asked, add_special_tokens=False).ids

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from recipec.runtime.model.quantize import fake_int4, fake_int8, rounded_operands
-from recipec.runtime.options import FakeQuantization
+from recipec.runtime.sections import FakeQuantization
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.references import torch_loss, twenty_steps

@@ -20,6 +20,7 @@ from recipec.runtime.data.prepare import prepare
 from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupts
 from recipec.runtime.metrics.loggers import Metrics
+from recipec.runtime.sections import Log
 from recipec.runtime.settings import CheckpointSettings, DataSettings, TrainSettings
 from recipec.runtime.training.kto import kto_loss
 from recipec.runtime.training.trainer import Checkpointing, Trainer
@@ -161,7 +162,7 @@ class Run:
             micro_batch_size=MICRO // axes["fsdp"],
             loss_normalization="micro_batches",
             eval_every=STEPS,
-            log_every=STEPS,
+            log=Log(every=STEPS),
         )
         self.prepared = prepare(data, self.train, MICRO, checkpoint[1], checkpoint[0], vocabulary=512)
         self.mesh, self.built = training.build(checkpoint[0], axes, remat="none")

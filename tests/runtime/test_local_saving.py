@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from recipec.runtime.checkpoints import local_saving, manifest
 from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
 from recipec.runtime.checkpoints.resuming import ResumePoint, describe
-from recipec.runtime.options import LocalCheckpointSettings
+from recipec.runtime.sections import LocalCheckpoint
 from tests.runtime.artifacts import STEPS, assert_equal, entries, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
 
@@ -27,9 +27,9 @@ import time
 from dataclasses import replace
 
 from runtime.training import trainer
-from runtime.options import LocalCheckpointSettings
+from runtime.sections import LocalCheckpoint
 
-CHECKPOINT = replace(CHECKPOINT, every_steps=4, local=LocalCheckpointSettings({directory!r}, 1))
+CHECKPOINT = replace(CHECKPOINT, every_steps=4, local=LocalCheckpoint({directory!r}, 1))
 quick = trainer.Trainer._step
 
 
@@ -93,7 +93,7 @@ def test_full_local_disk_stops_only_local_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
-    settings = LocalCheckpointSettings(str(tmp_path), 2)
+    settings = LocalCheckpoint(str(tmp_path), 2)
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     placed = jax.device_put(jnp.arange(8.0).reshape(4, 2), NamedSharding(mesh, PartitionSpec("fsdp")))
     model.kernel = nnx.LoRAParam(placed)

@@ -12,10 +12,11 @@ import pytest
 
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.metrics.services import open_services
+from recipec.runtime.sections import Log
 from recipec.runtime.settings import TrainSettings
 from tests.runtime.logged import assert_same, of_lines
 
-TRAIN = TrainSettings(global_batch_size=8, micro_batch_size=1, mlflow_experiment="support")
+TRAIN = TrainSettings(global_batch_size=8, micro_batch_size=1, log=Log(mlflow_experiment="support"))
 LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4, "targets": ["q_proj"]}}}
 
 

@@ -28,6 +28,7 @@ from recipec.compiler.lowering.optimization import hyperparameters, matrices, op
 from recipec.runtime.checkpoints.full import hugging_face
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.sharding import named
+from recipec.runtime.sections import Log
 from recipec.runtime.settings import CheckpointSettings, MeshSettings, TrainSettings
 from recipec.runtime.training.muon import scale_by_muon
 from recipec.runtime.training.optimizers import master_weights
@@ -120,7 +121,9 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
 
             return Step(built, self.optimizer, self._settings, self._mesh, of, self._reference)
 
-    settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)
+    settings = TrainSettings(
+        steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log=Log(every=99)
+    )
     checkpoint = CheckpointSettings(str(folder), every_steps=2, keep=3)
     return Toy(built, rule, settings, mesh, accumulation, Checkpointing(str(folder), checkpoint))
 

@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback, Trainer
 
 from recipec.runtime.checkpoints.adapter_reader import choose_step
 from recipec.runtime.checkpoints.resuming import find
-from recipec.runtime.options import EarlyStopping
+from recipec.runtime.sections import EarlyStopping
 from recipec.runtime.training.stopping import Evaluations
 from tests.runtime.artifacts import STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives

@@ -28,11 +28,11 @@ QUESTION = [{"role": "user", "content": "one two three"}]
 PRELUDE = f"""
 from dataclasses import replace
 
-from runtime.options import SampleSettings
+from runtime.sections import Generations
 
 LORA = replace(LORA, rank=8, alpha=16.0, dropout=0.0)
 DATA = replace(DATA, eval=("train.jsonl",), max_length=48)
-TRAIN = replace(TRAIN, eval_every={STEPS}, samples=SampleSettings("prompts.jsonl", {MOST}))
+TRAIN = replace(TRAIN, eval_every={STEPS}, samples=Generations("prompts.jsonl", {MOST}))
 """
 
 

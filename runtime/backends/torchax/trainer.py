@@ -85,7 +85,7 @@ class Trainer:
             UserError: the loss or the gradient is not finite, or a checkpoint cannot be written.
             Interrupted: a signal arrived; the current step is finished and saved first.
         """
-        report = Report(self.done, until, self._settings.log_every, schedule, metrics)
+        report = Report(self.done, until, self._settings.log.every, schedule, metrics)
         if data.evaluation and self.done == 0:
             self._evaluate(data, report)
             report.restart()

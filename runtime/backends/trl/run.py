@@ -184,7 +184,7 @@ def _run(job: _Job) -> int:
         where = (job.directory, job.directory, job.artifact, arguments.resume, start)
         services = open_services(train, *where)
         report = BackendReport(
-            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, services
+            job.directory, start, until, train.log.every, train.log.tensorboard, peak_memory, services
         )
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
     about |= {name: version(name) for name in PACKAGES}

@@ -21,7 +21,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from ...data.batches import Batch, eval_losses
-from ...options import EarlyStopping
+from ...sections import EarlyStopping
 from ...training.stopping import Evaluations
 from .checkpoints import DATA, TRAINED
 from .objectives import Objective

@@ -25,6 +25,7 @@ from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.peft.known import keys_as_values
+from recipec.runtime.sections import Log
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -181,7 +182,7 @@ def test_training_resumes_from_an_imported_adapter(
 
     model = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="none")
     data = DataSettings(train=("train.jsonl",), max_length=48, packing=False)
-    settings = TrainSettings(steps=2, global_batch_size=4, micro_batch_size=2, log_every=1, tensorboard=False)
+    settings = TrainSettings(steps=2, global_batch_size=4, micro_batch_size=2, log=Log(1, tensorboard=False))
     paths = ("--model", str(place / "model"), "--data-dir", str(place), "--output", str(tmp_path / "work"))
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     with warnings.catch_warnings():

@@ -1,0 +1,360 @@
+"""The sections of a recipe that a run reads, as scripts state them.
+
+Generated from the language by `python -m scripts.docs`. settings.py has their methods, and what only the
+compiler can determine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Log:
+    """What is recorded during training.
+
+    Attributes:
+        every: Number of steps between two lines of metrics.
+        tensorboard: Also write TensorBoard event files.
+        wandb_project: Weights & Biases project to report to; null does not report.
+        mlflow_experiment: MLflow experiment to report to, at MLFLOW_TRACKING_URI of the environment; null
+            does not report.
+    """
+
+    every: int = 10
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    mlflow_experiment: str | None = None
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When a run ends before its last step, by the rule of transformers' EarlyStoppingCallback.
+
+    Attributes:
+        patience: Number of consecutive evaluations without progress after which the run ends.
+        min_delta: An evaluation counts as progress if its loss is below the lowest loss so far by more than
+            this.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Generations:
+    """Answers to fixed prompts during training.
+
+    Attributes:
+        prompts: A file of a kind that data.train reads. Each line has "messages", for the chat template, or a
+            "prompt" with messages, or with a text that is tokenized without changes.
+        max_tokens: Largest length of an answer. Each token needs a forward pass over the prompts.
+    """
+
+    prompts: str
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True)
+class FakeQuantization:
+    """Quantization-aware training: products of a training step use rounded weights and activations.
+
+    Attributes:
+        weights: How the weights are rounded, in groups of group_size inputs of one output. int4 is torchao's
+            Int8DynActInt4Weight; int4_asymmetric is torchao's int4 for bfloat16 kernels, and Axolotl's.
+        activations: How the inputs of the products are rounded, token by token; null leaves them as they are.
+        group_size: Number of neighboring inputs whose weights share a scale. It must divide the inputs of
+            every projection that is rounded.
+        head: Without lora: also round the output head, whether it has weights of its own or the embedding's.
+        start_step: Number of steps at the beginning of the run that do not round.
+    """
+
+    weights: str = "int4"
+    activations: str | None = "int8"
+    group_size: int = 32
+    head: bool = False
+    start_step: int = 0
+
+
+@dataclass(frozen=True)
+class LocalCheckpoint:
+    """Checkpoints on each host's own disk. A run resumes from one that is newer than the shared ones.
+
+    Attributes:
+        directory: A folder on each host: on an attached disk, or in memory, which survives only the process.
+        every_steps: Number of steps between two local checkpoints.
+    """
+
+    directory: str = "/dev/shm/recipec"
+    every_steps: int = 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of samples. Plain text is short for its path.
+
+    Attributes:
+        path: A file or the folder of a data set, relative to the recipe's folder; a gs:// address; or
+            hf://OWNER/NAME for a data set of the Hugging Face hub. The ending gives the kind: .jsonl, .json
+            or .csv, also with .gz or .zst; .parquet; .arrow; .array_record.
+        weight: How often its samples are drawn, relative to the other sources.
+        split: Split of a Hugging Face data set, or a part of one; null uses train.
+        config: Configuration (subset) of a Hugging Face data set; null uses its default.
+        limit: Number of samples to use from the start of the source; null uses all.
+        format: What a sample of this source contains; null uses the value of data. Preferences cannot be
+            mixed with other formats.
+        fields: Renames this source's columns; null uses the value of data.
+        transform: A Python function for the samples of this source, as file.py:function; null uses the value
+            of data.
+        chat_template: A chat template of its own, as data.chat_template; null uses the value of data. The
+            server renders with data's.
+        loss_on: Tokens of this source that carry loss; null uses the value of data, or the format's default
+            if data gives none.
+        overlong: What to do with a sample of this source that is longer than max_length; null uses the value
+            of data.
+    """
+
+    path: str
+    weight: float = 1.0
+    split: str | None = None
+    config: str | None = None
+    limit: int | None = None
+    format: str | None = None
+    fields: Mapping[str, str] | None = None
+    transform: str | None = None
+    chat_template: str | None = None
+    loss_on: str | tuple[str, ...] | None = None
+    overlong: str | None = None
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters, which are trained instead of the whole model.
+
+    Attributes:
+        rank: Inner dimension of each adapter.
+        alpha: The adapter's product is scaled by alpha / rank.
+        rslora: Rank-stabilized LoRA: scale by alpha / sqrt(rank) instead of alpha / rank.
+        rank_pattern: Other ranks for some projections, as in PEFT: maps a target to its rank. The first
+            matching entry is used.
+        alpha_pattern: Other alphas for some projections, as in PEFT: maps a target to its alpha. The first
+            matching entry is used.
+        dropout: Share of the adapters' inputs that is zeroed during training.
+        targets: The modules that get an adapter: Hugging Face names of projections, or regular expressions
+            that match a whole module name such as layers.7.self_attn.q_proj; `experts` for all experts of a
+            layer, each with its own A and B; `router` for the routers. Without the key, every projection of
+            the model gets an adapter, but no experts or routers.
+        train_also: Modules other than projections that are trained in full, as with PEFT's modules_to_save:
+            embed_tokens, lm_head and norms, as Hugging Face names or regular expressions that match a whole
+            name. They are stored in lora.dtype and computed in model.dtype.
+        train_tokens: Tokens whose rows of the embedding are trained, as with PEFT's trainable_token_indices:
+            their numbers, or their texts in the model's tokenizer or in model.add_tokens. All other rows stay
+            frozen. A head that is the embedding uses the trained rows too; another head keeps its own. The
+            rows are stored in lora.dtype and computed in model.dtype.
+        kind: What is trained in addition to the frozen weights.
+        init: How A and B are initialized. peft, qwix, gaussian and zero_a draw them, and their product is
+            zero. pissa and olora take a part of the base's weights, which are frozen without it;
+            pissa_niter_16 computes that part with 16 iterations. The adapter that merge writes then fits the
+            unchanged base, and has twice the rank.
+        start_from: A PEFT adapter (adapter_config.json and adapter_model.safetensors) whose values training
+            begins with, in place of fresh ones: a folder, relative as data.train's paths are, or an address
+            such as gs:// or hf://OWNER/NAME. It must be just what the recipe trains. Step, optimizer and data
+            begin anew.
+        plus_ratio: LoRA+: ratio of B's learning rate to A's; null gives both the same.
+        dtype: Type of the adapters.
+        kv: For a fused weight of key and value: independent gives each its own A, as PEFT does; shared gives
+            them one A, as Qwix does.
+        quantize: Quantization of the frozen base weights (QLoRA) of linear layers and experts; null keeps
+            model.dtype.
+        products: Multiply the frozen weights in the eight bits in which they are stored, with activations
+            rounded row by row. This is faster on chips with eight-bit products, and less exact. null
+            multiplies in model.dtype. Only with quantize: int8 or fp8.
+    """
+
+    rank: int = 64
+    alpha: float = 1.0
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    dropout: float = 0.05
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    train_also: tuple[str, ...] = ()
+    train_tokens: tuple[int | str, ...] = ()
+    kind: str = "lora"
+    init: str = "peft"
+    start_from: str | None = None
+    plus_ratio: float | None = None
+    dtype: str = "float32"
+    kv: str = "independent"
+    quantize: str | None = None
+    products: str | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples, and how they become rows of tokens.
+
+    Attributes:
+        train: Sources to train on.
+        eval: Sources to evaluate on; without them and without eval_fraction, the run does not evaluate.
+        eval_fraction: Share of the training samples to hold out for evaluation: those that datasets'
+            train_test_split(test_size=eval_fraction, seed=eval_seed) selects from all sources together.
+            shuffle_seed orders the others. null holds none out.
+        eval_seed: Seed of the selection for eval_fraction.
+        format: What a sample contains: chat has messages with role and content (or ShareGPT's conversations
+            with from and value), and optionally tools; instruction has instruction, input and output;
+            prompt_completion has prompt and completion; text has text; preference has prompt, chosen and
+            rejected, for dpo, cpo and orpo; unpaired_preference has prompt, completion and label, for kto.
+        fields: Renames columns: maps the format's name of a column to its name in the source.
+        transform: A Python function that turns a sample into a sample or None, as file.py:function, relative
+            to the recipe's folder. The file is copied into the artifact.
+        chat_template: A Jinja chat template: a file relative to the recipe's folder, or the template itself;
+            null uses the tokenizer's.
+        loss_on: Tokens that carry loss: every assistant turn, only the last one, the completion, or all; or
+            the turns of the listed roles, such as [assistant, tool].
+        reasoning: What to do with the assistant's reasoning in reasoning_content, reasoning, thinking or
+            <think>; null leaves this to the template, which may drop it from earlier turns.
+        special_tokens: How the texts of control tokens, such as <|im_end|>, are tokenized if they stand in
+            the data. The control tokens that the chat template writes are always control tokens.
+        max_length: Length of a row, by default at most the model's positions; overlong sets what to do with
+            longer samples.
+        overlong: What to do with a sample longer than max_length: leave it out, cut its end off, stop, or,
+            for text, split it into samples.
+        max_invalid_ratio: Largest share of a split's samples that may be malformed or without clear targets;
+            more is an error.
+        packing: Put several samples into one row, each attending only to itself; false puts one padded sample
+            into each row.
+        shuffle_seed: Seed of the order of samples, which changes every epoch; null keeps the order of the
+            sources.
+        temperature: An epoch draws from each source of train in proportion to its number of samples to the
+            power of 1 / temperature, and as many samples in total as the sources have. 1 draws each sample
+            once, and higher values draw more from small sources. null draws by the weights of the sources.
+        curriculum: The order of an epoch's rows; null uses the order of shuffle_seed.
+        stream_window: Streams train: during the run, this many samples at a time are read, tokenized,
+            shuffled and packed, drawn from the sources by their weights; for data larger than the memory or
+            the disk. It needs train.steps. null reads all samples first, and shuffles and packs them
+            together.
+    """
+
+    train: tuple[str | Source, ...]
+    eval: tuple[str | Source, ...] = ()
+    eval_fraction: float | None = None
+    eval_seed: int = 42
+    format: str = "chat"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    transform: str | None = None
+    chat_template: str | None = None
+    loss_on: str | tuple[str, ...] = "assistant"
+    reasoning: str | None = None
+    special_tokens: str = "control"
+    max_length: int = 3072
+    overlong: str = "drop"
+    max_invalid_ratio: float = 0.1
+    packing: bool = True
+    shuffle_seed: int | None = 0
+    temperature: float | None = None
+    curriculum: str | None = None
+    stream_window: int | None = None
+
+
+@dataclass(frozen=True)
+class Train:
+    """The run: its length, batches, optimizer and schedule.
+
+    Attributes:
+        objective: What the model learns: sft, to write the samples; dpo, cpo and orpo, to prefer the chosen
+            answer to the rejected one (data.format: preference); kto, to prefer desirable answers to
+            undesirable ones (data.format: unpaired_preference).
+        beta: dpo and kto: how close the model stays to the model before training; cpo: factor of the
+            log-probabilities; orpo: weight of the odds ratio.
+        loss_type: The loss, by TRL's and LLaMA-Factory's names. sft has nll, dft, eaft and asft; cpo has
+            sigmoid, hinge, ipo and simpo; kto has kto and apo_zero_unpaired; dpo has all others except simpo.
+        label_smoothing: sigmoid, robust and simpo: assumed share of wrong preferences; nll: share of a
+            target's probability that is spread evenly over the vocabulary.
+        z_loss: nll: weight of the squared logsumexp of the logits, a penalty that keeps it near zero; 0 adds
+            none.
+        eaft_alpha: eaft: exponent of the entropy; 0 weights all targets equally.
+        eaft_top_k: eaft: number of the likeliest tokens whose entropy counts, as if there were no others.
+        eaft_entropy: eaft: entropy at which a target has weight 1. LLaMA-Factory has 3, about the logarithm
+            of 20; Axolotl has 1.
+        asft_alpha: asft: weight of the KL divergence.
+        neftune_noise_alpha: nll, dft and eaft: NEFTune noise on the embeddings during training, uniform
+            within alpha / sqrt(tokens of a row * hidden size); null adds none.
+        simpo_gamma: simpo: target lead of the chosen answer's reward. The reward is beta times the mean of
+            the answer's log-probabilities.
+        cpo_alpha: cpo: weight of the chosen answers' negative log-likelihood, averaged over the tokens of a
+            micro-batch; 0 leaves it out.
+        desirable_weight: kto: weight of the desirable answers' losses, against an unequal number of the two
+            kinds.
+        undesirable_weight: kto: weight of the undesirable answers' losses.
+        steps: Length of the run in steps; the data repeats as often as needed. Give either this or epochs.
+        epochs: Length of the run in passes over the data. Give either this or steps.
+        continue_from: Begin a new schedule after this step of a run, which then continues with its
+            optimizer's state: learning_rate and schedule apply from there to the end. steps and epochs count
+            from the run's beginning. The run needs a checkpoint of this step, and train.py --resume. null has
+            one schedule.
+        global_batch_size: Rows per optimizer step, over all devices. A row is one sample, or several with
+            packing.
+        micro_batch_size: Rows that one data-parallel device processes at once. Gradients are accumulated over
+            global_batch_size / (micro_batch_size * dcn * fsdp * ep) micro-batches.
+        loss_normalization: tokens: mean over all target tokens of the optimizer step; micro_batches: mean of
+            the means of the micro-batches.
+        router_aux_loss_coef: For models with experts: weight of transformers' load-balancing loss of the
+            routers, which is added to the loss; 0 adds none. It is computed over the real tokens and all
+            layers of a micro-batch together. A step takes the mean over its micro-batches.
+        eval_every: Number of steps between two evaluations. The run also evaluates at the end.
+        early_stopping: Stop before the last step if the evaluation loss makes no more progress; null does
+            not.
+        samples: Prompts that the model answers at each evaluation, greedily. The answers go to samples.jsonl
+            next to the metrics. null has none.
+        seed: Seed of the adapters' initial values and of dropout.
+        log: What is recorded during training.
+    """
+
+    objective: str = "sft"
+    beta: float = 0.1
+    loss_type: str = "sigmoid"
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    eaft_alpha: float = 1.0
+    eaft_top_k: int = 20
+    eaft_entropy: float = 3.0
+    asft_alpha: float = 0.1
+    neftune_noise_alpha: float | None = None
+    simpo_gamma: float = 0.5
+    cpo_alpha: float = 1.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    steps: int | None = None
+    epochs: int | None = None
+    continue_from: int | None = None
+    global_batch_size: int = 8
+    micro_batch_size: int = 1
+    loss_normalization: str = "tokens"
+    router_aux_loss_coef: float = 0.0
+    eval_every: int = 100
+    early_stopping: EarlyStopping | None = None
+    samples: Generations | None = None
+    seed: int = 0
+    log: Log = field(default_factory=Log)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often the adapters and the optimizer's state are saved.
+
+    Attributes:
+        directory: A folder below the artifact's output folder, or a gs:// address.
+        every_steps: Number of steps between two checkpoints. The end is also saved.
+        keep: Number of newest checkpoints to keep.
+        keep_best: Also save at each evaluation with the lowest loss so far, and keep the last of these in
+            addition to the newest, for `merge.py --step best`.
+        local: More checkpoints in between, on each host's own disk; null saves none.
+    """
+
+    directory: str = "checkpoints"
+    every_steps: int = 100
+    keep: int = 3
+    keep_best: bool = False
+    local: LocalCheckpoint | None = None
