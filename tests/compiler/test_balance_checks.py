@@ -66,9 +66,9 @@ def test_router_loss_coef_is_in_both_scripts_only_if_set(lowered: Lower) -> None
         files = emit(program, (Backend.TRL,))
         for script in ("train.py", "baseline/train_trl.py"):
             assert (b"    router_aux_loss_coef=0.001,\n" in files[script]) is there
-    recipe = step(with_loss)["recipe"]["train"]
-    assert recipe.pop("router_aux_loss_coef") == 0.001
-    assert recipe == step(without)["recipe"]["train"], "a kept plan goes by the name that it had"
+    train = step(with_loss)["train"]
+    assert train.pop("router_aux_loss_coef") == 0.001
+    assert train == step(without)["train"], "a kept plan goes by the name that it had"
 
 
 @pytest.mark.usefixtures("moe")
