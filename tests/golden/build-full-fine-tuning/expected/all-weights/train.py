@@ -13,12 +13,12 @@ except ModuleNotFoundError as error:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
 
+from runtime.sections import Log, Source
 from runtime.settings import (
     CheckpointSettings,
     DataSettings,
     MeshSettings,
     ModelSettings,
-    Source,
     TrainSettings,
 )
 from runtime.training.optimizers import master_weights
@@ -78,8 +78,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=100,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
 CACHE = "gs://bucket/cache"
