@@ -31,7 +31,7 @@ from qwix._src.core import einsum as qwix_einsum
 from qwix._src.core import numerics, qarray
 
 from ..errors import UserError
-from ..options import FakeQuantization
+from ..sections import FakeQuantization
 from . import sharding
 from .adapters import Adapter, LoraSettings
 from .families import Architecture, Family
