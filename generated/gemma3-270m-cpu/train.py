@@ -9,6 +9,7 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -69,8 +70,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=10,
     seed=0,
-    log_every=5,
-    tensorboard=True,
+    log=Log(every=5, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=10, keep=2)
 CACHE = "cache"

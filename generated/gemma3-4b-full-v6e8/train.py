@@ -9,12 +9,12 @@ from pathlib import Path
 
 try:
     import optax
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from runtime.training.optimizers import master_weights
@@ -70,8 +70,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=500,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/gemma3-4b-full",

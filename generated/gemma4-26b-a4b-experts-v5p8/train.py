@@ -11,6 +11,7 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -88,8 +89,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=200,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=200, keep=3)
 CACHE = "cache"

@@ -10,6 +10,7 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -84,8 +85,7 @@ TRAIN = TrainSettings(
     micro_batch_size=1,
     loss_normalization="tokens",
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/gemma4-31b-128k-v5p16",

@@ -9,6 +9,7 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -65,8 +66,7 @@ TRAIN = TrainSettings(
     micro_batch_size=1,
     loss_normalization="micro_batches",
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/gemma4-31b-paper",

@@ -10,12 +10,12 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from runtime.training.train import parse_arguments, run
@@ -84,8 +84,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=25,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=50, keep=2)
 CACHE = "cache"

@@ -10,12 +10,12 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from runtime.training.train import parse_arguments, run
@@ -76,8 +76,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=100,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/llama31-70b-2xv5p16",

@@ -10,12 +10,12 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from runtime.training.train import parse_arguments, run
@@ -54,6 +54,8 @@ MESH = MeshSettings(
 LORA = LoraSettings(
     rank=32,
     alpha=16.0,
+    rslora=True,
+    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     dropout=0.0,
     targets=(
         "q_proj",
@@ -64,8 +66,6 @@ LORA = LoraSettings(
         "up_proj",
         "down_proj",
     ),
-    rslora=True,
-    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     kind="lora",
     init="peft",
     dtype="float32",
@@ -90,8 +90,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=50,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=50, keep=2)
 CACHE = "cache"

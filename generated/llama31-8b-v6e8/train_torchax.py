@@ -12,12 +12,12 @@ try:
     from runtime.backends.arguments import parse_arguments
     from runtime.backends.torchax.train import run
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
 except ModuleNotFoundError as error:
@@ -55,6 +55,8 @@ MESH = MeshSettings(
 LORA = LoraSettings(
     rank=32,
     alpha=16.0,
+    rslora=True,
+    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     dropout=0.0,
     targets=(
         "q_proj",
@@ -65,8 +67,6 @@ LORA = LoraSettings(
         "up_proj",
         "down_proj",
     ),
-    rslora=True,
-    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     kind="lora",
     init="peft",
     dtype="float32",
@@ -91,8 +91,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=50,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=50, keep=2)
 CACHE = "cache"

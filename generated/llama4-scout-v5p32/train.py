@@ -10,6 +10,7 @@ from pathlib import Path
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -67,8 +68,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=100,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/llama4-scout",

@@ -11,11 +11,11 @@ try:
     import torch
     from runtime.backends.trl.run import parse_arguments, run
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from torch.optim.lr_scheduler import LambdaLR
@@ -35,6 +35,8 @@ MODEL = ModelSettings(
 LORA = LoraSettings(
     rank=32,
     alpha=16.0,
+    rslora=True,
+    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     dropout=0.0,
     targets=(
         "q_proj",
@@ -45,8 +47,6 @@ LORA = LoraSettings(
         "up_proj",
         "down_proj",
     ),
-    rslora=True,
-    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
     kind="lora",
     init="peft",
     dtype="float32",
@@ -71,8 +71,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=50,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 MICRO_BATCH_ROWS = 8
 CHECKPOINT = CheckpointSettings(directory="checkpoints-trl", every_steps=50, keep=2)
