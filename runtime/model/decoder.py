@@ -336,7 +336,7 @@ def _feed_forward(config: Config, layer: int) -> nnx.Module:
     experts = config.architecture.experts_of(layer)
     if experts is None:
         return MLP(config, config.architecture.intermediate_size)
-    from .mixture import Mixture
+    from .experts import Mixture
 
     return Mixture(config, experts)
 

@@ -1,93 +1,69 @@
-"""Mixtures of experts: which device computes which token, and the products of all experts at once.
+"""Mixtures of experts: the block of a layer whose tokens go through a few of many experts.
 
-No token is dropped. Each device sends its own rows through all experts, sorted by expert, so that the rows of
-an expert are one block of a ragged product. The experts' weights are gathered over fsdp for this, like all
-other weights; features within an expert are split over tp. Over ep the experts themselves are split: rows are
-sent to the devices that hold their experts, and back.
+A router scores the experts, each token goes through those with the highest scores, and their outputs are
+summed. Which device computes which token is decided in expert_products.py.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import pxla
-from jax.sharding import PartitionSpec
+from flax import nnx
 
-from .families.description import Experts
-from .lora import scales, together
-from .partition_rules import row_axes
-from .quantize import dequantized
+from .expert_load import note
+from .expert_products import Activation, run
+from .families.description import LATENT, Experts
+from .layers import ACTIVATIONS, MLP, STREAM, Block, Config, Einsum
+from .lora import AdapterProvider, scales, together
 from .sharding import constrain
-
-if TYPE_CHECKING:
-    from .lora import AdapterProvider
-
-SPLIT = "tp"
-"""The mesh axis that features of an expert are split over."""
-SPLIT_AXIS = {"gate_up": 3, "down": 1, "gate_up_bias": 2, "gate_up_lora_b": 3, "down_lora_a": 1}
-"""The axis of each array along which an expert's features lie."""
-EXPERTS = "ep"
-"""The mesh axis that experts are split over."""
-
-TILE = (512, 1024, 512)
-"""Tile of `outer`'s kernel: rows, in and out; 12 MiB of VMEM in float32, of the 16 that a kernel has."""
-LEAST_TILE = 128
-"""The smallest tile, in rows."""
-LANES = 128
-"""Values side by side in a tile of a TPU's memory."""
-BY_ROWS = jax.lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-)
-"""The products of `outer` in XLA's terms."""
 
 LIMIT, SLOPE = 7.0, 1.702
 """The limit and the slope of gpt-oss's experts, built into transformers' GptOssExperts."""
 
-Activation = Callable[..., jax.Array]
-"""(gate, up) -> the features of an expert; without a gate, (up) -> these."""
-Stored = Any
-"""An array, or the QArray that quantize.py stores for it."""
 
+class Mixture(Block):
+    """The experts of one layer, which replace its feed-forward block, and their router."""
 
-def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return what `run` takes for the adapters of a module that holds experts; {} without adapters.
+    has_experts = True
 
-    B is multiplied by its scale. The adapters' gradients are split over the mesh at once, before the gradient
-    of x is computed. Otherwise whole gradients of all layers would wait in memory for the optimizer.
+    def __init__(self, config: Config, experts: Experts) -> None:
+        d, dtype = config.architecture.hidden_size, config.dtype
+        self.config = config
+        self.described = experts
+        self.router = Einsum("BTI,IO->BTO", (d, experts.count), dtype, "kernel", int(experts.biases))
+        self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.correction else None
+        self.experts = ExpertWeights(experts, experts.latent or d, config.architecture.gated, dtype)
+        for name, sizes in zip(LATENT, ((d, experts.latent), (experts.latent, d)), strict=True):
+            if experts.latent:
+                setattr(self, name, Einsum("BTI,IO->BTO", sizes, dtype, "kernel"))
+        if experts.shared:
+            self.shared = MLP(config, experts.shared)
+        if experts.shared_gate:
+            self.shared_gate = Einsum("BTI,IO->BTO", (d, 1), dtype, "kernel")
 
-    Args:
-        x: the experts' input.
-        names: the module's names of gate_up and down, where they differ.
-
-    Returns:
-        x, to be used in place of the argument, and the arrays, [E, *in, R] and [E, R, *out].
-    """
-    provider: AdapterProvider | None = getattr(module, "adapters", None)
-    if provider is None:
-        return x, {}
-    found = provider.experts.get(tuple(map(str, module.qwix_path)), ())
-    provider.used |= {adapter.target.weight for adapter in found}
-    own = [adapter.target.weight.rpartition(".")[2] for adapter in found]
-    x, *arrays = together(x, *(getattr(module, f"{name}_lora_{one}").value for name in own for one in "ab"))
-    called = {of_module: name for name, of_module in names.items()}
-    out: dict[str, jax.Array] = {}
-    for name, adapter, a, b in zip(own, found, arrays[::2], arrays[1::2], strict=True):
-        name = called.get(name, name)
-        a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
-        out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * scales(adapter, b.dtype)}
-    return x, out
-
-
-def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """Apply gpt-oss's activation."""
-    gate = jnp.minimum(gate, LIMIT)
-    return (jnp.clip(up, -LIMIT, LIMIT) + 1) * gate * jax.nn.sigmoid(gate * SLOPE)
+    def block(self, x: jax.Array) -> jax.Array:
+        e = self.described
+        activation = ACTIVATIONS[self.config.architecture.activation]
+        logits = self.router(x.astype(jnp.float32) if e.wide else x)
+        correction = None if self.correction is None else self.correction.get_value()
+        weights, choices = route(logits, e, correction)
+        note(logits, choices)
+        features: Activation = clamped
+        if not e.clamped:
+            features = (
+                (lambda gate, up: activation(gate) * up) if self.config.architecture.gated else activation
+            )
+        into, out_of = (getattr(self, name, None) for name in LATENT)
+        read, arrays = self.experts.arrays(x if into is None else into(x))
+        out = run(read, weights, choices, arrays, features, e.on_inputs)
+        if out_of is not None:
+            out = out_of(out)
+        if e.shared:
+            shared = self.shared(x)
+            out = out + (jax.nn.sigmoid(self.shared_gate(x)) * shared if e.shared_gate else shared)
+        return constrain(out, STREAM)
 
 
 def route(
@@ -133,551 +109,57 @@ def _within_groups(ranked: jax.Array, experts: Experts) -> jax.Array:
     return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(ranked.shape)
 
 
-def run(
-    x: jax.Array,
-    weights: jax.Array,
-    choices: jax.Array,
-    arrays: Mapping[str, Stored],
-    activation: Activation,
-    on_inputs: bool = False,
-) -> jax.Array:
-    """Return the weighted sum of each token's experts.
+def clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Apply gpt-oss's activation."""
+    gate = jnp.minimum(gate, LIMIT)
+    return (jnp.clip(up, -LIMIT, LIMIT) + 1) * gate * jax.nn.sigmoid(gate * SLOPE)
+
+
+class ExpertWeights(nnx.Module):
+    """The weights of a layer's experts."""
+
+    def __init__(self, experts: Experts, hidden: int, gated: bool, dtype: Any) -> None:
+        e, f = experts.count, experts.size
+        self.gate_up = nnx.Param(jnp.zeros((e, hidden, 2 if gated else 1, f), dtype))
+        self.down = nnx.Param(jnp.zeros((e, f, hidden), dtype))
+        if experts.biases:
+            self.gate_up_bias = nnx.Param(jnp.zeros((e, 2, f), dtype))
+            self.down_bias = nnx.Param(jnp.zeros((e, hidden), dtype))
+
+    def arrays(self, x: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        """Return the experts' input, and their arrays in the form that expert_products.run takes;
+        quantized arrays are passed as stored."""
+        names = ("gate_up", "down", "gate_up_bias", "down_bias")
+        weights = {name: getattr(self, name).get_raw_value() for name in names if hasattr(self, name)}
+        x, adapters = adapters_of(self, x)
+        return x, weights | adapters
+
+
+def adapters_of(module: Any, x: jax.Array, **names: str) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return what `run` takes for the adapters of a module that holds experts; {} without adapters.
+
+    B is multiplied by its scale. The adapters' gradients are split over the mesh at once, before the gradient
+    of x is computed. Otherwise whole gradients of all layers would wait in memory for the optimizer.
 
     Args:
-        x: [B, T, D].
-        weights: float32[B, T, K].
-        choices: int32[B, T, K].
-        arrays: `gate_up` [E, D, 2, F], or [E, D, 1, F] without a gate, `down` [E, F, D] and, if experts have
-            biases, `gate_up_bias` [E, 2, F] and `down_bias` [E, D]; if experts are adapted, the arrays of
-            `adapters_of` too. Codes and scales of quantized weights are gathered as such, and each device
-            dequantizes its own.
-        on_inputs: whether the weights are multiplied with the experts' inputs.
+        x: the experts' input.
+        names: the module's names of gate_up and down, where they differ.
 
     Returns:
-        [B, T, D] in x's dtype.
+        x, to be used in place of the argument, and the arrays, [E, *in, R] and [E, R, *out].
     """
-    compute = partial(_run, activation=activation, on_inputs=on_inputs)
-    mesh = pxla.thread_resources.env.physical_mesh
-    if mesh.empty:
-        return compute(x, weights, choices, dict(arrays))
-    rows, axes = row_axes(x.shape[0], mesh.shape), mesh.shape
-    split = SPLIT if SPLIT in axes and _splits(arrays, axes[SPLIT]) else None
-    # If the devices do not divide the rows, each device holds all rows: then it holds all experts too.
-    apart = EXPERTS if EXPERTS in (rows or ()) and arrays["down"].shape[0] % axes[EXPERTS] == 0 else None
-    placed = {name: _placed(name, array, split, apart) for name, array in arrays.items()}
-    tokens = PartitionSpec(rows)
-    sharded = jax.shard_map(
-        partial(compute, axes=(split, apart)),
-        mesh=mesh,
-        in_specs=(tokens, tokens, tokens, placed),
-        out_specs=tokens,
-        check_vma=False,
-    )
-    return sharded(x, weights, choices, dict(arrays))
-
-
-def _splits(arrays: Mapping[str, Stored], devices: int) -> bool:
-    """Return whether features can be split over so many devices. Blocks that share a scale are not cut."""
-    return all(
-        leaf.shape[axis] % devices == 0 or leaf.shape[axis] == 1
-        for name, axis in SPLIT_AXIS.items()
-        for leaf in jax.tree.leaves(arrays.get(name))
-    )
-
-
-def _placed(name: str, array: Stored, split: str | None, apart: str | None) -> Any:
-    """Return the PartitionSpec of an array, or of its codes and scales; a shared scale is not split."""
-    if name == "down_bias":  # added to the sums, on the devices whose tokens they are
-        return PartitionSpec()
-    axis = SPLIT_AXIS.get(name)
-    if axis is None:
-        return PartitionSpec(apart)
-    return jax.tree.map(
-        lambda leaf: PartitionSpec(apart, *(None,) * (axis - 1), split if leaf.shape[axis] > 1 else None),
-        array,
-    )
-
-
-def _run(
-    x: jax.Array,
-    weights: jax.Array,
-    choices: jax.Array,
-    arrays: Mapping[str, Stored],
-    *,
-    activation: Activation,
-    on_inputs: bool,
-    axes: tuple[str | None, str | None] = (None, None),
-) -> jax.Array:
-    """Compute `run` for the rows of one device, with its share of the experts and of their features.
-
-    Args:
-        axes: the mesh axes that features and experts are split over, None for none.
-    """
-    hidden, (split, apart) = x.shape[-1], axes
-    experts = arrays["down"].shape[0] * (1 if apart is None else jax.lax.axis_size(apart))
-    chosen = choices.reshape(-1)
-    order = jnp.argsort(chosen)
-    inverse = jnp.argsort(order)
-    sizes = jnp.bincount(chosen, length=experts).astype(jnp.int32)
-    tokens = x.reshape(-1, hidden)
-    rows = _take(tokens if apart is None else _tiles(tokens), order, inverse)
-    if on_inputs:
-        rows = (rows * _over(rows, weights.reshape(-1)[order])).astype(x.dtype)
-    share = (jnp.ones_like(weights) if on_inputs else weights).reshape(-1, weights.shape[-1])
-    places = order, inverse, sizes
-    if apart is None:
-        out = _summed(_products(arrays, activation, rows, sizes), share, places)
-    else:
-        out = _exchanged(activation, apart, rows, share, places, dict(arrays))
-    out = out.reshape(*x.shape)
-    if split is not None:
-        out = jax.lax.psum(out, split)
-    if "down_bias" in arrays:
-        out = out + jnp.einsum(
-            "BTKD,BTK->BTD", arrays["down_bias"].astype(jnp.float32)[choices], share.reshape(weights.shape)
-        )
-    return out.astype(x.dtype)
-
-
-Places = tuple[jax.Array, jax.Array, jax.Array]
-"""For the rows that tokens send to their experts, [T * K]: the order by expert and its inverse, int32[T * K],
-and the number of rows of each expert, int32[E]."""
-
-
-def _summed(rows: jax.Array, share: jax.Array, places: Places) -> jax.Array:
-    """Sum the experts' outputs of each token, times the experts' shares.
-
-    Args:
-        rows: [T * K, ...], sorted by expert.
-        share: float32[T, K].
-
-    Returns:
-        float32[T, ...].
-    """
-    order, inverse, _ = places
-    each = _take(rows, inverse, order).reshape(*share.shape, *rows.shape[1:])
-    return jnp.sum(each * _over(each, share), axis=1)
-
-
-def _products(
-    arrays: Mapping[str, Stored], activation: Activation, rows: jax.Array, sizes: jax.Array
-) -> jax.Array:
-    """Return each expert's output for its rows.
-
-    Args:
-        arrays: of the experts on this device.
-        rows: [M, D], sorted by expert; rows after the last expert's belong to no expert.
-        sizes: int32[E], rows of each expert.
-
-    Returns:
-        [M, D].
-    """
-    return _product(_features(arrays, activation, rows, sizes), "down", arrays, sizes)
-
-
-def _features(
-    arrays: Mapping[str, Stored], activation: Activation, rows: jax.Array, sizes: jax.Array
-) -> jax.Array:
-    """Return the inputs of the last product in `_products`: [M, F]."""
-    both = _product(rows, "gate_up", arrays, sizes)
-    if (bias := arrays.get("gate_up_bias")) is not None:
-        of_row = jnp.repeat(jnp.arange(len(bias)), sizes, total_repeat_length=len(rows))
-        both = both + bias.reshape(len(bias), -1)[of_row]
-    return activation(*jnp.split(both, arrays["gate_up"].shape[2], -1))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _exchanged(
-    activation: Activation,
-    axis: str,
-    rows: jax.Array,
-    share: jax.Array,
-    places: Places,
-    arrays: dict[str, Stored],
-) -> jax.Array:
-    """Send rows to the devices that have their experts, and sum the results that come back.
-
-    This takes as many turns as the largest transfer between two devices needs: one turn if the experts are
-    used about equally. No row is dropped. The number of turns is not known when a program is compiled, so the
-    gradient takes the same turns, and recomputes what each turn needs. It does not need the results that came
-    back: a share's gradient is the product of an expert's output and its gradient. It is computed on the
-    expert's device, from the expert's features, because an output without bias is linear in them. So a layer
-    that is recomputed does not repeat the exchange.
-
-    Args:
-        rows: [T * K, ...], this device's `_tiles`, sorted by expert.
-        share: float32[T, K], the share of each of a token's experts in the sum.
-        places: includes the number of rows for each expert on all devices.
-        arrays: as in `_products`, for the experts of this device.
-
-    Returns:
-        float32[T, ...].
-    """
-    exchange = _Exchange.of(rows, places[2], axis)
-
-    def turn(number: jax.Array, out: jax.Array) -> jax.Array:
-        sent = exchange.turn(number)
-        received, counts, back = sent.by_expert(sent.there(rows))
-        products = _products(arrays, activation, _flat(received), counts)
-        return sent.back(back(products.reshape(received.shape)), out)
-
-    return _summed(jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows)), share, places)
-
-
-def _exchanged_forward(
-    activation: Activation, axis: str, rows: Any, share: Any, places: Any, arrays: dict[str, Any]
-) -> tuple[jax.Array, Any]:
-    """Take the arguments of `_exchanged`, where each leaf says whether its gradient is needed."""
-    given = {name: jax.tree.map(lambda leaf: leaf.value, array) for name, array in arrays.items()}
-    trained = {
-        name for name, array in arrays.items() if any(leaf.perturbed for leaf in jax.tree.leaves(array))
-    }
-    kept = {name: array for name, array in given.items() if name in trained}
-    frozen = {name: array for name, array in given.items() if name not in trained}
-    where = tuple(place.value for place in places)
-    out = _exchanged(activation, axis, rows.value, share.value, where, given)
-    return out, (rows.value, share.value, where, kept, frozen)
-
-
-def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: jax.Array) -> Any:
-    rows, share, places, trained, frozen = kept
-    order, inverse, sizes = places
-    exchange = _Exchange.of(rows, sizes, axis)
-    of_tokens = gradient.astype(rows.dtype)[order // share.shape[-1]]
-    shared = (of_tokens * _over(of_tokens, share.reshape(-1)[order])).astype(rows.dtype)
-
-    def turn(number: jax.Array, sums: Any) -> Any:
-        sent = exchange.turn(number)
-        received, counts, back = sent.by_expert(sent.there(rows))
-        of_outputs, _, _ = sent.by_expert(sent.there(shared))
-        features, pull = jax.vjp(
-            lambda rows, trained: _features({**frozen, **trained}, activation, rows, counts),
-            _flat(received),
-            trained,
-        )
-        _, pull_down = jax.vjp(
-            lambda features, trained: _product(features, "down", {**frozen, **trained}, counts),
-            features,
-            trained,
-        )
-        of_features, of_down = pull_down(_flat(of_outputs))
-        of_rows, of_trained = pull(of_features)
-        # The gradient of share * output, repeated over as many equal lanes as a row of a tile has.
-        of_shares = jnp.sum(of_features.astype(jnp.float32) * features.astype(jnp.float32), -1, keepdims=True)
-        of_shares = jnp.broadcast_to(of_shares[..., None], (len(of_shares), 1, LANES))
-        return (
-            sent.back(back(of_rows.reshape(received.shape)), sums[0]),
-            sent.back(back(of_shares), sums[1]),
-            jax.tree.map(lambda *each: sum(each), sums[2], of_down, of_trained),
-        )
-
-    zeros = (
-        jnp.zeros_like(rows),
-        jnp.zeros((len(rows), 1, LANES), jnp.float32),
-        jax.tree.map(jnp.zeros_like, trained),
-    )
-    of_rows, of_shares, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
-    # A share is 0 if the expert's score is 0; the score then gets no gradient.
-    of_shares = of_shares[inverse, 0, 0].reshape(share.shape) / jnp.where(share == 0, 1, share)
-    return of_rows, of_shares, None, {**dict.fromkeys(frozen), **of_trained}
-
-
-_exchanged.defvjp(_exchanged_forward, _exchanged_backward, symbolic_zeros=True)
-
-ROOM = 2
-"""Room for rows on a device in a turn, as a multiple of its rows if all experts get equally many."""
-
-
-@dataclass(frozen=True)
-class _Exchange:
-    """How many rows each device has for each other device.
-
-    Attributes:
-        axis: the mesh axis that the experts are split over.
-        every: int32[P, P, E], rows by sender, receiver and the receiver's expert.
-        most: the most rows that a device sends to another in a turn.
-        turns: int32, the number of turns.
-    """
-
-    axis: str
-    every: jax.Array
-    most: int
-    turns: jax.Array
-
-    @classmethod
-    def of(cls, rows: jax.Array, sizes: jax.Array, axis: str) -> _Exchange:
-        devices = jax.lax.axis_size(axis)
-        every = jax.lax.all_gather(sizes, axis).reshape(devices, devices, -1)
-        most = min(rows.shape[0], -(-ROOM * rows.shape[0] // devices // 8) * 8)
-        return cls(axis, every, most, -(-every.sum(-1).max() // most))
-
-    def turn(self, number: jax.Array) -> _Turn:
-        """Return the rows of a turn: the next `most` rows of each sender for each receiver."""
-        amounts = self.every.sum(-1)
-        starts = jnp.cumsum(amounts, 1) - amounts
-        first = number * self.most
-        ends = jnp.cumsum(self.every, 2)
-        below, above = (jnp.clip(edge, first, first + self.most) for edge in (ends - self.every, ends))
-        counts = above - below
-        return _Turn(self.axis, self.most, counts, starts + jnp.minimum(first, amounts))
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """The rows that one turn exchanges.
-
-    Attributes:
-        axis, most: as in _Exchange.
-        counts: int32[P, P, E], rows by sender, receiver and the receiver's expert.
-        starts: int32[P, P], where the receiver's rows begin among the sender's.
-    """
-
-    axis: str
-    most: int
-    counts: jax.Array
-    starts: jax.Array
-
-    def there(self, rows: jax.Array) -> jax.Array:
-        """Return the rows that this device receives from all devices: [P * most, ...]. What stands after the
-        last is not used."""
-        most = self.counts.shape[0] * self.most
-        # Without a kernel, `outer` passes over these rows too, and NaN times 0 is NaN.
-        make = jax.lax.empty if _kernel_tile(most) else jnp.zeros
-        room = make((most, *rows.shape[1:]), rows.dtype)
-        return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
-
-    def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
-        """Return `out` [M, ...] with the other devices' results for its rows of this turn."""
-        return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
-
-    def by_expert(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
-        """Sort rows that lie by sender by expert; return each expert's count here and the inverse too."""
-        counts = self.counts[:, jax.lax.axis_index(self.axis)]
-        order, inverse = _regrouped(counts, rows.shape[0])
-        return _take(rows, order, inverse), counts.sum(0), lambda rows: _take(rows, inverse, order)
-
-    @property
-    def _amounts(self) -> jax.Array:
-        return self.counts.sum(-1)
-
-    @property
-    def _places(self) -> jax.Array:
-        """[P, P]: where the sender's rows begin among the rows that the receiver gets."""
-        return jnp.cumsum(self._amounts, 0) - self._amounts
-
-
-def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Compute the order that regroups rows by expert, from rows by sender, and by expert within a sender.
-
-    Args:
-        counts: int32[P, E], the rows of each sender and expert; rows after the last keep their places.
-        rows: R.
-
-    Returns:
-        The order and its inverse, int32[R].
-    """
-    lengths = counts.reshape(-1)
-    starts = (jnp.cumsum(lengths) - lengths).reshape(counts.shape)
-    by_expert = counts.T.reshape(-1)
-    targets = (jnp.cumsum(by_expert) - by_expert).reshape(counts.T.shape).T
-    shifts = targets - starts
-
-    def shifted(shifts: jax.Array, lengths: jax.Array) -> jax.Array:
-        unused = rows - lengths.sum()
-        each = jnp.repeat(jnp.append(shifts, 0), jnp.append(lengths, unused), total_repeat_length=rows)
-        return jnp.arange(rows, dtype=jnp.int32) + each.astype(jnp.int32)
-
-    return shifted(-shifts.T.reshape(-1), by_expert), shifted(shifts.reshape(-1), lengths)
-
-
-def _all_to_all(
-    rows: jax.Array, room: jax.Array, starts: jax.Array, amounts: jax.Array, places: jax.Array, axis: str
-) -> jax.Array:
-    """Send blocks of rows between the devices of an axis, by ragged_all_to_all where it exists.
-
-    Args:
-        rows: [M, ...].
-        room: [R, ...], the array that receives the blocks; its other rows stay.
-        starts, amounts, places: int32[P, P], by sender and receiver: where a block begins in the sender's
-            rows, its length, and where it begins in the receiver's room.
-    """
-    own = jax.lax.axis_index(axis)
-    if _on_tpu():
-        sizes = starts[own], amounts[own], places[own], amounts[:, own]
-        return jax.lax.ragged_all_to_all(rows, room, *sizes, axis_name=axis)
-    every = jax.lax.all_gather(rows, axis)  # XLA has no ragged exchange on CPUs
-    place = jnp.arange(room.shape[0])[:, None] - places[:, own]  # [R, P]: of each device's block
-    mine = (place >= 0) & (place < amounts[:, own])
-    sender = jnp.argmax(mine, axis=1)
-    row = jnp.take_along_axis(starts[:, own] + place, sender[:, None], axis=1)[:, 0]
-    found = every[sender, jnp.clip(row, 0, rows.shape[0] - 1)]
-    return jnp.where(_over(room, mine.any(1)), found, room)
-
-
-def _tiles(rows: jax.Array) -> jax.Array:
-    """Return rows [M, D] as [M, D / 128, 128], if 128 divides D. A row is taken and sent as whole tiles of a
-    TPU's memory then."""
-    return rows.reshape(rows.shape[0], -1, LANES) if rows.shape[1] % LANES == 0 else rows
-
-
-def _over(array: jax.Array, of_rows: jax.Array) -> jax.Array:
-    """Return values of an array's first axes with as many axes as the array."""
-    return of_rows.reshape(*of_rows.shape, *(1,) * (array.ndim - of_rows.ndim))
-
-
-def _flat(tiles: jax.Array) -> jax.Array:
-    return tiles.reshape(len(tiles), -1)
-
-
-def _product(rows: jax.Array, name: str, arrays: Mapping[str, Stored], sizes: jax.Array) -> jax.Array:
-    """Multiply rows by the weight of their expert, and add (rows A) B of that expert if it has an adapter.
-
-    Args:
-        rows: [N, in], sorted by expert.
-        sizes: int32[E], the rows of each expert.
-
-    Returns:
-        [N, out] in the rows' dtype.
-    """
-    product = _grouped(rows, arrays[name], sizes)
-    if f"{name}_lora_a" not in arrays:
-        return product
-    a, b = arrays[f"{name}_lora_a"], arrays[f"{name}_lora_b"]
-    # In the sum's dtype: a ragged product writes its result to memory, in float32 twice the bytes.
-    delta = _grouped(_grouped(rows, a, sizes), b, sizes, product.dtype)
-    return (product.astype(jnp.float32) + delta).astype(product.dtype)
-
-
-def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiply each row by its own expert's weight.
-
-    Args:
-        weight: [E, in, ...], the outputs' axes last.
-        dtype: of the result, by default the weight's.
-    """
-
-    def compute(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return _ragged(dtype or weight.dtype, rows, weight.reshape(*weight.shape[:2], -1), sizes)
-
-    if not hasattr(weight, "qvalue"):
-        return compute(rows, weight)
-    return dequantized(compute, rows, weight, rows.dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ragged(dtype: Any, rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Compute `jax.lax.ragged_dot` with `outer` as the gradient of the weight.
-
-    Args:
-        dtype: of the result.
-        rows: [N, in], sorted by expert.
-        weight: [E, in, out].
-        sizes: int32[E], the rows of each expert.
-
-    Returns:
-        [N, out].
-    """
-    return _dot(rows, weight, sizes, dtype)
-
-
-def _dot(rows: jax.Array, weight: jax.Array, sizes: jax.Array, dtype: Any) -> jax.Array:
-    rows, weight = _operands(rows, weight)
-    wide = jnp.promote_types(rows.dtype, dtype)
-    return jax.lax.ragged_dot(rows, weight, sizes, preferred_element_type=wide).astype(dtype)
-
-
-def _operands(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the operands of a product in one dtype.
-
-    A TPU rounds the operands of a float32 product to bfloat16, unless a precision is set. So they become
-    bfloat16 at once: a ragged product reads its operands from memory, and they take half of it.
-    """
-    wide = jnp.promote_types(left.dtype, right.dtype)
-    if wide == jnp.float32 and _on_tpu() and jax.config.jax_default_matmul_precision is None:
-        wide = jnp.dtype(jnp.bfloat16)
-    return left.astype(wide), right.astype(wide)
-
-
-def _ragged_forward(dtype: Any, rows: Any, weight: Any, sizes: Any) -> tuple[jax.Array, Any]:
-    """Keep only what the needed gradients use: for a frozen weight no rows."""
-    kept = rows.value if weight.perturbed else None, weight.value if rows.perturbed else None, sizes.value
-    of_both = jnp.zeros(0, rows.value.dtype), jnp.zeros(0, weight.value.dtype)
-    return _ragged(dtype, rows.value, weight.value, sizes.value), (*kept, *of_both)
-
-
-def _ragged_backward(
-    dtype: Any, kept: Any, gradient: jax.Array
-) -> tuple[jax.Array | None, jax.Array | None, None]:
-    rows, weight, sizes, like, like_weight = kept
-    to_rows = None if weight is None else _dot(gradient, weight.swapaxes(1, 2), sizes, like.dtype)
-    to_weight = None
-    if rows is not None:
-        rows, of_out = _operands(rows, gradient)
-        to_weight = outer(rows, of_out, sizes, on_tpu=_on_tpu()).astype(like_weight.dtype)
-    return to_rows, to_weight, None
-
-
-_ragged.defvjp(_ragged_forward, _ragged_backward, symbolic_zeros=True)
-
-
-def outer(
-    rows: jax.Array, gradient: jax.Array, sizes: jax.Array, on_tpu: bool, interpret: bool = False
-) -> jax.Array:
-    """Return each expert's rows^T gradient.
-
-    On TPUs XLA multiplies all rows once per expert; megablox's kernel reads each row once.
-
-    Args:
-        rows: [N, in], sorted by expert.
-        gradient: [N, out].
-        sizes: int32[E], the rows of each expert.
-        on_tpu: whether to use the kernel, which takes whole tiles of rows.
-        interpret: run the kernel without a TPU.
-
-    Returns:
-        float32[E, in, out].
-    """
-    if on_tpu and (tile := _kernel_tile(rows.shape[0])):
-        from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
-
-        tiling = (tile, *TILE[1:])
-        return tgmm(rows.T, gradient, sizes, jnp.float32, tiling=tiling, interpret=interpret)
-    return jax.lax.ragged_dot_general(rows, gradient, sizes, BY_ROWS, preferred_element_type=jnp.float32)
-
-
-def _kernel_tile(rows: int) -> int:
-    """Return the rows of a tile of `outer`'s kernel, 0 if it cannot divide so many rows."""
-    tile = math.gcd(rows, TILE[0])
-    return tile if tile >= LEAST_TILE else 0
-
-
-def _on_tpu() -> bool:
-    mesh = pxla.thread_resources.env.physical_mesh
-    platform = jax.default_backend() if mesh.empty else mesh.devices.flat[0].platform
-    return bool(platform == "tpu")
-
-
-@jax.custom_vjp
-def _take(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
-    """Take row order[i] // K of x as row i, where each row of x is taken K times.
-
-    `inverse` is the inverse permutation of `order`. It makes the gradient a gather too; the gradient of
-    indexing would be a scatter.
-
-    Args:
-        x: [N, ...].
-        order, inverse: int32[N * K].
-    """
-    return x[order // (order.size // x.shape[0])]
-
-
-def _take_forward(x: jax.Array, order: jax.Array, inverse: jax.Array) -> tuple[jax.Array, Any]:
-    return _take(x, order, inverse), (inverse, x.shape)
-
-
-def _take_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    inverse, (rows, *width) = kept
-    return gradient[inverse].reshape(rows, -1, *width).sum(1), None, None
-
-
-_take.defvjp(_take_forward, _take_backward)
+    provider: AdapterProvider | None = getattr(module, "adapters", None)
+    if provider is None:
+        return x, {}
+    adapters = provider.experts.get(tuple(map(str, module.qwix_path)), ())
+    provider.used |= {adapter.target.weight for adapter in adapters}
+    weights = [adapter.target.weight.rpartition(".")[2] for adapter in adapters]
+    pairs = (getattr(module, f"{weight}_lora_{matrix}").value for weight in weights for matrix in "ab")
+    x, *arrays = together(x, *pairs)
+    called = {of_module: name for name, of_module in names.items()}
+    out: dict[str, jax.Array] = {}
+    for weight, adapter, a, b in zip(weights, adapters, arrays[::2], arrays[1::2], strict=True):
+        name = called.get(weight, weight)
+        a, b = constrain(a, adapter.a_spec), constrain(b, adapter.b_spec)
+        out |= {f"{name}_lora_a": a, f"{name}_lora_b": b * scales(adapter, b.dtype)}
+    return x, out

@@ -16,8 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .balance import note, through
-from .experts import adapters_of, run
+from .expert_load import note, through
+from .expert_products import run
+from .experts import adapters_of
 from .remat import recomputed
 
 

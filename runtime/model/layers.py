@@ -62,7 +62,7 @@ class Block(nnx.Module):
 
     Attributes:
         recomputed_by: the policy of which this part is a unit.
-        has_experts: whether the loads of experts leave the part (balance.py).
+        has_experts: whether the loads of experts leave the part (expert_load.py).
     """
 
     recomputed_by = RematConfig.BLOCK

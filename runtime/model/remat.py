@@ -52,12 +52,12 @@ def recomputed(
     """Apply nnx.remat to a module's block; the result also accepts keyword arguments.
 
     Args:
-        experts: whether the block has experts, whose loads then leave it (balance.py).
+        experts: whether the block has experts, whose loads then leave it (expert_load.py).
         policy: of jax.checkpoint: what is kept for the backward pass.
     """
     again: Callable[..., Any] = partial(nnx.remat, policy=policy, graph_updates=False)
     if experts:
-        from .balance import through
+        from .expert_load import through
 
         again = partial(through, again)
     signature, transformed = inspect.signature(block), again(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from ..metrics.run_report import EXPERT_TOKENS, Named
-from ..model.balance import Collected
+from ..model.expert_load import Collected
 
 
 def balanced(loss: jax.Array, more: Named, found: Collected, coefficient: float) -> tuple[jax.Array, Named]:

@@ -95,6 +95,6 @@ def _uncollected(built: Built) -> AbstractContextManager[None]:
     """Do not record the loads of experts that are computed in this context."""
     if not built.forward.architecture.expert_layers:
         return nullcontext()
-    from ..model.balance import uncollected
+    from ..model.expert_load import uncollected
 
     return uncollected()

@@ -24,7 +24,7 @@ from .loss import Batch, batch_loss, likelihood
 from .objectives import OBJECTIVES
 
 if TYPE_CHECKING:
-    from ..model.balance import Collected
+    from ..model.expert_load import Collected
 
 TrainState = tuple[Any, Any]
 """The state that a step changes: the trained arrays and the optimizer's state."""
@@ -192,7 +192,7 @@ class Step:
         """Record the loads of experts that are traced in this context; None for a model without experts."""
         if not self._experts:
             return nullcontext()
-        from ..model.balance import collected
+        from ..model.expert_load import collected
 
         return collected(segment_ids, self._balance > 0)
 

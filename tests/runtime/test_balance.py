@@ -22,7 +22,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from recipec.runtime.metrics.expert_shares import EXPERT_TOKENS, ExpertShares, advice
 from recipec.runtime.metrics.nowhere import Nowhere
 from recipec.runtime.metrics.run_report import Numbers, Report
-from recipec.runtime.model.balance import collected
+from recipec.runtime.model.expert_load import collected
 from recipec.runtime.model.families.base import parameter_path
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import TrainSettings

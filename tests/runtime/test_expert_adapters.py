@@ -20,9 +20,9 @@ from recipec.runtime.checkpoints.full import hugging_face
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging.arithmetic import changed_blocks
 from recipec.runtime.merging.expert_sampling import ExpertProduct
-from recipec.runtime.model import mixture
+from recipec.runtime.model import experts
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
-from recipec.runtime.model.experts import run
+from recipec.runtime.model.expert_products import run
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.qwen3_moe import FAMILY
 from recipec.runtime.model.sharding import start_mesh
@@ -212,7 +212,7 @@ def test_model_with_adapters_off_equals_the_base_model(
     assert np.abs(adapted - expected).max() > 1
 
     built.provider.used.clear()
-    monkeypatch.setattr(mixture, "adapters_of", lambda _, x: (x, {}))
+    monkeypatch.setattr(experts, "adapters_of", lambda _, x: (x, {}))
     training.logits(built, mesh, one)
     with pytest.raises(UserError, match=r"2 of 4 adapters .* among them layers.0.mlp.experts.down"):
         built.provider.check_used()

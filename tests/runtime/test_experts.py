@@ -24,9 +24,9 @@ from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.checkpoints.adapter_reader import recorded_lora
 from recipec.runtime.errors import UserError
-from recipec.runtime.model import experts
-from recipec.runtime.model import experts as mixture
-from recipec.runtime.model.experts import outer, route, run
+from recipec.runtime.model import expert_products
+from recipec.runtime.model.expert_products import SPLIT_AXIS, outer, run
+from recipec.runtime.model.experts import clamped, route
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder import DecoderFamily
 from recipec.runtime.model.families.description import Experts, ExpertTensors
@@ -180,12 +180,12 @@ def computed(case: Case, correction: np.ndarray | None) -> Callable[..., Any]:
     def forward(arrays: dict[str, Any]) -> Any:
         x = arrays["x"]
         logits = x @ arrays["router"] + arrays.get("router_bias", 0)
-        weights, choices = mixture.route(logits, case.experts, correction)
-        experts = {name: value for name, value in arrays.items() if name in mixture.SPLIT_AXIS}
+        weights, choices = route(logits, case.experts, correction)
+        experts = {name: value for name, value in arrays.items() if name in SPLIT_AXIS}
         if "down_bias" in arrays:
             experts["down_bias"] = arrays["down_bias"]
-        activation = mixture.clamped if case.experts.clamped else lambda gate, up: jax.nn.silu(gate) * up
-        return mixture.run(x, weights, choices, experts, activation, case.experts.on_inputs)
+        activation = clamped if case.experts.clamped else lambda gate, up: jax.nn.silu(gate) * up
+        return run(x, weights, choices, experts, activation, case.experts.on_inputs)
 
     def both(arrays: dict[str, Any], cotangent: Any) -> Any:
         out, back = jax.vjp(forward, arrays)
@@ -347,11 +347,11 @@ def test_adapter_products_of_a_tpu_read_bfloat16_operands_unless_a_precision_is_
 
     def loss(rows: Any, a: Any, b: Any) -> Any:
         arrays = {"down": weight, "down_lora_a": a, "down_lora_b": b}
-        return jnp.sum(experts._product(rows, "down", arrays, sizes)[:13] * upstream)
+        return jnp.sum(expert_products._product(rows, "down", arrays, sizes)[:13] * upstream)
 
     step = jax.value_and_grad(loss, argnums=(0, 1, 2))
     value, gradients = step(rows, a, b)
-    monkeypatch.setattr(experts, "_on_tpu", lambda: True)
+    monkeypatch.setattr(expert_products, "_on_tpu", lambda: True)
     with jax.default_matmul_precision("highest"):
         assert _ragged_operands(step, rows, a, b) == {"bfloat16", "float32"}
     assert _ragged_operands(step, rows, a, b) == {"bfloat16"}
@@ -422,7 +422,7 @@ def test_sharded_experts_match_one_device_values_and_gradients() -> None:
 
 def test_rows_that_no_device_sent_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = results({"fsdp": 1}, IN_TILES)
-    monkeypatch.setattr(experts, "_kernel_tile", lambda rows: rows)
+    monkeypatch.setattr(expert_products, "_kernel_tile", lambda rows: rows)
     monkeypatch.setattr(jax.lax, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
     for mine, alone in zip(results({"ep": 4}, IN_TILES), expected, strict=True):
         assert np.abs(mine - alone).max() <= 1e-5 * np.abs(alone).max()

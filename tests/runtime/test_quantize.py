@@ -19,7 +19,7 @@ from flax import nnx
 from jax._src.ad_checkpoint import saved_residuals
 
 from recipec.runtime.errors import UserError
-from recipec.runtime.model.experts import run
+from recipec.runtime.model.expert_products import run
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.loading import rematerialize
 from recipec.runtime.model.partition_rules import Placement, resolved

@@ -60,8 +60,8 @@ class Collected:
         if each token goes through K experts and all experts get the same. It is 0 if all tokens are padding.
         """
         tokens = self.tokens().sum(0).astype(jnp.float32)
-        each = [load.probabilities for load in self.loads if load.probabilities is not None]
-        probabilities = _over_rows(each).sum(0)
+        by_layer = [load.probabilities for load in self.loads if load.probabilities is not None]
+        probabilities = _over_rows(by_layer).sum(0)
         counted = jnp.maximum(self.real.sum() * len(self.loads), 1).astype(jnp.float32)
         return tokens.size * jnp.sum(tokens / counted * (probabilities / counted))
 
@@ -77,9 +77,9 @@ def collected(segment_ids: jax.Array, probable: bool) -> Iterator[Collected]:
         segment_ids: int32[B, T] of the batch, 0 for padding.
         probable: whether to record probabilities too.
     """
-    found = Collected(segment_ids > 0, probable)
-    with _put(found):
-        yield found
+    loads = Collected(segment_ids > 0, probable)
+    with _put(loads):
+        yield loads
 
 
 @contextmanager
@@ -96,16 +96,16 @@ def note(logits: jax.Array, choices: jax.Array) -> None:
         logits: [B, T, E], the router's.
         choices: int32[B, T, K], the experts of each token.
     """
-    found = _collected.get()
-    if found is None:
+    collected = _collected.get()
+    if collected is None:
         return
     experts = jnp.arange(logits.shape[-1])
-    chosen = (choices[..., None] == experts) & found.real[..., None, None]
+    chosen = (choices[..., None] == experts) & collected.real[..., None, None]
     probabilities = None
-    if found.probable:
-        each = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-        probabilities = jnp.where(found.real[..., None], each, 0.0).sum(1)
-    found.loads.append(Load(chosen.sum((1, 2), dtype=jnp.int32), probabilities))
+    if collected.probable:
+        softmax = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+        probabilities = jnp.where(collected.real[..., None], softmax, 0.0).sum(1)
+    collected.loads.append(Load(chosen.sum((1, 2), dtype=jnp.int32), probabilities))
 
 
 def through(transform: Callable[..., Any], block: Callable[..., Out]) -> Callable[..., Out]:
@@ -125,17 +125,17 @@ def through(transform: Callable[..., Any], block: Callable[..., Out]) -> Callabl
         out: Out
         out, loads = transformed(*args)
         if loads:
-            found = _collected.get()
-            assert found is not None
-            found.loads += loads
+            outer = _collected.get()
+            assert outer is not None
+            outer.loads += loads
         return out
 
     return call
 
 
 @contextmanager
-def _put(one: Collected | None) -> Iterator[None]:
-    token = _collected.set(one)
+def _put(loads: Collected | None) -> Iterator[None]:
+    token = _collected.set(loads)
     try:
         yield
     finally:
