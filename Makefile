@@ -72,7 +72,7 @@ bench: compiled
 	$(BIN)/python -m scripts.step_times write
 
 generated: .venv/.train
-	$(BIN)/recipe build recipes/*.yaml --runtime wheel
+	$(BIN)/recipe build recipes/*.yaml
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: .venv/.dev

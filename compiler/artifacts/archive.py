@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, BinaryIO
 
-from recipec.compiler.artifacts import wheel
+from recipec.compiler.artifacts import runtime
 from recipec.compiler.artifacts.artifact import (
     LOCK,
     RUNTIME,
@@ -22,17 +22,17 @@ from recipec.compiler.artifacts.artifact import (
     backends_of,
     digest,
     has_notebook,
-    installs_runtime,
+    has_source,
     is_current,
     locked_files,
-    needs,
     schema_file,
 )
-from recipec.compiler.artifacts.runtime import launch_scripts
+from recipec.compiler.artifacts.runtime import PAGE, modules
 from recipec.compiler.artifacts.whole import complete
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
+from recipec.runtime.artifact import LIST
 from recipec.runtime.progress import Progress
 
 GZIP = b"\x1f\x8b"
@@ -40,7 +40,10 @@ GZIP = b"\x1f\x8b"
 
 
 def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | None = None) -> Path:
-    """Write NAME.tar.gz: NAME/ with its data, runtime/ and the schema. The same contents give the same bytes.
+    """Write NAME.tar.gz: NAME/ with its data, the runtime's wheel with its page, and the schema.
+
+    The same contents give the same bytes. runtime/ is packed too if it was copied, as it is now: people edit
+    it.
 
     Args:
         name: of an artifact in `out_dir`.
@@ -61,9 +64,10 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     if recipe is not None:
         _refuse_stale(folder, recipe)
     members: dict[str, Path | bytes] = {f"{name}/{path}": folder / path for path in locked_files(folder)}
-    members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in needs(lock)}
-    if installs_runtime(folder):
-        members |= _wheel(out_dir)
+    members |= {PAGE: runtime.page(), runtime.wheel_file(): runtime.wheel()}
+    if has_source(out_dir):
+        source = out_dir / RUNTIME
+        members |= {f"{RUNTIME}/{path}": source / path for path in (*modules(source), LIST)}
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         found = _find_data(path, folder, recipe)
@@ -73,16 +77,6 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
                 members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
     _write(target, members)
     return target
-
-
-def _wheel(out_dir: Path) -> dict[str, Path | bytes]:
-    """Return the runtime's wheel, the file that names it, and its launch scripts, which run before anything
-    is installed."""
-    return {
-        wheel.REQUIREMENTS: out_dir / wheel.REQUIREMENTS,
-        wheel.FILE: wheel.wheel(),
-        **{f"{RUNTIME}/{path}": content for path, content in launch_scripts().items()},
-    }
 
 
 def _refuse_other(target: Path) -> None:
@@ -123,20 +117,12 @@ def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None
             raise ArtifactError(f"{folder / path} is missing", again)
         if digest((folder / path).read_bytes()) != lock["files"][path]:
             raise ArtifactError(f"{folder / path} was edited after it was built", again)
-    for path, built in needs(lock).items():
-        file = out_dir / RUNTIME / path
-        if not file.is_file() or digest(file.read_bytes()) != built:
-            raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
     if not is_current(lock.get("runtime")):
         raise ArtifactError(f"{folder} is stale: it was built with another version's runtime", again)
-    shared = {SCHEMA: schema_file()}
-    if installs_runtime(folder):
-        shared[wheel.REQUIREMENTS] = wheel.requirements()
-    for name, content in shared.items():
-        if not (out_dir / name).is_file():
-            raise ArtifactError(f"{out_dir / name} is missing", again)
-        if (out_dir / name).read_bytes() != content:
-            raise ArtifactError(f"{out_dir / name} is stale: it is another version's", again)
+    if not (out_dir / SCHEMA).is_file():
+        raise ArtifactError(f"{out_dir / SCHEMA} is missing", again)
+    if (out_dir / SCHEMA).read_bytes() != schema_file():
+        raise ArtifactError(f"{out_dir / SCHEMA} is stale: it is another version's", again)
 
 
 def _find_recipe(name: str, out_dir: Path) -> Path | None:
@@ -157,7 +143,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
     program = lower(load(recipe)).program
     if program is None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
-    program = replace(program, installs_runtime=installs_runtime(folder), notebook=has_notebook(folder))
+    program = replace(program, notebook=has_notebook(folder))
     if program.name != folder.name:
         raise ArtifactError(
             f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`",

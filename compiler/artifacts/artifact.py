@@ -1,10 +1,10 @@
 """Write artifacts to disk, and compare them with what a recipe gives.
 
-A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
-folder per recipe. Its runtime/ holds the files that its artifacts need; each artifact's lock lists them. For
-artifacts that install the runtime from a wheel, runtime.txt names that wheel. A build replaces or removes
-only files that an artifact's recipe.lock.json lists. With --force it also replaces other files with the same
-names, and keeps a copy. A checkpoint or a note next to them stays.
+A folder of artifacts ("generated") holds the runtime's wheel, the page that links it, the recipes' JSON
+Schema and a .gitignore once, and one folder per recipe. With --runtime source it also holds runtime/, whole,
+which its scripts then use instead of the wheel. A build replaces or removes only files that it wrote: those
+that an artifact's recipe.lock.json, runtime/SHA256SUMS or the page lists. With --force it also replaces other
+files with the same names, and keeps a copy. A checkpoint or a note next to them stays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.artifacts import wheel
-from recipec.compiler.artifacts.runtime import modules, runtime_files
+from recipec.compiler.artifacts import runtime
+from recipec.compiler.artifacts.runtime import PAGE, modules, package_of, runtime_files
 from recipec.compiler.artifacts.whole import (
     Change,
     changing,
@@ -34,6 +34,7 @@ from recipec.compiler.artifacts.writing import cannot_be_written, clear
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.wording import listing, plural
+from recipec.runtime.artifact import LIST
 
 LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
@@ -50,8 +51,16 @@ IGNORED = """\
 __pycache__/
 /.recipe-build/
 /venv/
+# `recipe build` writes it, with the same bytes everywhere.
+/recipec_runtime-*.whl
 """
-"""The .gitignore next to the artifacts: files of Python and of builds, and the environment of README.md."""
+"""The .gitignore next to the artifacts: files of Python and of builds, the environment of README.md, and the
+wheel."""
+
+OLDER_IGNORED = (IGNORED.partition("# `")[0].encode(),)
+"""What earlier versions wrote as the .gitignore, which is replaced unless it was edited."""
+OLDER_REQUIREMENTS = "runtime.txt"
+"""The file that named the wheel in 0.2."""
 
 ANY = "any"
 """Stands for the digest of a file that a build wrote, whatever the file holds now."""
@@ -60,13 +69,6 @@ Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
 Part = tuple[Files, Mapping[str, str]]
 """New files of a folder, and the digests of the files that the last build wrote there."""
-
-
-@functools.cache
-def runtime_digest() -> str:
-    """Return the sha256 over the paths and contents of runtime/."""
-    files = runtime_files()
-    return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
 
 
 @functools.cache
@@ -83,8 +85,9 @@ def write(
     force: bool = False,
     forced: str | None = None,
     prune: Collection[str] = (),
+    source: bool | None = None,
 ) -> list[str]:
-    """Write runtime/, the schema and each artifact, all or nothing, and return notes for the user.
+    """Write the runtime, the schema and each artifact, all or nothing, and return notes for the user.
 
     Args:
         out_dir: the folder of artifacts, created if it is missing.
@@ -93,6 +96,7 @@ def write(
         forced: the command that does so, for a help; None where there is none.
         prune: other artifacts of the folder, which are removed. Their edited files and files of the user
             stay.
+        source: whether to copy runtime/ too; if None, as the folder's last build did.
 
     Returns:
         Lines that begin with "note: ", or with "warning: " where a file of the user was replaced.
@@ -102,39 +106,37 @@ def write(
         OSError: a file cannot be written.
     """
     finish(out_dir)
-    _refuse_obstacles(out_dir, artifacts)
+    source = has_source(out_dir) if source is None else source
+    _refuse_obstacles(out_dir, artifacts, source)
     notes = []
     with _made(out_dir), changing(out_dir) as change:
         clear(out_dir)
-        parts: dict[str, Part] = {}
-        copied, present = _runtime(out_dir, artifacts, prune)
-        if copied != present:
-            parts[RUNTIME] = (copied, _recorded_runtime(out_dir, present))
+        common = _common(out_dir, artifacts, prune, source)
+        parts: dict[str, Part] = {"": (common.files, common.recorded)}
         parts |= {name: (files, _recorded(out_dir / name)) for name, files in artifacts.items()}
-        notes += _keep(out_dir, parts, present, change, force, forced)
+        notes += _keep(out_dir, parts, common.strangers if source else (), change, force, forced)
         for name, (files, recorded) in parts.items():
             for path in sorted(files, key=lambda path: (path == LOCK, path)):
                 if not _is_as(out_dir / name / path, files[path]):
-                    change.write(f"{name}/{path}", files[path])
-            for path in sorted({*recorded, *(present if name == RUNTIME else ())} - {*files}):
-                if _is_there(out_dir / name / path):
-                    change.remove(f"{name}/{path}")
+                    change.write(_within(name, path), files[path])
+            gone = {*recorded, *(common.strangers if source and not name else ())} - {*files}
+            for path in sorted(path for path in gone if _is_there(out_dir / name / path)):
+                change.remove(_within(name, path))
         for name in prune:
             notes += _removed(out_dir, name, change)
-        shared = _shared(out_dir, artifacts, prune)
-        for name, text in shared.items():
-            if not _is_as(out_dir / name, text):
-                change.write(name, text)
-        if wheel.REQUIREMENTS not in shared and (out_dir / wheel.REQUIREMENTS).is_file():
-            change.remove(wheel.REQUIREMENTS)
-        if not os.path.lexists(out_dir / IGNORE):
+        if not os.path.lexists(out_dir / IGNORE) or content(out_dir / IGNORE) in OLDER_IGNORED:
             change.write(IGNORE, IGNORED.encode())
+        notes += common.notes
         notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
     for name in artifacts_in(out_dir):
         built = _lock_of(out_dir / name).get("runtime")
         if name not in artifacts and built is not None and not is_current(built):
-            notes.append(f"note: {out_dir / name} was built with another runtime/: build it again too")
+            notes.append(f"note: {out_dir / name} was built with another runtime: build it again too")
     return notes
+
+
+def _within(name: str, path: str) -> str:
+    return f"{name}/{path}" if name else path
 
 
 def _removed(out_dir: Path, name: str, change: Change) -> Iterator[str]:
@@ -156,24 +158,32 @@ def _removed(out_dir: Path, name: str, change: Change) -> Iterator[str]:
 
 
 def _keep(
-    out_dir: Path, parts: Mapping[str, Part], present: Files, change: Change, force: bool, forced: str | None
+    out_dir: Path,
+    parts: Mapping[str, Part],
+    strangers: Collection[str],
+    change: Change,
+    force: bool,
+    forced: str | None,
 ) -> list[str]:
     """Handle files that differ from what a build wrote: return warnings, refuse, or keep copies.
 
+    An edited file of the runtime is kept as a copy even without `force`, because runtime/ is there to be
+    edited.
+
     Args:
-        present: modules in runtime/. Files of the user are not allowed there, because scripts would import
+        strangers: modules of the user in runtime/. They are not allowed there, because scripts would import
             them.
     """
     edited, foreign = [], []
     for name, (files, recorded) in parts.items():
-        for path in sorted({*files, *recorded, *(present if name == RUNTIME else ())}):
+        for path in sorted({*files, *recorded, *(() if name else strangers)}):
             target = out_dir / name / path
-            if not _is_there(target) or (found := content(target)) == files.get(path):
+            if not _is_there(target) or (present := content(target)) == files.get(path):
                 continue
             if path not in recorded:
-                foreign.append(f"{name}/{path}")
-            elif recorded[path] not in (digest(found), ANY):
-                edited.append(f"{name}/{path}")
+                foreign.append(_within(name, path))
+            elif recorded[path] not in (digest(present), ANY):
+                edited.append(_within(name, path))
     if foreign and not force:
         first = listing([*(str(out_dir / path) for path in foreign[:3]), *_more(foreign[3:])])
         raise ArtifactError(
@@ -182,12 +192,12 @@ def _keep(
         )
     notes = []
     for path in sorted([*edited, *foreign]):
-        kept = _free(out_dir, path) if force else None
+        kept = _free(out_dir, path) if force or path.startswith(f"{RUNTIME}/") else None
         if kept is not None:
             change.copy(path, kept)
-        said = "was edited after it was built" if path in edited else "was not written by a build"
+        why = "was edited after it was built" if path in edited else "was not written by a build"
         where = f", a copy is {out_dir / kept}" if kept else ""
-        notes.append(f"warning: {out_dir / path} {said}: replaced{where}")
+        notes.append(f"warning: {out_dir / path} {why}: replaced{where}")
     return notes
 
 
@@ -220,23 +230,9 @@ def _recorded(folder: Path) -> dict[str, str]:
     return {path: str(files.get(path, ANY)) for path in locked_files(folder)}
 
 
-def _recorded_runtime(out_dir: Path, present: Files) -> dict[str, str]:
-    """Return the same for runtime/: ANY for a file whose digest is in one of the locks, else "" (it was
-    edited)."""
-    built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
-    known: dict[str, set[str]] = {path: {digest(found)} for path, found in runtime_files().items()}
-    for files in built:
-        for path, recorded in files.items() if isinstance(files, dict) else ():
-            known.setdefault(path, set()).add(str(recorded))
-    return {
-        path: ANY if digest(found) in known[path] else "" for path, found in present.items() if path in known
-    }
-
-
-def needs(lock: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the files of runtime/ that an artifact needs, with their digests, from its lock."""
-    files = lock.get("runtime")
-    return {path: str(files[path]) for path in files if is_inside(path)} if isinstance(files, dict) else {}
+def has_source(out_dir: Path) -> bool:
+    """Return whether the last build of a folder copied runtime/ with --runtime source."""
+    return (out_dir / RUNTIME / LIST).is_file()
 
 
 def has_notebook(folder: Path) -> bool:
@@ -244,43 +240,108 @@ def has_notebook(folder: Path) -> bool:
     return NOTEBOOK in locked_files(folder)
 
 
-def installs_runtime(folder: Path) -> bool:
-    """Return whether the artifact in a folder was built to install the runtime from its wheel, by its
-    lock."""
-    return _installs(_lock_of(folder))
-
-
-def _installs(lock: Mapping[str, Any]) -> bool:
-    return str(lock.get("runtime")).startswith(f"{wheel.NAME}==")
-
-
 def is_current(built: Any) -> bool:
-    """Return whether a lock records the current state of runtime/."""
-    now = runtime_files()
-    return built == wheel.REQUIREMENT or (
-        isinstance(built, dict)
-        and all(path in now and digest(now[path]) == recorded for path, recorded in built.items())
-    )
+    """Return whether a lock records the current state of the runtime."""
+    return bool(built == runtime.record())
 
 
-def _runtime(
-    out_dir: Path, artifacts: Mapping[str, Files], prune: Collection[str] = ()
-) -> tuple[Files, Files]:
-    """Return what runtime/ holds after the artifacts are written, and the existing files that this replaces.
+@dataclass(frozen=True)
+class Common:
+    """What a folder of artifacts has once.
 
-    Files that only other artifacts in the folder need stay: in this version's form, or unchanged if this
-    version has no such file.
+    Attributes:
+        files: what a build gives.
+        recorded: the files that builds wrote, with their digests; "" for a file that was edited.
+        strangers: modules in runtime/ that no build wrote.
+        notes: what is removed, for the user.
     """
-    locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
+
+    files: Files
+    recorded: Mapping[str, str]
+    strangers: Collection[str]
+    notes: Sequence[str]
+
+
+def _common(
+    out_dir: Path, artifacts: Collection[str], prune: Collection[str] = (), source: bool = False
+) -> Common:
+    """Return what a folder has once, after artifacts are written and others are removed.
+
+    The wheels that other artifacts run on stay, and so do their links.
+    """
     others = _other_locks(out_dir, {*artifacts, *prune})
-    present = {path: content(out_dir / RUNTIME / path) for path in modules(out_dir / RUNTIME)}
-    wanted = {path for lock in (*locks, *others) for path in needs(lock)}
-    kept = {path for lock in others for path in needs(lock)}
-    now = runtime_files()
-    return (
-        {path: now[path] for path in sorted(wanted) if path in now},
-        {path: found for path, found in present.items() if path in now or path not in kept},
-    )
+    files: dict[str, bytes] = {SCHEMA: schema_file()}
+    recorded: dict[str, str] = {SCHEMA: ANY}
+    links = _links(out_dir)
+    if links:
+        recorded |= {PAGE: ANY, **links}
+    for path in out_dir.glob(runtime.WHEELS):
+        if path.is_file() and runtime.is_whole(path):
+            recorded[path.name] = ANY
+    needed = {runtime.wheel_file(package) for lock in others if (package := package_of(lock))}
+    older = {}
+    for name in needed - {runtime.wheel_file()}:
+        if (out_dir / name).is_file():
+            files[name] = content(out_dir / name)
+            links.setdefault(name, digest(files[name]))
+        if name in links:
+            older[name] = links[name]
+    files |= {PAGE: runtime.page(older), runtime.wheel_file(): runtime.wheel()}
+    if _names_runtime(out_dir / OLDER_REQUIREMENTS):
+        recorded[OLDER_REQUIREMENTS] = ANY
+    present = {path: digest(content(out_dir / RUNTIME / path)) for path in _runtime_in(out_dir)}
+    known = _known_runtime(out_dir)
+    recorded |= {
+        f"{RUNTIME}/{path}": ANY if sha256 in known[path] else ""
+        for path, sha256 in present.items()
+        if path in known
+    }
+    strangers = [f"{RUNTIME}/{path}" for path in present if path not in known]
+    notes = []
+    if source:
+        files |= {f"{RUNTIME}/{path}": text for path, text in runtime_files().items()}
+    elif present.keys() & known.keys():
+        notes.append(
+            f"note: what builds wrote in {out_dir / RUNTIME} is removed: the scripts run on "
+            f"{out_dir / runtime.wheel_file()}; `--runtime source` copies {RUNTIME}/ too"
+        )
+        if strangers:
+            stay = listing([str(out_dir / path) for path in strangers])
+            notes.append(f"note: no build wrote {stay}: left unchanged")
+    return Common(files, recorded, strangers, notes)
+
+
+def _links(out_dir: Path) -> dict[str, str]:
+    """Return the wheels that the page of a folder links, with their sha256."""
+    page = out_dir / PAGE
+    links = runtime.linked(content(page)) if page.is_file() else {}
+    return {name: sha256 for name, sha256 in links.items() if PurePosixPath(name).match(runtime.WHEELS)}
+
+
+def _names_runtime(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and runtime.NAME.encode() in path.read_bytes()
+
+
+def _runtime_in(out_dir: Path) -> list[str]:
+    """Return the modules and scripts in a folder's runtime/, with the list of their digests."""
+    folder = out_dir / RUNTIME
+    return [*modules(folder), *([LIST] if (folder / LIST).is_file() else [])]
+
+
+def _known_runtime(out_dir: Path) -> dict[str, set[str]]:
+    """Return the digests that files of runtime/ have had in builds: this version's, those of SHA256SUMS, and
+    those in locks of 0.2."""
+    known = {path: {digest(text)} for path, text in runtime_files().items()}
+    copies = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
+    copies = [copy for copy in copies if isinstance(copy, dict) and "package" not in copy]
+    if has_source(out_dir):
+        sums = content(out_dir / RUNTIME / LIST)
+        lines = [line.partition("  ") for line in sums.decode("utf-8", "replace").splitlines()]
+        copies.append({LIST: digest(sums), **{path: sha256 for sha256, _, path in lines}})
+    for copy in copies:
+        for path, sha256 in copy.items():
+            known.setdefault(path, set()).add(str(sha256))
+    return known
 
 
 @contextmanager
@@ -317,17 +378,24 @@ class Stale:
         return self.diff or f"{self.path} {self.state}\n"
 
 
-def check(out_dir: Path, artifacts: Mapping[str, Files]) -> list[Stale]:
+def check(out_dir: Path, artifacts: Mapping[str, Files], source: bool | None = None) -> list[Stale]:
     """Return what on disk is not what the recipes give, in the order of the paths.
 
-    Files that a lock lists but the recipe does not give, and modules in runtime/ that no artifact needs,
-    count as differences. Other files in the folders do not. A folder that is missing as a whole is one item.
+    Files that a build wrote but the recipes do not give count as differences. Other files in the folders do
+    not, and neither does a wheel that is missing or that an earlier build wrote: git need not have wheels,
+    and any build writes the one that is named.
+
+    Args:
+        source: whether runtime/ is copied too; if None, as the folder's last build did.
     """
-    copied, present = _runtime(out_dir, artifacts)
-    stale = _differences(out_dir / RUNTIME, present, copied)
-    shared = _shared(out_dir, artifacts)
-    found = [name for name in (SCHEMA, wheel.REQUIREMENTS) if (out_dir / name).is_file()]
-    stale += _differences(out_dir, {name: content(out_dir / name) for name in found}, shared)
+    source = has_source(out_dir) if source is None else source
+    common = _common(out_dir, artifacts, source=source)
+    ours = {*common.recorded, *(common.strangers if source else ())}
+    ours = {path for path in ours if not _is_wheel(path)} | common.files.keys()
+    present = {path: content(out_dir / path) for path in ours if _is_there(out_dir / path)}
+    wanted = {path: text for path, text in common.files.items() if path in present or not _is_wheel(path)}
+    stale = _differences(out_dir / RUNTIME, *map(_in_runtime, (present, wanted)))
+    stale += _differences(out_dir, *map(_besides_runtime, (present, wanted)))
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
@@ -337,6 +405,20 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> list[Stale]:
         }
         stale += _differences(folder, on_disk, files)
     return stale
+
+
+def _in_runtime(files: Files) -> Files:
+    """Return the files in runtime/, by path relative to it."""
+    inside = f"{RUNTIME}/"
+    return {path.removeprefix(inside): text for path, text in files.items() if path.startswith(inside)}
+
+
+def _besides_runtime(files: Files) -> Files:
+    return {path: text for path, text in files.items() if not path.startswith(f"{RUNTIME}/")}
+
+
+def _is_wheel(path: str) -> bool:
+    return PurePosixPath(path).match(runtime.WHEELS)
 
 
 def locked_files(folder: Path) -> list[str]:
@@ -368,22 +450,28 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
     return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
 
 
-def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
+def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files], source: bool) -> None:
     if RUNTIME in artifacts:
         raise ArtifactError(
             f"a recipe cannot be named {RUNTIME}: its folder would be the runtime's", "choose another `name`"
         )
-    for path in (out_dir, out_dir / RUNTIME, *(out_dir / name for name in artifacts)):
+    copied = (out_dir / RUNTIME,) if source else ()
+    for path in (out_dir, *copied, *(out_dir / name for name in artifacts)):
         if path.exists() and not path.is_dir():
             raise ArtifactError(f"{path} is in the way: it is not a folder", "choose another folder with -o")
     present = modules(out_dir / RUNTIME)
-    if present and "model/families/base.py" not in present:
+    ours = has_source(out_dir) or "model/families/base.py" in present  # the latter in a copy of 0.2
+    if not ours and ("__init__.py" in present or (source and present)):
         raise ArtifactError(
             f"{out_dir / RUNTIME} holds other modules or scripts, where the runtime would go",
             "choose another folder with -o",
         )
     _refuse_another_schema(out_dir / SCHEMA)
-    _refuse_other_requirements(out_dir / wheel.REQUIREMENTS)
+    for path, is_ours in ((PAGE, bool(_links(out_dir))), (runtime.wheel_file(), True)):
+        if os.path.lexists(out_dir / path) and not ((out_dir / path).is_file() and is_ours):
+            raise ArtifactError(
+                f"{out_dir / path} is in the way: no build wrote it", "choose another folder with -o"
+            )
     for name, files in artifacts.items():
         for file in files:
             target = out_dir / name / file
@@ -393,21 +481,12 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             if target.exists() and not target.is_file():
                 raise ArtifactError(f"{target} is in the way: it is not a file", "remove it")
             _refuse_link(out_dir / name, file)
-    for file in _runtime(out_dir, artifacts)[0]:
+    for file in runtime_files() if source else _runtime_in(out_dir):
         _refuse_link(out_dir / RUNTIME, file)
 
 
 def _other_locks(out_dir: Path, without: Collection[str]) -> list[dict[str, Any]]:
     return [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in without]
-
-
-def _shared(out_dir: Path, artifacts: Mapping[str, Files], prune: Collection[str] = ()) -> Files:
-    """Return the files that a folder has once, besides runtime/: the schema, and the file that names the
-    wheel."""
-    locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
-    locks += _other_locks(out_dir, {*artifacts, *prune})
-    named = {wheel.REQUIREMENTS: wheel.requirements()} if any(map(_installs, locks)) else {}
-    return {SCHEMA: schema_file(), **named}
 
 
 def _refuse_link(folder: Path, file: str) -> None:
@@ -428,14 +507,6 @@ def _refuse_another_schema(path: Path) -> None:
     if not isinstance(found, dict) or found.get("title") != own.get("title"):
         raise ArtifactError(
             f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
-        )
-
-
-def _refuse_other_requirements(path: Path) -> None:
-    """Refuse to replace a file with the name of the wheel's requirements that does not name the wheel."""
-    if os.path.lexists(path) and not (path.is_file() and wheel.NAME.encode() in content(path)):
-        raise ArtifactError(
-            f"{path} is in the way: it does not name {wheel.NAME}", "choose another folder with -o"
         )
 
 
@@ -469,7 +540,8 @@ def _differences(folder: Path, before: Files, after: Files) -> list[Stale]:
 def _stale(path: str, before: bytes | None, after: bytes | None) -> Stale:
     if before is None or after is None:
         return Stale(path, "is missing" if before is None else "is left over")
-    return Stale(path, "differs", difference(before, after, path, f"{path} (rebuilt)"))
+    diff = "" if _is_wheel(path) else difference(before, after, path, f"{path} (rebuilt)")
+    return Stale(path, "differs", diff)
 
 
 def _lines(content: bytes | None) -> list[str]:

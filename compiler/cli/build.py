@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,8 +42,17 @@ if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
 
-Runtime = Literal["copy", "wheel"]
-"""How an artifact gets what it runs on."""
+RUNTIMES = ("wheel", "source")
+"""What a build writes next to the artifacts for them to run on."""
+
+
+def _runtime(value: str | None) -> str | None:
+    """Refuse an unknown --runtime, and that of an earlier version with today's spelling."""
+    if value == "copy":
+        raise typer.BadParameter("`copy` copied some modules until 0.2; --runtime source copies all of them")
+    if value is not None and value not in RUNTIMES:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, RUNTIMES))}.")
+    return value
 
 
 def build(
@@ -74,12 +83,15 @@ def build(
         typer.Option("--force", help="Also replace files that no build wrote; a copy of each is kept."),
     ] = False,
     runtime: Annotated[
-        Runtime | None,
+        str | None,
         typer.Option(
             "--runtime",
-            help="How the scripts get their modules: copy writes them into runtime/ next to the artifacts; "
-            "wheel names a wheel in runtime.txt, which recipe pack adds. By default the choice of the "
-            "artifact on disk, and copy for a new one.",
+            metavar="[wheel|source]",
+            callback=_runtime,
+            help="What the scripts run on: wheel is recipec-runtime, once next to the artifacts, which "
+            "requirements-train.txt names by hash; source also copies runtime/ there, to read or change it, "
+            "and the scripts use that. By default the choice of the folder's last build, and wheel for a new "
+            "folder.",
         ),
     ] = None,
     notebook: Annotated[
@@ -95,6 +107,7 @@ def build(
 ) -> None:
     """Write the artifacts of recipes, or check that they are up to date."""
     from recipec.compiler.artifacts import artifact
+    from recipec.compiler.artifacts.runtime import wheel_file
     from recipec.compiler.artifacts.whole import interrupted
     from recipec.compiler.emitters import notebook as notebooks
     from recipec.spec.diagnostics import in_order
@@ -116,9 +129,8 @@ def build(
         # Without an option, what the artifact on disk was built for.
         folder = output / item.program.name
         names = artifact.backends_of(folder) if backend is None else [one.value for one in backend]
-        installs = artifact.installs_runtime(folder) if runtime is None else runtime == "wheel"
         noted = artifact.has_notebook(folder) if notebook is None else notebook
-        program = replace(item.program, installs_runtime=installs, notebook=noted)
+        program = replace(item.program, notebook=noted)
         said = [*diagnosed(program, others(names)), *(notebooks.check(program) if noted else ())]
         found += locate(said, loaded.sources)
         programs[program.name] = program, others(names)
@@ -141,8 +153,9 @@ def build(
         ]
     )
     left = _left_over(output, artifacts, recipes)
+    source = None if runtime is None else runtime == "source"
     if check:
-        stale = artifact.check(output, artifacts)
+        stale = artifact.check(output, artifacts, source)
         if stale and not manner.quiet:
             result("".join(map(str, stale)), end="")
         if stale:
@@ -157,16 +170,20 @@ def build(
             say(f"  = help: remove what a build wrote: {again} --prune")
         if stale or (left and prune):
             raise typer.Exit(FAILED)
+        if not (output / wheel_file()).is_file():
+            note(f"note: {output / wheel_file()} is missing; write it: {again}")
         if format == "text":
             tell(f"{output}: {plural(len(artifacts), 'artifact')} up to date")
         return
     on_ctrl_c(
         lambda: (
-            f"{output} is {'unchanged' if artifact.check(output, artifacts) else 'complete and up to date'}"
+            f"{output} is unchanged"
+            if artifact.check(output, artifacts, source)
+            else f"{output} is complete and up to date"
         )
     )
     with doing(f"writing {output}"):
-        notes = artifact.write(output, artifacts, force, f"{again} --force", left if prune else ())
+        notes = artifact.write(output, artifacts, force, f"{again} --force", left if prune else (), source)
     if not prune:
         notes += [
             f"note: {output / name} is left over: no recipe is named {name}; see --prune" for name in left
@@ -338,7 +355,7 @@ def _as_options(
     output: Path,
     sets: Sequence[str] | None,
     backends: Sequence[Backend] | None,
-    runtime: Runtime | None,
+    runtime: str | None,
     notebook: bool | None,
 ) -> list[str]:
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]

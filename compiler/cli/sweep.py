@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,7 +193,7 @@ def _build(points: Sequence[Point], output: Path) -> None:
 
     end_build(output)
     with doing(f"writing {output}"):
-        made = {p.program.name: emit(replace(p.program, installs_runtime=False), ()) for p in points}
+        made = {p.program.name: emit(p.program, ()) for p in points}
         for line in artifact.write(output, made):
             (note if line.startswith("note: ") else say)(line)
 

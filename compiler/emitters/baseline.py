@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from recipec.compiler.artifacts.runtime import requirement
 from recipec.compiler.emitters import settings
 from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
@@ -56,7 +57,6 @@ def _script(program: Program) -> str:
         title=docstring(f"{kind(program)} of {recipe.model.id} by transformers, TRL and PEFT."),
         about=about(program),
         math=any("math." in line for line in schedule),
-        wheel=program.installs_runtime,
         adafactor=recipe.train.optimizer.name == "adafactor",
         lora=program.lora is not None,
         imports=imports(constants),
@@ -179,4 +179,9 @@ def _loads_everywhere(program: Program) -> bool:
 
 def _requirements(program: Program) -> str:
     found = pins.trl(program)
-    return render("baseline/requirements-trl.txt", direct=found.direct, transitive=found.transitive)
+    return render(
+        "baseline/requirements-trl.txt",
+        runtime=requirement(),
+        direct=found.direct,
+        transitive=found.transitive,
+    )

@@ -104,7 +104,6 @@ def _values(program: Program) -> dict[str, Any]:
     launch, made = recipe.launch, machines(accelerator)
     return {
         "name": program.name,
-        "wheel": program.installs_runtime,
         "machines_line": _machines_line(accelerator),
         "slices": made.slices,
         "hosts_per_slice": made.hosts_per_slice,

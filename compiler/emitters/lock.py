@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import __version__
-from recipec.compiler.artifacts import wheel
+from recipec.compiler.artifacts import runtime
 from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest
-from recipec.compiler.artifacts.runtime import runtime_files
 from recipec.compiler.emitters import backends as other_backends
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.recorded import to_record
@@ -39,7 +38,7 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "recipe": to_record(program.recipe),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
         "packages": _packages(program),
-        "runtime": _runtime(program),
+        "runtime": runtime.record(),
         "files": {path: digest(content) for path, content in files.items()},
     }
     if program.accelerator.hosts > 1:
@@ -47,14 +46,6 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
     if backends:
         lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _runtime(program: Program) -> str | dict[str, str]:
-    """Return what the scripts run on: the wheel, whose digest is in runtime.txt, or the copied files'
-    digests."""
-    if program.installs_runtime:
-        return wheel.REQUIREMENT
-    return {path: digest(content) for path, content in runtime_files().items()}
 
 
 def _packages(program: Program) -> dict[str, dict[str, str]]:

@@ -146,7 +146,6 @@ def emit_notebook(program: Program) -> dict[str, str]:
         kept=f"{where.kept}/{program.name}-run",
         hub=is_hub_id(recipe.model.id),
         tokens=run_tokens(program),
-        wheel=program.installs_runtime,
         checkpoints=recipe.checkpoint.directory.rstrip("/"),
         merged=merged,
         result=f"{merged}-adapter" if adapter else merged,

@@ -41,7 +41,6 @@ def emit_probe(program: Program) -> dict[str, str]:
         "probe.py",
         title=docstring(f"Compare {devices(program)} with the recipe: devices, numbers, time, a merge."),
         about=about(program),
-        wheel=program.installs_runtime,
     )
     return {"probe.py": script, SHAPES: json.dumps(_shapes(program), indent=1) + "\n"}
 

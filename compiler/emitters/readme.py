@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts import wheel
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
@@ -48,7 +47,6 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         name=program.name,
         compiler=compiler_name(),
         kind=kind(program),
-        wheel=wheel.REQUIREMENT if program.installs_runtime else None,
         backends=backends,
         notebook=program.notebook,
         full=program.lora is None,

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.artifacts import wheel
 from recipec.compiler.emitters.render import render, shell_word, yaml_string
 from recipec.compiler.lowering import catalog, pins
 from recipec.compiler.lowering.sources import asks_chats
@@ -283,7 +282,6 @@ def emit_smoke(program: Program) -> dict[str, str]:
     server = container(recipe, program.family.name)
     text = render(
         "serve/smoke.sh",
-        wheel=_wheel(program),
         url=server.health_url.removesuffix("/health"),
         name=server.name,
         base=f"{server.name}-base" if recipe.serve.weights == "adapter" else None,
@@ -295,11 +293,6 @@ def emit_smoke(program: Program) -> dict[str, str]:
         prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
     )
     return {"serve/smoke.sh": text}
-
-
-def _wheel(program: Program) -> str | None:
-    """Return the file that contains the scripts' modules; None if they are in runtime/."""
-    return wheel.FILE if program.installs_runtime else None
 
 
 def _evaluated(program: Program) -> list[str]:
@@ -329,7 +322,6 @@ def emit_bench(program: Program) -> dict[str, str]:
     benchmark = recipe.benchmark
     text = render(
         "serve/bench.sh",
-        wheel=_wheel(program),
         accelerator=accelerator.name,
         points=len(benchmark.input_lengths) * len(benchmark.request_rates),
         hub=shell_word(server.model.address) if not server.model.local else None,
@@ -362,7 +354,6 @@ def emit_evaluate(program: Program) -> dict[str, str]:
     files = {
         "serve/eval.sh": render(
             "serve/eval.sh",
-            wheel=_wheel(program),
             url=server.health_url.removesuffix("/health"),
             name=server.name,
             base=f"{server.name}-base" if serve.weights == "adapter" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.artifacts.runtime import requirement
 from recipec.compiler.emitters.python_text import Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import (
@@ -41,7 +42,6 @@ def script(program: Program) -> dict[str, Any]:
         chosen["MATRICES"] = optimization.matrices(program.parameters)
     return {
         "about": about(program),
-        "wheel": program.installs_runtime,
         "math": ratio,
         "lora": program.lora is not None,
         "chat_template": chat_template(program),
@@ -74,6 +74,7 @@ def requirements_text(program: Program, packages: Pins, name: str = "train.py") 
         "requirements-train.txt",
         scripts=f"{name} and merge.py",
         platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
+        runtime=requirement(),
         direct=packages.direct,
         transitive=packages.transitive,
     )
@@ -98,7 +99,6 @@ def emit_merge(program: Program) -> str:
         "merge.py",
         title=docstring(f"{_purpose(program)} {recipe.model.id}."),
         about=about(program),
-        wheel=program.installs_runtime,
         adapters=program.lora is not None,
         chat_template=chat_template(program),
         adapter=adapter,

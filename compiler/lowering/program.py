@@ -39,7 +39,6 @@ class Program:
         rules: the recipe's sharding rules, first match wins.
         text: recipe.yaml of the artifact: the recipe as it was written.
         notes: warnings and notes of those checks that depend only on the recipe, not on files next to it.
-        installs_runtime: whether its artifact installs the runtime from its wheel instead of having a copy.
         notebook: whether its artifact has a notebook.
     """
 
@@ -59,7 +58,6 @@ class Program:
     rules: tuple[tuple[str, Spec], ...]
     text: str
     notes: tuple[Diagnostic, ...] = ()
-    installs_runtime: bool = False
     notebook: bool = False
 
     def serving(self, **changes: object) -> Program:

@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.artifacts.artifact import digest, runtime_digest
+from recipec.compiler.artifacts.artifact import digest
+from recipec.compiler.artifacts.runtime import runtime_digest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.python_text import source
 from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule

@@ -143,8 +143,7 @@ class ArtifactRun:
     ) -> str:
         command = [str(self.artifact / "train.py"), "--model", str(self.model)]
         if self.processes > 1:
-            several = self.artifact.parent / "runtime" / "hosts" / "local.py"
-            command = [str(several), str(self.processes), *command]
+            command = ["-m", "runtime.hosts.local", str(self.processes), *command]
         command += ["--data-dir", str(self.data), "--output", str(output)]
         return self._script(command + ["--resume"] * resume, log, until)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The steps that each host of a run takes. An artifact's launch/host.sh calls this with the recipe's values.
+# The steps that each host of a run takes. An artifact's launch/host.sh calls this with the recipe's values, in the
+# folder that holds the artifact's.
 #   host.sh VALUE... -- STEP...
 set -euo pipefail
 
@@ -28,17 +29,13 @@ fail() {
 }
 
 setup() {
-    local requirements="$name/requirements-train.txt" runtime=()
-    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel next to it
-    if cat "${runtime[@]}" "$requirements" | cmp --silent - venv/installed.txt; then return; fi
+    local requirements="$name/requirements-train.txt"
+    if cmp --silent "$requirements" venv/installed.txt; then return; fi
     # uv installs the Python version if the system has another: a Cloud TPU VM has 3.10.
     python3 -m pip install --quiet --user uv=="$uv"
     python3 -m uv venv --quiet --clear --python "$python" venv
     python3 -m uv pip install --quiet --python venv/bin/python --requirement "$requirements"
-    if [[ -f runtime.txt ]]; then
-        python3 -m uv pip install --quiet --python venv/bin/python --require-hashes --requirement runtime.txt
-    fi
-    cat "${runtime[@]}" "$requirements" > venv/installed.txt
+    cp "$requirements" venv/installed.txt
 }
 
 # Another model's weights can still be in the folder, because it is kept as long as the machine runs.
@@ -160,9 +157,6 @@ merge() {
     see_what_is_there
     "${merge[@]}"
 }
-
-# The folder that holds the artifact's folder and runtime/.
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 name="" hub="" revision="" folder="" weights_mib=0 stop_seconds=300 merge_flags=()
 while [[ "$1" != -- ]]; do

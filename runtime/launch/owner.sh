@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The person who launches, and the names of what that person creates. tpu-vm.sh and xpk.sh source this file, so it
+# The person who launches, and the names of what that person creates: a part of tpu-vm.sh and of xpk.sh, so it
 # needs no bash newer than 3.2.
 
 # Prints the account that creates and deletes things: gcloud's. Several people may use one service account, so this

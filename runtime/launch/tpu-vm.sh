@@ -4,9 +4,8 @@
 # SCRIPT is the caller's name, for messages. This also runs on laptops, so it needs no bash newer than 3.2.
 set -euo pipefail
 
-# account, owner_label, default_name and see_name are in runtime/launch/owner.sh
-# shellcheck source=/dev/null
-source "$(dirname -- "${BASH_SOURCE[0]}")/owner.sh"
+# account, owner_label, default_name and see_name are in runtime/launch/owner.sh, which runtime/launch/__main__.py
+# puts before this script.
 
 help="one of name, up, push, setup, stage, probe, train, logs, status, stop, merge, fetch, run and down"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -316,25 +317,34 @@ def test_install_from_a_git_clone_builds_packs_and_adds_extras(
 
 
 @pytest.mark.e2e
-def test_packed_artifact_of_a_clone_trains_in_its_own_environment(root: Path, tmp_path: Path) -> None:
-    """Install what requirements-train.txt pins into an empty environment, as the artifact's README says."""
+def test_commands_of_the_readme_install_an_artifact_of_a_clone_and_it_trains(
+    root: Path, tmp_path: Path
+) -> None:
+    """Run the README's commands, which write the wheel and install what an artifact pins."""
     source = clone(root, tmp_path / "recipec")
+    assert not [*(source / "generated").glob("*.whl")]
     run(interpreter("3.12"), "-m", "venv", "env", cwd=tmp_path)
     run("env/bin/python", "-m", "pip", "install", "--quiet", source, cwd=tmp_path)
+    tools = f"{tmp_path / 'env' / 'bin'}:{interpreter('3.11').parent}:/usr/bin:/bin"
+    text = (root / "README.md").read_text(encoding="utf-8")
+    (block,) = (code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "-m venv venv" in code)
+    printed = run("bash", "-ec", block, cwd=source, PATH=tools)
+    assert "--data-dir" in printed
+    (wheel,) = (source / "generated").glob("*.whl")
+    assert run("git", "check-ignore", wheel, cwd=source) == f"{wheel}\n"
     recipe = tmp_path / "env" / "bin" / "recipe"
-    run(recipe, "build", "recipes/quickstart.yaml", "-o", tmp_path / "generated", cwd=source)
-    options = ("--from", tmp_path / "generated", "-o", tmp_path / "quickstart.tar.gz")
-    run(recipe, "pack", "quickstart", *options, cwd=source)
-    shutil.rmtree(source)
+    run(recipe, "pack", "quickstart", "-o", tmp_path / "quickstart.tar.gz", cwd=source)
     with tarfile.open(tmp_path / "quickstart.tar.gz") as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
-    folder = tmp_path / "unpacked"
-    run(interpreter("3.11"), "-m", "venv", "venv", cwd=folder)
-    for file in ("runtime.txt", "quickstart/requirements-train.txt"):
-        if (folder / file).is_file():
-            run("venv/bin/python", "-m", "pip", "install", "--quiet", "-r", file, cwd=folder)
     config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
     write_checkpoint(tmp_path / "model", config, dtype="float32")
-    script = ("venv/bin/python", "quickstart/train.py", "--model", tmp_path / "model", "--steps", "1")
-    printed = run(*script, cwd=folder, HOME=tmp_path / "home")
+    script = (
+        source / "venv/bin/python",
+        "quickstart/train.py",
+        "--model",
+        tmp_path / "model",
+        "--steps",
+        "1",
+    )
+    printed = run(*script, cwd=tmp_path / "unpacked", HOME=tmp_path / "home")
     assert "done: steps=1" in printed, printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -108,8 +109,9 @@ case "$group $verb" in
 esac
 """
 
-PYTHON3 = r"""#!/usr/bin/env bash
-# pip and uv of a host; the environment has a stand-in of train.py's interpreter, and hf.
+PYTHON3 = rf"""#!/usr/bin/env bash
+# pip and uv of a host; the environment has stand-ins of train.py's interpreter and of hf.
+if [[ "$2" == runtime.launch ]]; then exec {sys.executable} "$@"; fi
 echo "$HOST $*" >> "$CLOUD/python3"
 [[ "$*" == "-m uv venv"* ]] || exit 0
 mkdir -p venv/bin
@@ -150,8 +152,9 @@ exit "$next"
 
 
 def launch_scripts() -> dict[str, bytes]:
-    """Return the scripts of runtime/launch by path within the runtime."""
-    return {path: content for path, content in runtime_files().items() if path.startswith("launch/")}
+    """Return the runtime's files that run before anything is installed, by path relative to it."""
+    files = runtime_files()
+    return {path: files[path] for path in files if path == "__init__.py" or path.startswith("launch/")}
 
 
 @dataclass

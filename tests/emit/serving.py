@@ -74,7 +74,7 @@ def image_environment(dockerfile: str) -> dict[str, str]:
     return {name: re.sub(r'\\(["\\$])', r"\1", value) for name, value in found}
 
 
-TOOLS = ("bash", "sh", "dirname", "mkdir", "touch", "env")
+TOOLS = ("bash", "sh", "dirname", "mkdir", "touch", "env", "sed")
 """The tools that serve.sh and the stubs need."""
 
 

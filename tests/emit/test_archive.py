@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, write
+from recipec.compiler.artifacts.runtime import PAGE, wheel_file
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
@@ -33,15 +34,13 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     names = [member.name for member in members]
     assert names == sorted(names)
     lock = json.loads((project / "generated/sample" / LOCK).read_bytes())
-    assert {name for name in names if "/" in name} == {
+    assert {*names} == {
         *(f"sample/{path}" for path in (*lock["files"], LOCK, "data/train.jsonl")),
-        *(f"runtime/{path}" for path in lock["runtime"]),
+        *(SCHEMA, PAGE, wheel_file()),
     }
-    assert SCHEMA in names
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
     scripts |= {"sample/launch/host.sh", "sample/launch/tpu-vm.sh"}
-    scripts |= {f"runtime/launch/{name}.sh" for name in ("host", "owner", "tpu-vm")}
     assert {member.name for member in members if member.mode & 0o111} == scripts
 
 
@@ -112,7 +111,6 @@ def test_pack_leaves_out_bucket_data(project: Path) -> None:
     ("path", "message"),
     [
         ("generated/sample/train.py", "train.py was edited"),
-        ("generated/runtime/settings.py", "is not the runtime that"),
         ("recipes/sample.yaml", "is stale"),
     ],
 )

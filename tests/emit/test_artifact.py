@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from recipec.compiler import __version__
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, Stale, check, write
+from recipec.compiler.artifacts.runtime import PAGE, wheel_file
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
@@ -47,7 +48,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_fresh_build_passes_check_and_lock_records_its_contents(built: Path, files: dict[str, bytes]) -> None:
     assert check(built, {"sample": files}) == []
-    assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, IGNORE, "sample"}
+    assert {path.name for path in built.iterdir()} == {PAGE, wheel_file(), SCHEMA, IGNORE, "sample"}
     lock = json.loads(files[LOCK])
     assert set(lock["files"]) == {*files} - {LOCK}
     assert lock["files"]["train.py"] == artifact.digest((built / "sample/train.py").read_bytes())
@@ -55,10 +56,9 @@ def test_fresh_build_passes_check_and_lock_records_its_contents(built: Path, fil
     assert lock["model"]["family"] == "gemma4" and lock["model"]["architecture"]["hidden_size"] == 5376
     assert lock["recipe"]["train"]["optimizer"]["b2"] == 0.999
     assert lock["packages"]["train"]["jax[tpu]"] == "0.10.2"
-    assert lock["runtime"] == {
-        path: artifact.digest((built / "runtime" / path).read_bytes())
-        for path in artifact.modules(built / "runtime")
-    }
+    write(built, {"sample": files}, source=True)
+    sums = artifact.digest((built / "runtime/SHA256SUMS").read_bytes())
+    assert lock["runtime"] == {"package": f"recipec-runtime=={__version__}+{sums[:12]}", "sha256": sums}
 
 
 def test_gitignore_hides_run_outputs_but_no_artifact_files(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_gitignore_hides_run_outputs_but_no_artifact_files(tmp_path: Path) -> No
     folders = [f"runs/[a]*{suffix}" for suffix in ("", TORCHAX, "-trl")]
     folders += ["out", "merged", "merged-adapter", ADAPTER, f".{MODEL}.partial", MODEL, LOGS, "results/bench"]
     left = [f"sample/{folder}/1/metrics.jsonl" for folder in folders]
-    left += ["sample/__pycache__/a.pyc", "runtime/data/__pycache__/a.pyc", "venv/bin/python"]
+    left += ["sample/__pycache__/a.pyc", "venv/bin/python", wheel_file()]
     for path in left:
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).touch()
@@ -84,8 +84,7 @@ def test_gitignore_hides_run_outputs_but_no_artifact_files(tmp_path: Path) -> No
 
     git("init", "--quiet")
     seen = {*git("ls-files", "--others", "--exclude-standard", "-z")}
-    runtime = {f"runtime/{path}" for path in json.loads(files[LOCK])["runtime"]}
-    assert seen == {f"sample/{path}" for path in files} | runtime | {IGNORE, SCHEMA, "sample/notes.md"}
+    assert seen == {f"sample/{path}" for path in files} | {IGNORE, PAGE, SCHEMA, "sample/notes.md"}
 
 
 def test_forced_build_preserves_user_gitignore_files(tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -105,8 +104,9 @@ def map_of(stale: list[Stale]) -> dict[str, str]:
     return {found.path: found.state for found in stale}
 
 
-@pytest.mark.parametrize("path", [f"sample/{LOCK}", "runtime/launch/host.sh"])
+@pytest.mark.parametrize("path", [f"sample/{LOCK}", "runtime/launch/host.sh", PAGE])
 def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+    write(built, {"sample": files}, source=True)
     text = (built / path).read_text()
     (built / path).write_text(f"{text}# edited\n")
     (stale,) = check(built, {"sample": files})
@@ -115,8 +115,9 @@ def test_check_reports_an_edited_file(path: str, built: Path, files: dict[str, b
     assert "-# edited\n" in difference
 
 
-@pytest.mark.parametrize("path", ["sample/serve/Dockerfile", "runtime/__init__.py"])
+@pytest.mark.parametrize("path", ["sample/serve/Dockerfile", "runtime/__init__.py", PAGE])
 def test_check_reports_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+    write(built, {"sample": files}, source=True)
     (built / path).unlink()
     assert map_of(check(built, {"sample": files})) == {(built / path).as_posix(): "is missing"}
 
@@ -126,6 +127,7 @@ def test_check_reports_an_extra_file(built: Path, files: dict[str, bytes]) -> No
     assert (
         map_of(check(built, {"sample": fewer}))[f"{built.as_posix()}/sample/serve/serve.sh"] == "is left over"
     )
+    write(built, {"sample": files}, source=True)
     (built / "runtime/stray.py").write_text("x = 1\n")
     stray = {f"{built.as_posix()}/runtime/stray.py": "is left over"}
     assert map_of(check(built, {"sample": files})) == stray
@@ -138,6 +140,7 @@ def test_check_reports_a_stale_artifact(built: Path, tmp_path: Path) -> None:
 
 
 def test_check_ignores_user_files_and_pycache(built: Path, files: dict[str, bytes]) -> None:
+    write(built, {"sample": files}, source=True)
     (built / "sample/notes.txt").write_text("mine")
     (built / "runtime/__pycache__").mkdir()
     (built / "runtime/__pycache__/settings.cpython-311.pyc").write_bytes(b"\0")
@@ -206,6 +209,7 @@ def test_build_notes_artifact_built_with_another_runtime(built: Path, files: dic
 def test_failed_build_leaves_the_folder_unchanged(
     share: float, built: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write(built, {"sample": files}, source=True)
     (built / "runtime/settings.py").write_text("another version's\n")  # is written before the others
     before = tree(built)
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
@@ -246,10 +250,10 @@ def test_build_refuses_files_and_folders_that_block_its_paths(
             write(out, {"sample": files})
         path.unlink()
     (out / "runtime").mkdir()
-    (out / "runtime/mine.py").write_text("x = 1\n")
+    (out / "runtime/__init__.py").write_text("x = 1\n")
     with pytest.raises(ArtifactError, match="other modules or scripts"):
         write(out, {"sample": files})
-    assert (out / "runtime/mine.py").exists()
+    assert (out / "runtime/__init__.py").exists()
 
 
 @pytest.fixture
@@ -272,7 +276,7 @@ def test_check_of_a_missing_artifact_says_so_in_a_line(project: Path) -> None:
     assert "generated/old is missing" in done.stderr and len(done.stderr.splitlines()) == 2
     done = recipe("build", "recipes/old.yaml", "--check")
     assert done.exit_code == 1 and "generated/old is missing\n" in done.stdout
-    assert len(done.stdout.splitlines()) == 3  # with runtime/ and the schema
+    assert len(done.stdout.splitlines()) == 2  # with the page and the schema
     assert recipe("-q", "build", "recipes/old.yaml").exit_code == 0
     (project / "generated/old/train.py").write_text("edited\n")
     done = recipe("-q", "build", "recipes/old.yaml", "--check")

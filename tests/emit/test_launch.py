@@ -196,7 +196,8 @@ def laid_out(files: dict[str, str], folder: Path) -> Path:
     for name, text in files.items():
         (folder / "sample/launch" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "sample/launch" / name).write_text(text)
-    (folder / "sample/recipe.lock.json").write_text("{}\n")
+    for name in ("recipe.lock.json", "requirements-train.txt"):
+        (folder / "sample" / name).write_text("{}\n")
     (folder / "bin").mkdir()
     (folder / "bin/gcloud").write_text('#!/bin/sh\n[ "$1" = config ] && echo ada@example.com\n')
     (folder / "bin/gcloud").chmod(0o755)

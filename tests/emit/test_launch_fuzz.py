@@ -154,7 +154,8 @@ def test_launch_scripts_pass_hostile_values_unexecuted(
             )
             stub.chmod(0o755)
         (here / name).mkdir()
-        (here / name / "recipe.lock.json").write_text("{}\n")
+        for file in ("recipe.lock.json", "requirements-train.txt"):
+            (here / name / file).write_text("{}\n")
         (stubs / "df").write_text("#!/bin/sh\necho 99999999\n")  # free MiB
         (stubs / "df").chmod(0o755)
         subprocess.run(["tar", "czf", f"{name}.tar.gz", "--files-from=/dev/null"], cwd=here, check=True)

@@ -53,9 +53,9 @@ def notebook(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return made(tmp_path, SHAPES[request.param])
 
 
-def made(folder: Path, sets: Sequence[str], wheel: bool = True) -> Any:
+def made(folder: Path, sets: Sequence[str]) -> Any:
     """Return a recipe's notebook, read by nbformat."""
-    program = replace(program_of(folder, sets, RECIPE), notebook=True, installs_runtime=wheel)
+    program = replace(program_of(folder, sets, RECIPE), notebook=True)
     return nbformat.reads(emit(program)[NOTEBOOK].decode(), as_version=nbformat.NO_CONVERT)
 
 
@@ -172,7 +172,6 @@ def test_rebuild_keeps_the_notebook_until_no_notebook_option(
 def test_notebook_is_the_same_from_any_folder(tmp_path: Path) -> None:
     texts = {json.dumps(made(tmp_path / name, [])) for name in ("one", "two")}
     assert len(texts) == 1
-    assert "runtime.txt" in texts.pop() and "runtime.txt" not in json.dumps(made(tmp_path, [], wheel=False))
 
 
 def test_kaggle_notebook_restores_checkpoints_of_the_last_session(

@@ -21,6 +21,7 @@ from emitting import BIN
 from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of
 
+from recipec.compiler.artifacts.runtime import requirement, wheel_file
 from recipec.compiler.checks.serve import flags as serve_flags
 from recipec.compiler.emitters.serve import (
     CONTAINER_PLACES,
@@ -272,6 +273,8 @@ def test_client_scripts_pass_hostile_arguments_unexecuted(hostile: list[Case], t
         assert recipe.serve is not None and recipe.evaluate.prompts is not None
         files = {**emit_smoke(program), **emit_bench(program), **emit_evaluate(program)}
         (here := tmp_path / str(i)).mkdir()
+        (here / "requirements-train.txt").write_text(f"{requirement()}\n")
+        (tmp_path / wheel_file()).touch()
         words = {
             name: run_script(here, files[f"serve/{name}.sh"], stubs=["python3"]).client
             for name in ("smoke", "bench", "eval")

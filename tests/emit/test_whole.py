@@ -14,7 +14,7 @@ import pytest
 from emitting import RECIPE
 from typer.testing import CliRunner
 
-from recipec.compiler.artifacts import artifact, whole
+from recipec.compiler.artifacts import artifact, runtime, whole
 from recipec.compiler.artifacts.artifact import LOCK, write
 from recipec.compiler.artifacts.whole import STAGING, finish
 from recipec.compiler.artifacts.writing import replacing
@@ -34,17 +34,12 @@ class Killed(BaseException):
     """A fake death of the process: no cleanup runs."""
 
 
-def digests() -> dict[str, str]:
-    """Return a lock's digests for an artifact that needs all of runtime/."""
-    return {path: whole.digest(content) for path, content in artifact.runtime_files().items()}
-
-
 def files(**texts: str) -> dict[str, bytes]:
     """Return an artifact's files, with its lock."""
     made = {path.replace("__", "/").replace("_", "."): text.encode() for path, text in texts.items()}
     lock = {
         "files": {path: whole.digest(content) for path, content in made.items()},
-        "runtime": digests(),
+        "runtime": runtime.record(),
     }
     return {**made, LOCK: json.dumps(lock).encode()}
 
@@ -57,13 +52,15 @@ NEW = {"one": files(train_py="new", launch__vm_sh="new"), "two": files(a="new", 
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder that was built with an older runtime, and that holds the user's files."""
     folder = tmp_path / "generated"
-    small = {"model/families/base.py": b"old", "gone.py": b"old"}
+    small = runtime.listed({"model/families/base.py": b"old", "gone.py": b"old"})
+    small_now = runtime.listed({"model/families/base.py": b"new", "new/more.py": b"new"})
     with monkeypatch.context() as older:
-        older.setattr(artifact, "runtime_files", lambda: small)
+        for module in (artifact, runtime):
+            older.setattr(module, "runtime_files", lambda: small)
         locks = {name: {**old, LOCK: relocked(old[LOCK])} for name, old in OLD.items()}
-        write(folder, locks)
-    small_now = {"model/families/base.py": b"new", "new/more.py": b"new"}
-    monkeypatch.setattr(artifact, "runtime_files", lambda: small_now)
+        write(folder, locks, source=True)
+    for module in (artifact, runtime):
+        monkeypatch.setattr(module, "runtime_files", lambda: small_now)
     (folder / "one/checkpoints/100").mkdir(parents=True)
     (folder / "one/checkpoints/100/weights").write_text("precious")
     (folder / "one/serve/mine.yaml").write_text("mine")
@@ -71,7 +68,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def relocked(lock: bytes) -> bytes:
-    return json.dumps(json.loads(lock) | {"runtime": digests()}).encode()
+    return json.dumps(json.loads(lock) | {"runtime": runtime.record()}).encode()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

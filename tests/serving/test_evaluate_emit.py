@@ -138,6 +138,7 @@ def test_eval_sh_runs_in_an_artifact_and_hides_the_api_key(fake: Start, tmp_path
     shutil.copytree(root / "runtime", tmp_path / "generated/runtime")
     (artifact / "serve/eval.sh").write_text(files_of(tmp_path)["serve/eval.sh"])
     (artifact / "prompts.jsonl").write_text(GOOD)
+    (artifact / "requirements-train.txt").write_text("recipec-runtime==0\n")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python3").symlink_to(sys.executable)
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VLLM_API_KEY": "a-secret"}

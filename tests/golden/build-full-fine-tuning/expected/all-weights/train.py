@@ -6,23 +6,22 @@ Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runtime/, where --runtime source copied it
+
 try:
     import optax
+    from runtime.settings import (
+        CheckpointSettings,
+        DataSettings,
+        MeshSettings,
+        ModelSettings,
+        Source,
+        TrainSettings,
+    )
+    from runtime.training.optimizers import master_weights
+    from runtime.training.train import parse_arguments, run
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: pip install -r requirements-train.txt")
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # holds runtime/
-
-from runtime.sections import Log, Source
-from runtime.settings import (
-    CheckpointSettings,
-    DataSettings,
-    MeshSettings,
-    ModelSettings,
-    TrainSettings,
-)
-from runtime.training.optimizers import master_weights
-from runtime.training.train import parse_arguments, run
 
 ARTIFACT = Path(__file__).resolve().parent
 
@@ -78,7 +77,8 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=100,
     seed=0,
-    log=Log(every=10, tensorboard=True),
+    log_every=10,
+    tensorboard=True,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
 CACHE = "gs://bucket/cache"

@@ -15,4 +15,15 @@ values=(
     --merge-checkpoint=from-base/checkpoints
 )
 
-exec bash "$here/../../runtime/launch/host.sh" "${values[@]}" -- "$@"
+# The modules of runtime/, where --runtime source copied it, of the wheel that requirements-train.txt names, or of an
+# environment that has it. Modules in the current folder are not used.
+version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
+wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
+modules="$here/../..:$wheel"
+[[ -e "$here/../../runtime" || -e "$wheel" ]] || PYTHONSAFEPATH=1 python3 -c 'import runtime' 2> /dev/null || {
+    printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
+    exit 1
+}
+steps="$(PYTHONSAFEPATH=1 PYTHONPATH="$modules" python3 -m runtime.launch host)"
+cd -- "$here/../.."
+exec bash -c "$steps" host.sh "${values[@]}" -- "$@"

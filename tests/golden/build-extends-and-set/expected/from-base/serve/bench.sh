@@ -22,6 +22,14 @@ else
     arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
 fi
 
-# Modules in the current folder are not used.
-PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.bench \
+# The modules of runtime/, where --runtime source copied it, of the wheel that requirements-train.txt names, or of an
+# environment that has it. Modules in the current folder are not used.
+version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
+wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
+modules="$here/../..:$wheel"
+[[ -e "$here/../../runtime" || -e "$wheel" ]] || PYTHONSAFEPATH=1 python3 -c 'import runtime' 2> /dev/null || {
+    printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
+    exit 1
+}
+PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.serving.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

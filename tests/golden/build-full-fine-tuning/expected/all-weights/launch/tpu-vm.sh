@@ -17,4 +17,14 @@ values=(
     --merged=all-weights/merged
 )
 
-exec bash "$here/../../runtime/launch/tpu-vm.sh" "$0" "${values[@]}" -- "$@"
+# The modules of runtime/, where --runtime source copied it, of the wheel that requirements-train.txt names, or of an
+# environment that has it. Modules in the current folder are not used.
+version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
+wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
+modules="$here/../..:$wheel"
+[[ -e "$here/../../runtime" || -e "$wheel" ]] || PYTHONSAFEPATH=1 python3 -c 'import runtime' 2> /dev/null || {
+    printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
+    exit 1
+}
+commands="$(PYTHONSAFEPATH=1 PYTHONPATH="$modules" python3 -m runtime.launch tpu-vm)"
+exec bash -c "$commands" "$0" "$0" "${values[@]}" -- "$@"
