@@ -231,7 +231,7 @@ class Cloud:
     def environment(self, **more: str) -> dict[str, str]:
         path = f"{self.folder / 'bin'}:/usr/bin:/bin"
         own = {"PATH": path, "HOME": str(self.laptop), "CLOUD": str(self.folder), "ZONE": "a-zone"}
-        return own | {"WEIGHTS": "weights"} | more
+        return own | {"WEIGHTS": "weights", "PYTHONDONTWRITEBYTECODE": "1"} | more
 
     def start(self, *arguments: str, **environ: str) -> Started:
         command = ["bash", f"generated/{self.name}/launch/tpu-vm.sh", *arguments]

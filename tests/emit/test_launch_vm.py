@@ -75,7 +75,7 @@ def clouds(
 def tools(folder: Path) -> str:
     """Make a PATH with the tools of a machine without gcloud."""
     (folder / "tools").mkdir()
-    for name in ("bash", "cat", "dirname"):
+    for name in ("bash", "cat", "dirname", "sed", "python3"):
         (folder / "tools" / name).symlink_to(shutil.which(name) or "")
     return str(folder / "tools")
 
