@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,8 +76,9 @@ def clouds(
 def tools(folder: Path) -> str:
     """Make a PATH with the tools of a machine without gcloud."""
     (folder / "tools").mkdir()
-    for name in ("bash", "cat", "dirname", "sed", "python3"):
+    for name in ("bash", "cat", "dirname", "sed"):
         (folder / "tools" / name).symlink_to(shutil.which(name) or "")
+    (folder / "tools/python3").symlink_to(sys.executable)
     return str(folder / "tools")
 
 

@@ -7,7 +7,7 @@ Rank, alpha and the adapters' layout come from the checkpoint's own record.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runtime/, where --runtime source copied it
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
 
 try:
     from runtime.merging.merge import main

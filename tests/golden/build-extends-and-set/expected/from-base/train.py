@@ -7,11 +7,12 @@ import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runtime/, where --runtime source copied it
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
 
 try:
     import optax
     from runtime.model.adapters import LoraSettings
+    from runtime.sections import Log
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
@@ -55,11 +56,11 @@ LORA = LoraSettings(
     alpha=8.0,
     dropout=0.05,
     targets=("q_proj", "v_proj"),
-    layers=tuple(range(20, 60)),
     kind="lora",
     init="peft",
     dtype="float32",
     kv="shared",
+    layers=tuple(range(20, 60)),
 )
 DATA = DataSettings(
     train=("gs://bucket/train.jsonl",),
@@ -78,8 +79,7 @@ TRAIN = TrainSettings(
     micro_batch_size=1,
     loss_normalization="tokens",
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
 CACHE = "cache"

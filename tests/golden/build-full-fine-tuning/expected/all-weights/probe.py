@@ -6,7 +6,7 @@ Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runtime/, where --runtime source copied it
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
 
 try:
     from runtime.probe.probe import main

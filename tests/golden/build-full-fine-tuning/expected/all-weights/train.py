@@ -6,16 +6,16 @@ Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runtime/, where --runtime source copied it
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
 
 try:
     import optax
+    from runtime.sections import Log, Source
     from runtime.settings import (
         CheckpointSettings,
         DataSettings,
         MeshSettings,
         ModelSettings,
-        Source,
         TrainSettings,
     )
     from runtime.training.optimizers import master_weights
@@ -77,8 +77,7 @@ TRAIN = TrainSettings(
     loss_normalization="tokens",
     eval_every=100,
     seed=0,
-    log_every=10,
-    tensorboard=True,
+    log=Log(every=10, tensorboard=True),
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
 CACHE = "gs://bucket/cache"

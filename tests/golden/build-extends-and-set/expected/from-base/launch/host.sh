@@ -15,8 +15,8 @@ values=(
     --merge-checkpoint=from-base/checkpoints
 )
 
-# The modules of runtime/, where --runtime source copied it, of the wheel that requirements-train.txt names, or of an
-# environment that has it. Modules in the current folder are not used.
+# The runtime's modules: those of runtime/, if it was copied, else of the wheel that requirements-train.txt names, else
+# installed ones. Modules in the current folder are not used.
 version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
 wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
 modules="$here/../..:$wheel"
