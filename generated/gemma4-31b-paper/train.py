@@ -6,6 +6,8 @@ Made by recipec from the recipe gemma4-31b-paper: edit recipe.yaml and build aga
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     import optax
     from runtime.model.adapters import LoraSettings
@@ -19,7 +21,7 @@ try:
     )
     from runtime.training.train import parse_arguments, run
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

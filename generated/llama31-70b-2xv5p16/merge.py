@@ -7,11 +7,13 @@ Rank, alpha and the adapters' layout come from the checkpoint's own record.
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     from runtime.merging.merge import main
     from runtime.settings import ModelSettings
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

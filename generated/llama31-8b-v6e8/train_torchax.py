@@ -7,6 +7,8 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     import optax
     from runtime.backends.arguments import parse_arguments
@@ -21,7 +23,7 @@ try:
         TrainSettings,
     )
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-torchax.txt")
+    sys.exit(f"{error}: pip install -r requirements-torchax.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -6,10 +6,12 @@ Made by recipec from the recipe llama32-3b-v6e1: edit recipe.yaml and build agai
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     from runtime.probe.probe import main
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 if __name__ == "__main__":
     sys.exit(main(Path(__file__).resolve().parent))

@@ -6,11 +6,13 @@ Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     from runtime.merging.merge import main
     from runtime.settings import ModelSettings
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -7,6 +7,8 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for a copied runtime/
+
 try:
     import optax
     from runtime.model.adapters import LoraSettings
@@ -20,7 +22,7 @@ try:
     )
     from runtime.training.train import parse_arguments, run
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -13,11 +13,15 @@ values=(
     --stop-seconds=300
 )
 
-# `recipe pack` puts it there; if recipec or its runtime is installed, the package's modules are used.
-runtime="$here/../../runtime"
-[[ -d "$runtime" ]] ||
-    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
-    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+# The runtime's modules: those of runtime/, if it was copied, else of the wheel that requirements-train.txt names, else
+# installed ones. Modules in the current folder are not used.
+version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
+wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
+modules="$here/../..:$wheel"
+[[ -e "$here/../../runtime" || -e "$wheel" ]] || PYTHONSAFEPATH=1 python3 -c 'import runtime' 2> /dev/null || {
+    printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
     exit 1
 }
-exec bash "$runtime/launch/host.sh" "${values[@]}" -- "$@"
+steps="$(PYTHONSAFEPATH=1 PYTHONPATH="$modules" python3 -m runtime.launch host)"
+cd -- "$here/../.."
+exec bash -c "$steps" host.sh "${values[@]}" -- "$@"

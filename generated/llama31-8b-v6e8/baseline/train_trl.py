@@ -7,6 +7,8 @@ import math
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for a copied runtime/
+
 try:
     import torch
     from runtime.backends.trl.run import parse_arguments, run
@@ -20,7 +22,7 @@ try:
     )
     from torch.optim.lr_scheduler import LambdaLR
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install ../../runtime.txt, then requirements-trl.txt")
+    sys.exit(f"{error}: pip install -r requirements-trl.txt")
 
 ARTIFACT = Path(__file__).resolve().parents[1]
 

@@ -22,7 +22,14 @@ else
     arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
 fi
 
-# Modules in the current folder are not used.
-# The wheel is where `recipe pack` puts it; without it, the installed runtime is used.
-PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.2.0-py3-none-any.whl" exec python3 -m runtime.serving.bench \
+# The runtime's modules: those of runtime/, if it was copied, else of the wheel that requirements-train.txt names, else
+# installed ones. Modules in the current folder are not used.
+version="$(sed -n 's/^recipec-runtime==//p' "$here/../requirements-train.txt")"
+wheel="$(dirname -- "$(dirname -- "$here")")/recipec_runtime-$version-py3-none-any.whl"
+modules="$here/../..:$wheel"
+[[ -e "$here/../../runtime" || -e "$wheel" ]] || PYTHONSAFEPATH=1 python3 -c 'import runtime' 2> /dev/null || {
+    printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
+    exit 1
+}
+PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.serving.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"
