@@ -303,6 +303,12 @@ def test_compiler_imports_only_packages_of_a_plain_installation() -> None:
     assert not wrong
 
 
+def test_processes_that_tokenize_start_without_jax() -> None:
+    """They are started for many rows, and importing jax takes longer than most of their work."""
+    assert "numpy" in at_once("runtime.data.workers")
+    assert at_once("runtime.data.workers").isdisjoint({"jax", "flax", "tunix", "qwix", "orbax", "grain"})
+
+
 def test_listed_exceptions_import_an_optional_package() -> None:
     for part in ELSEWHERE:
         needed = {name for module in those(part) for name in at_once(module) if name not in MODULES}

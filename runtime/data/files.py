@@ -11,9 +11,10 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 from ..addresses import is_address
 from ..endless import check_ends
 from ..errors import UserError, first_line
-from ..settings import Source
 from ..stores import unavailable
 from .values import ColumnRow, Malformed, json_object, json_objects, kind
 
@@ -145,6 +145,9 @@ def address_of(path: str) -> tuple[str, str | None]:
 Record = tuple[str, dict[str, Any] | Malformed]
 """A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is not valid."""
 
+Mark = Sequence[int]
+"""How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -153,7 +156,7 @@ def read_json_lines(place: DataPath, first: int = 0) -> Iterator[Record]:
     return islice((row for row, _ in marked_lines(place)), first, None)
 
 
-def marked_lines(place: DataPath, lines: int = 0, offset: int = 0) -> Iterator[tuple[Record, list[int]]]:
+def marked_lines(place: DataPath, lines: int = 0, offset: int = 0) -> Iterator[tuple[Record, Mark]]:
     """Read as `read_json_lines`, after this many lines and bytes; each row comes with the new counts.
 
     A compressed file is read from its beginning, and the lines are skipped.
@@ -437,45 +440,63 @@ def read_file(place: DataPath, reader: Callable[[DataPath], Iterator[Any]] | Non
         raise explained(place.name, error, place) from error
 
 
-def located(source: Source, data_dir: Path) -> tuple[DataPath | None, bool]:
-    """Return a source's place, and whether it is a folder; None for a data set of the hub.
+@dataclass(frozen=True)
+class Shard:
+    """A file, or another part of a source that is read like one.
 
-    Raises:
-        UserError: it is missing, or of an unknown kind.
+    Attributes:
+        about: its name and an identification of its content, as JSON values.
+        rows: yields the rows after a mark, each with the mark after it.
     """
-    path = source.path
-    if path.startswith(HUB) and kind_of(path) is None:
-        return None, False
-    place = place_of(path, data_dir)
-    try:
-        # Checking whether a web address is a folder would download it.
-        is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
-        missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
-    except Exception as error:
-        raise explained(path, error, place) from error
-    if missing:
-        raise explained(path, FileNotFoundError(), place)
-    for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
-        if value is not None:
-            raise UserError(
-                f"{path} is not a data set of the Hugging Face hub, and has no {key} {value!r}",
-                f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
-            )
-    if not is_folder and kind_of(path) is None:
-        raise UserError(f"the ending of {path} does not show its format", f"known ones are {ENDINGS}")
-    return place, is_folder
+
+    about: Sequence[Any]
+    rows: Callable[[Mark], Iterator[tuple[Record, Mark]]]
 
 
-def count_rows(place: DataPath, most: int | None = None) -> int:
-    """Count a file's rows, up to `most`. Parquet states the count in its footer; other files are read.
+def counted_rows(rows: Callable[[int], Iterator[Record]], mark: Mark) -> Iterator[tuple[Record, Mark]]:
+    """Yield the rows after a mark, each with its number as the new mark.
 
-    Raises:
-        UserError: as for `read_file`.
+    Args:
+        rows: returns the rows from a given one on.
     """
-    if kind_of(place.name) != "parquet":
-        return sum(1 for _ in islice(read_file(place), most))
-    place.check()
-    try:
-        return parquet_rows(place)
-    except Exception as error:
-        raise explained(place.name, error, place) from error
+    first = mark[0] if mark else 0
+    return ((row, [number]) for number, row in enumerate(rows(first), first + 1))
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file as a source of rows; its methods raise UserError as `read_file`."""
+
+    place: DataPath
+
+    def rows(self) -> Iterator[Record]:
+        """Stream the rows in order."""
+        return read_file(self.place)
+
+    def count(self, most: int | None = None) -> int:
+        """Count the rows, up to `most`. Parquet states the count in its footer; other files are read."""
+        place = self.place
+        if kind_of(place.name) != "parquet":
+            return sum(1 for _ in islice(read_file(place), most))
+        place.check()
+        try:
+            return parquet_rows(place)
+        except Exception as error:
+            raise explained(place.name, error, place) from error
+
+    def shards(self) -> list[Shard]:
+        """Return the file as the only shard, identified by its size and what else its file system tells."""
+        place = self.place
+        place.check()
+        try:
+            info = place.system.info(place.path) if place.system.exists(place.path) else {}
+        except Exception as error:
+            raise explained(place.name, error, place) from error
+        about = [place.name, *(str(info[name]) for name in TOLD if name in info)]
+        return [Shard(about, self._rows_after)]
+
+    def _rows_after(self, mark: Mark) -> Iterator[tuple[Record, Mark]]:
+        kind = kind_of(self.place.name) or ""
+        if kind == "jsonl":
+            return read_file(self.place, lambda place: marked_lines(place, *mark))
+        return counted_rows(lambda first: read_file(self.place, partial(READERS[kind], first=first)), mark)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,10 +16,12 @@ from ..settings import Source
 from .files import (
     BATCH,
     ENDINGS,
+    DataFile,
     DataPath,
     Record,
+    Shard,
     address_of,
-    count_rows,
+    counted_rows,
     explained,
     kind_of,
     read_file,
@@ -29,82 +31,153 @@ from .files import (
 TOKEN = "a private or gated one needs a token that may read it: set HF_TOKEN, or run `hf auth login`"
 
 
-def read_hub(source: Source) -> Iterator[Record]:
-    """Read the rows of hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, in the hub's order.
+class HubDataset:
+    """A data set of the hub: hf://OWNER/NAME, or hf://OWNER/NAME@REVISION.
 
-    `datasets` downloads it into its cache and maps it into memory. Split expressions follow `datasets`:
-    train[:10%], train+test, train[100:200].
-
-    Raises:
-        UserError: it cannot be downloaded, or has no such configuration or split.
+    Split expressions follow `datasets`: train[:10%], train+test, train[100:200]. The methods raise UserError
+    if it cannot be downloaded, or has no such configuration or split.
     """
-    yield from _numbered(f"{source.path}[{source.split or 'train'}]", _of_hub(source))
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._split = source, source.split or "train"
+
+    def rows(self) -> Iterator[Record]:
+        """Read the rows in the hub's order. `datasets` downloads them into its cache, and maps them into
+        memory."""
+        yield from _numbered(f"{self._source.path}[{self._split}]", self._loaded())
+
+    def count(self, most: int | None = None) -> int:
+        """Count the rows; this downloads them."""
+        return len(self._loaded())
+
+    def shards(self) -> list[Shard]:
+        """Return the shards, identified by their commit. They are read in turn, and nothing is kept on disk.
+
+        Raises:
+            UserError: also if a part of a split is requested, which would need counting.
+        """
+        import huggingface_hub
+
+        path, split = self._source.path, self._split
+        refuse_part(path, split)
+        name, revision = address_of(path)
+        try:
+            commit = str(huggingface_hub.HfApi().dataset_info(name, revision=revision).sha)
+        except Exception as error:
+            raise self._explained(error) from error
+        data = self._loaded(revision=commit, streaming=True)
+        shards = range(data.num_shards)
+
+        def rows(shard: int, first: int) -> Iterator[Record]:
+            origin = f"{path}[{split}]" + (f" shard {shard}" if len(shards) > 1 else "")
+            try:
+                yield from _numbered(origin, data.shard(len(shards), shard).skip(first), first)
+            except Exception as error:
+                raise self._explained(error) from error
+
+        return [Shard([path, commit, i], partial(counted_rows, partial(rows, i))) for i in shards]
+
+    def _loaded(self, **more: Any) -> Any:
+        """Return the datasets.Dataset.
+
+        Args:
+            more: further arguments of `load_dataset`.
+        """
+        import datasets
+
+        path = self._source.path
+        name, revision = address_of(path)
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+            raise UserError(
+                f"{path} is not the address of a data set",
+                "write hf://OWNER/NAME or hf://OWNER/NAME@REVISION; of one of its files, "
+                "hf://datasets/OWNER/NAME/FILE.jsonl",
+            )
+        if Path(name).is_dir():
+            raise UserError(
+                f"{path} has the same name as the folder ./{name}, which would be read instead",
+                "start from another working directory",
+            )
+        try:
+            options = {"split": self._split, "revision": revision, **more}
+            return datasets.load_dataset(name, self._source.config, **options)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> UserError:
+        import datasets
+
+        source, split = self._source, self._split
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            return UserError(f"{source.path} cannot be loaded: {reason}", f"check the name; {TOKEN}")
+        if isinstance(error, ConnectionError):
+            offline = datasets.config.HF_HUB_OFFLINE
+            state = "is not asked (HF_HUB_OFFLINE is set)" if offline else f"cannot be reached: {reason}"
+            return UserError(
+                f"{source.path} is not in the cache {datasets.config.HF_DATASETS_CACHE}, and the Hugging "
+                f"Face hub {state}",
+                "load it once on a machine with a connection, and copy that cache here (HF_DATASETS_CACHE "
+                "names its folder); or save it with save_to_disk, and name that folder",
+            )
+        wanted = f"split {split!r}" + (f" of the configuration {source.config!r}" if source.config else "")
+        return UserError(
+            f"{source.path}, {wanted}, cannot be read: {reason}",
+            "set split to a split's name or to a part of one, as in train[:10%]; set config to a "
+            "configuration's name",
+        )
 
 
-def hub_rows(source: Source) -> int:
-    """Count the rows that `read_hub` gives. This downloads them.
+class DataFolder:
+    """A folder: a data set of save_to_disk, or data files, whose names give the split as on the hub.
 
-    Raises:
-        UserError: as for `read_hub`.
-    """
-    return len(_of_hub(source))
-
-
-def _of_hub(source: Source, **more: Any) -> Any:
-    """Return the datasets.Dataset that a source names.
+    The methods raise UserError if it is no data set, is broken, or has no such split.
 
     Args:
-        more: further arguments of `load_dataset`.
+        split: as in train[:10%]; None takes train, or the only split.
     """
-    import datasets
 
-    name, revision = address_of(source.path)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UserError(
-            f"{source.path} is not the address of a data set",
-            "write hf://OWNER/NAME or hf://OWNER/NAME@REVISION; of one of its files, "
-            "hf://datasets/OWNER/NAME/FILE.jsonl",
-        )
-    if Path(name).is_dir():
-        raise UserError(
-            f"{source.path} has the same name as the folder ./{name}, which would be read instead",
-            "start from another working directory",
-        )
-    split = source.split or "train"
-    try:
-        options = {"split": split, "revision": revision, **more}
-        return datasets.load_dataset(name, source.config, **options)
-    except Exception as error:
-        raise _explained_hub(source, split, error) from error
+    def __init__(self, place: DataPath, split: str | None) -> None:
+        self._place, self._split = place, split
 
+    def rows(self) -> Iterator[Record]:
+        """Read the rows in order."""
+        saved, files, lengths = _in_folder(self._place)
+        for name, start, stop in _parts(self._place, self._split, lengths):
+            if saved is not None:
+                data = saved[name]
+                part = data if stop is None else data.select(range(start, stop))
+                yield from _numbered(self._origin(saved, name), part, start)
+            else:
+                rows = (record for file in files[name] for record in read_file(file))
+                yield from islice(rows, start, stop)
 
-def hub_shards(source: Source) -> tuple[str, list[Callable[[int], Iterator[Record]]]]:
-    """Return the shards of hf://OWNER/NAME, and their commit. Shards are read in turn, each from a given row
-    on, and nothing is kept on disk.
+    def count(self, most: int | None = None) -> int:
+        """Count the rows."""
+        _, _, lengths = _in_folder(self._place)
+        parts = _parts(self._place, self._split, lengths)
+        return sum((lengths[name] if stop is None else stop) - start for name, start, stop in parts)
 
-    Raises:
-        UserError: as for `read_hub`; or a part of a split is requested, which would need counting.
-    """
-    import huggingface_hub
+    def shards(self) -> list[Shard]:
+        """Return the files of the split, or what save_to_disk wrote as one shard.
 
-    split = source.split or "train"
-    refuse_part(source.path, split)
-    name, revision = address_of(source.path)
-    try:
-        commit = str(huggingface_hub.HfApi().dataset_info(name, revision=revision).sha)
-    except Exception as error:
-        raise _explained_hub(source, split, error) from error
-    data = _of_hub(source, revision=commit, streaming=True)
-    shards = range(data.num_shards)
+        Raises:
+            UserError: also if a part of a split is requested, which would need counting.
+        """
+        refuse_part(self._place.name, self._split)
+        saved, files, lengths = _in_folder(self._place)
+        ((name, _, _),) = _parts(self._place, self._split, lengths)
+        if saved is None:
+            return [shard for file in files[name] for shard in DataFile(file).shards()]
+        data, origin = saved[name], self._origin(saved, name)
 
-    def rows(shard: int, first: int) -> Iterator[Record]:
-        origin = f"{source.path}[{split}]" + (f" shard {shard}" if len(shards) > 1 else "")
-        try:
-            yield from _numbered(origin, data.shard(len(shards), shard).skip(first), first)
-        except Exception as error:
-            raise _explained_hub(source, split, error) from error
+        def rows(first: int) -> Iterator[Record]:
+            return _numbered(origin, data.select(range(first, len(data))), first)
 
-    return commit, [partial(rows, shard) for shard in shards]
+        return [Shard([self._place.name, len(data)], partial(counted_rows, rows))]
+
+    def _origin(self, saved: Mapping[str, Any], split: str) -> str:
+        return self._place.name if len(saved) == 1 else f"{self._place.name}[{split}]"
 
 
 def refuse_part(path: str, split: str | None) -> None:
@@ -119,60 +192,6 @@ def refuse_part(path: str, split: str | None) -> None:
             "does not have",
             "name a whole split, and limit its rows with data.train[].limit",
         )
-
-
-def folder_shards(
-    place: DataPath, split: str | None
-) -> tuple[list[DataPath], tuple[Callable[[int], Iterator[Record]], int] | None]:
-    """Return a folder's split: its files, or the rows and number of rows that save_to_disk wrote.
-
-    Raises:
-        UserError: as for `read_folder`; or a part of a split is requested.
-    """
-    refuse_part(place.name, split)
-    saved, files, lengths = _in_folder(place)
-    ((name, _, _),) = _parts(place, split, lengths)
-    if saved is None:
-        return files[name], None
-    data = saved[name]
-    origin = place.name if len(saved) == 1 else f"{place.name}[{name}]"
-
-    def rows(first: int) -> Iterator[Record]:
-        return _numbered(origin, data.select(range(first, len(data))), first)
-
-    return [], (rows, len(data))
-
-
-def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:
-    """Read a folder: a data set of save_to_disk, or data files, whose names give the split as on the hub.
-
-    Args:
-        split: as in train[:10%]; None takes train, or the only split.
-
-    Raises:
-        UserError: it is no data set, is broken, or has no such split.
-    """
-    saved, files, lengths = _in_folder(place)
-    for name, start, stop in _parts(place, split, lengths):
-        if saved is not None:
-            data = saved[name]
-            origin = place.name if len(saved) == 1 else f"{place.name}[{name}]"
-            part = data if stop is None else data.select(range(start, stop))
-            yield from _numbered(origin, part, start)
-        else:
-            rows = (record for file in files[name] for record in read_file(file))
-            yield from islice(rows, start, stop)
-
-
-def folder_rows(place: DataPath, split: str | None) -> int:
-    """Count the rows that `read_folder` gives.
-
-    Raises:
-        UserError: as for `read_folder`.
-    """
-    _, _, lengths = _in_folder(place)
-    parts = _parts(place, split, lengths)
-    return sum((lengths[name] if stop is None else stop) - start for name, start, stop in parts)
 
 
 def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[DataPath]], Mapping[str, int]]:
@@ -255,7 +274,7 @@ class _Lengths(Mapping[str, int]):
         self._files = files
 
     def __getitem__(self, split: str) -> int:
-        return sum(map(count_rows, self._files[split]))
+        return sum(DataFile(file).count() for file in self._files[split])
 
     def __contains__(self, split: object) -> bool:
         return split in self._files
@@ -285,29 +304,6 @@ def _parts(
             f"it has {', '.join(lengths)}; a part of one is {next(iter(lengths))}[:10%]",
         ) from error
     return [(part.splitname, part.from_, part.to) for part in parts]
-
-
-def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
-    import datasets
-
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, datasets.exceptions.DatasetNotFoundError):
-        return UserError(f"{source.path} cannot be loaded: {reason}", f"check the name; {TOKEN}")
-    if isinstance(error, ConnectionError):
-        offline = datasets.config.HF_HUB_OFFLINE
-        state = "is not asked (HF_HUB_OFFLINE is set)" if offline else f"cannot be reached: {reason}"
-        return UserError(
-            f"{source.path} is not in the cache {datasets.config.HF_DATASETS_CACHE}, and the Hugging Face "
-            f"hub {state}",
-            "load it once on a machine with a connection, and copy that cache here (HF_DATASETS_CACHE names "
-            "its folder); or save it with save_to_disk, and name that folder",
-        )
-    wanted = f"split {split!r}" + (f" of the configuration {source.config!r}" if source.config else "")
-    return UserError(
-        f"{source.path}, {wanted}, cannot be read: {reason}",
-        "set split to a split's name or to a part of one, as in train[:10%]; set config to a "
-        "configuration's name",
-    )
 
 
 def _below(place: DataPath, path: str) -> DataPath:

@@ -76,7 +76,7 @@ class Rendered:
 def after_answer(template: ChatTemplate | None) -> str:
     """Return the text that a template writes after the last answer, without white space around it; "" if it
     writes none, or refuses a conversation of one question."""
-    marker = "substitute"
+    marker = absent_word()
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
     try:
         return "" if template is None else template.render(messages).rpartition(marker)[2].strip()
@@ -335,12 +335,16 @@ class Renderer:
         return text.endswith(self._special)
 
 
+def absent_word(*texts: str) -> str:
+    """Return a word that occurs in none of some texts."""
+    word = "substitute"
+    while any(word in text for text in texts):
+        word += "x"
+    return word
+
+
 def _marker(text: str, messages: Messages) -> str:
-    """Return a word that occurs in no message."""
-    marker = "substitute"
-    while marker in text or any(marker in message["content"] for message in messages):
-        marker += "x"
-    return marker
+    return absent_word(text, *(message["content"] for message in messages))
 
 
 def _in_json(content: str) -> tuple[str, str]:
@@ -518,9 +522,7 @@ def _missing(hidden: Sequence[Leaf], text: str, rendered: Callable[[Changes], st
     def same(leaves: Sequence[Leaf]) -> bool:
         return rendered({(leaf.path, leaf.text): marker for leaf in leaves}) == text
 
-    marker = "substitute"
-    while marker in text:
-        marker += "x"
+    marker = absent_word(text)
     marks = {n: f"{marker}{n}x" for n in range(len(hidden))}
     whole = rendered({(leaf.path, leaf.text): marks[n] for n, leaf in enumerate(hidden)})
     written = "" if whole is None else whole.lower()

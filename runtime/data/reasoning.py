@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import UserError
 from .formats import ParsedSample
-from .masking import Inconsistent, Rendered, Renderer
+from .masking import Inconsistent, Rendered, Renderer, absent_word
 from .messages import REASONING, Messages, only_closes, parted, unbalanced
 from .template import ChatTemplate
 
@@ -51,7 +51,7 @@ class Reasoning:
         self._name = named[0] if named else None
         self.template = ChatTemplate(source, {**variables, **VARIABLES[mode]})
 
-    def render(self, renderer: Renderer, row: ParsedSample) -> Rendered:
+    def render(self, renderer: Renderer, sample: ParsedSample) -> Rendered:
         """Return a conversation's text and targets, as `Renderer.render` does.
 
         Args:
@@ -60,34 +60,36 @@ class Reasoning:
         Raises:
             Inconsistent: the template does not write learned reasoning, its text or its end.
         """
-        parts = self._parts(row)
-        messages = self._messages(row, parts)
-        rendered = renderer.render(messages, row.tools, row.completion_start)
-        assert row.messages is not None
-        if any(only_closes(row.messages[i]["content"]) for i in parts):
+        parts = self._parts(sample)
+        messages = self._messages(sample, parts)
+        rendered = renderer.render(messages, sample.tools, sample.completion_start)
+        assert sample.messages is not None
+        if any(only_closes(sample.messages[i]["content"]) for i in parts):
             rendered = replace(rendered, adapted=(*rendered.adapted, "unopened"))
         if self._mode == "keep":
-            for i in renderer.chosen(messages, row.completion_start):
+            for i in renderer.chosen(messages, sample.completion_start):
                 thoughts = parts[i][0] if i in parts and messages[i].get("weight") != 0 else []
-                if thoughts and not self._is_learned(rendered, messages, row.tools, i, thoughts[0].strip()):
+                if thoughts and not self._is_learned(
+                    rendered, messages, sample.tools, i, thoughts[0].strip()
+                ):
                     raise Inconsistent(f"the chat template leaves the reasoning of message {i} out")
         elif self._mode == "empty" and messages[-1]["role"] == "assistant":
-            return self._opened(rendered, renderer, messages, row.tools)
+            return self._opened(rendered, renderer, messages, sample.tools)
         return rendered
 
-    def prepared(self, row: ParsedSample) -> ParsedSample:
+    def prepared(self, sample: ParsedSample) -> ParsedSample:
         """Return the sample with its reasoning where the template reads it, or without.
 
         Raises:
             Inconsistent: as `render`.
         """
-        return replace(row, messages=self._messages(row, self._parts(row)))
+        return replace(sample, messages=self._messages(sample, self._parts(sample)))
 
-    def _parts(self, row: ParsedSample) -> dict[int, tuple[list[Any], dict[str, Any]]]:
+    def _parts(self, sample: ParsedSample) -> dict[int, tuple[list[Any], dict[str, Any]]]:
         """Return the reasoning of each assistant's message, and the message without it."""
-        assert row.messages is not None
+        assert sample.messages is not None
         parts = {
-            i: parted(message) for i, message in enumerate(row.messages) if message["role"] == "assistant"
+            i: parted(message) for i, message in enumerate(sample.messages) if message["role"] == "assistant"
         }
         for i, (thoughts, rest) in parts.items():
             if any(not isinstance(thought, str) for thought in thoughts):
@@ -98,18 +100,16 @@ class Reasoning:
                 raise Inconsistent(f"message {i} {reason}")
         return parts
 
-    def _messages(self, row: ParsedSample, parts: dict[int, tuple[list[Any], dict[str, Any]]]) -> Messages:
-        assert row.messages is not None
+    def _messages(self, sample: ParsedSample, parts: dict[int, tuple[list[Any], dict[str, Any]]]) -> Messages:
+        assert sample.messages is not None
         return [
             self._written(message, *parts[i]) if i in parts else message
-            for i, message in enumerate(row.messages)
+            for i, message in enumerate(sample.messages)
         ]
 
     def _is_learned(self, rendered: Rendered, messages: Messages, tools: Any, i: int, thought: str) -> bool:
         """Return whether the targets contain the reasoning of a message, where another reasoning would be."""
-        marker = "substitute"
-        while marker in rendered.text or marker in thought:
-            marker += "x"
+        marker = absent_word(rendered.text, thought)
         message = messages[i]
         if self._name in message:
             message = {**message, self._name: marker}

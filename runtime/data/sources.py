@@ -23,10 +23,10 @@ import numpy as np
 
 from ..errors import UserError, first_line
 from ..settings import DataSettings, Source
-from . import huggingface
 from .advice import SHAPES, advice
-from .files import Record, count_rows, located, read_file
+from .files import ENDINGS, HUB, DataFile, Record, explained, kind_of, place_of
 from .formats import PARSERS, AnySample
+from .huggingface import DataFolder, HubDataset
 from .report import Problems, SplitReport
 from .values import ColumnRow, Malformed, kind, without_fillers
 
@@ -125,11 +125,7 @@ def count(source: Source, data_dir: Path) -> int:
     Raises:
         UserError: as for `records`.
     """
-    place, is_folder = located(source, data_dir)
-    if place is not None and not is_folder:
-        rows = count_rows(place, source.limit)
-    else:
-        rows = huggingface.hub_rows(source) if place is None else huggingface.folder_rows(place, source.split)
+    rows = dataset_of(source, data_dir).count(source.limit)
     return rows if source.limit is None else min(rows, source.limit)
 
 
@@ -270,16 +266,43 @@ class Reader:
 
 
 def records(source: Source, data_dir: Path) -> Iterator[Record]:
-    """Yield the unparsed rows of a source with their places, at most `source.limit`.
+    """Return the unparsed rows of a source with their places, at most `source.limit`.
 
     Raises:
         UserError: it is missing, unreadable, or not of a kind that is known.
     """
-    place, is_folder = located(source, data_dir)
-    if place is not None and not is_folder:
-        return islice(read_file(place), source.limit)
-    rows = huggingface.read_hub(source) if place is None else huggingface.read_folder(place, source.split)
-    return islice(rows, source.limit)
+    return islice(dataset_of(source, data_dir).rows(), source.limit)
+
+
+def dataset_of(source: Source, data_dir: Path) -> DataFile | DataFolder | HubDataset:
+    """Return the file, folder or data set of the hub that a source names. Its rows are not read yet.
+
+    Raises:
+        UserError: it is missing, or of an unknown kind.
+    """
+    path = source.path
+    if path.startswith(HUB) and kind_of(path) is None:
+        return HubDataset(source)
+    place = place_of(path, data_dir)
+    try:
+        # Checking whether a web address is a folder would download it.
+        is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
+        missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
+    except Exception as error:
+        raise explained(path, error, place) from error
+    if missing:
+        raise explained(path, FileNotFoundError(), place)
+    for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
+        if value is not None:
+            raise UserError(
+                f"{path} is not a data set of the Hugging Face hub, and has no {key} {value!r}",
+                f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
+            )
+    if is_folder:
+        return DataFolder(place, source.split)
+    if kind_of(path) is None:
+        raise UserError(f"the ending of {path} does not show its format", f"known ones are {ENDINGS}")
+    return DataFile(place)
 
 
 class Transform:

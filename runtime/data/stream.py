@@ -17,7 +17,7 @@ import json
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,83 +29,26 @@ import numpy as np
 
 from ..errors import UserError, say
 from ..settings import DataSettings, Source
-from . import huggingface
 from .advice import check_split
 from .batches import Batching, Row, Schedule, Step
 from .encoding import Coding
 from .epochs import PackedRows, measure_rows, pack
-from .files import READERS, TOLD, DataPath, Record, explained, kind_of, located, marked_lines, read_file
+from .files import Mark, Record, Shard
 from .report import SplitReport, evaluation_warning
 from .samples import Samples, join
-from .sources import open_rows
-from .workers import Tokenizer
-
-Mark = Sequence[int]
-"""How much of a shard was read: its rows, or for JSON lines its lines and bytes; empty at its beginning."""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A file, or another part of a source that is read like one.
-
-    Attributes:
-        about: its name and an identification of its content, as JSON values.
-        rows: yields the rows after a mark, each with the mark after it.
-    """
-
-    about: Sequence[Any]
-    rows: Callable[[Mark], Iterator[tuple[Record, Mark]]]
-
-
-def shards_of(source: Source, data_dir: Path) -> list[Shard]:
-    """Return the shards of a source, in the order of their names.
-
-    Raises:
-        UserError: it is missing, unreadable, of an unknown kind, or cannot be streamed.
-    """
-    place, is_folder = located(source, data_dir)
-    if place is not None and not is_folder:
-        return [_file_shard(place)]
-    if place is None:
-        commit, readers = huggingface.hub_shards(source)
-        return [Shard([source.path, commit, i], partial(_counted, rows)) for i, rows in enumerate(readers)]
-    files, saved = huggingface.folder_shards(place, source.split)
-    if saved is not None:
-        return [Shard([place.name, saved[1]], partial(_counted, saved[0]))]
-    return [_file_shard(file) for file in files]
+from .sources import dataset_of, open_rows
+from .workers import Workers
 
 
 def beginning(source: Source, data_dir: Path, count: int) -> Iterator[Record]:
     """Return the first rows of a source, in the order of its shards.
 
     Raises:
-        UserError: as for `shards_of`.
+        UserError: as for `dataset_of`, or the source cannot be streamed.
     """
-    rows = (row for shard in shards_of(source, data_dir) for row, _ in shard.rows(()))
+    shards = dataset_of(source, data_dir).shards()
+    rows = (row for shard in shards for row, _ in shard.rows(()))
     return islice(rows, min(count, source.limit or count))
-
-
-def _file_shard(place: DataPath) -> Shard:
-    place.check()
-    try:
-        info = place.system.info(place.path) if place.system.exists(place.path) else {}
-    except Exception as error:
-        raise explained(place.name, error, place) from error
-    about = [place.name, *(str(info[name]) for name in TOLD if name in info)]
-    return Shard(about, partial(_rows_after, place))
-
-
-def _rows_after(place: DataPath, mark: Mark) -> Iterator[tuple[Record, Mark]]:
-    kind = kind_of(place.name) or ""
-    if kind == "jsonl":
-        return read_file(place, lambda place: marked_lines(place, *mark))
-
-    return _counted(lambda first: read_file(place, partial(READERS[kind], first=first)), mark)
-
-
-def _counted(rows: Callable[[int], Iterator[Record]], mark: Mark) -> Iterator[tuple[Record, Mark]]:
-    first = mark[0] if mark else 0
-    return ((row, [number]) for number, row in enumerate(rows(first), first + 1))
 
 
 class Cursor:
@@ -240,7 +183,7 @@ class Windows:
         self._data, self._size = data, data.stream_window
         sources = [Source(source) if isinstance(source, str) else source for source in data.train]
         self.weights = [source.weight for source in sources]
-        shards = [shards_of(source, data_dir) for source in sources]
+        shards = [dataset_of(source, data_dir).shards() for source in sources]
         about = [self._size, how.loss_on, how.tokenizer, how.templates]
         about += [[shard.about for shard in shards_of_source] for shards_of_source in shards]
         self.made_of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
@@ -250,7 +193,7 @@ class Windows:
             for number, (source, shards_of_source) in enumerate(zip(sources, shards, strict=True))
         ]
         self._live: tuple[Sequence[Mapping[str, Any]], list[Cursor]] = ([], [])
-        self._tokenizer = Tokenizer(how, data, workers)
+        self._workers = Workers(how, data, workers)
         self.held_out: Samples | None = None
         self._reading = threading.Lock()
         self._closed = False
@@ -275,7 +218,7 @@ class Windows:
             for reader, cursor, count in zip(self._readers, cursors, counts, strict=True):
                 reader.records = partial(self._taken, cursor, int(count))
                 reader.whole = bool(count) and not begin.number
-            samples, report = self._tokenizer(self._readers, label)
+            samples, report = self._workers.tokenize(self._readers, label)
             where = [cursor.position for cursor in cursors]
             self._live = where, cursors
         check_split(f"data.train, window {begin.number + 1} of the stream", report, self._data)
@@ -296,7 +239,7 @@ class Windows:
     def close(self) -> None:
         """End a read that is in progress."""
         self._closed = True
-        self._tokenizer.close()
+        self._workers.close()
 
     def _taken(self, cursor: Cursor, count: int) -> Iterator[Record]:
         for row in cursor.take(count):

@@ -1,7 +1,7 @@
-"""Turn rows into samples, in several processes if there are many rows.
+"""Tokenize samples, in several processes if there are many.
 
-The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of rows from
-stdin, and writes pickled samples to stdout. Rows are cut into chunks by size alone, and results are joined in
+The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of parsed
+samples from stdin, and writes tokenized ones to stdout. Chunks are cut by size alone, and results are joined in
 order. So the result does not depend on the number of processes.
 """
 
@@ -34,13 +34,13 @@ from .samples import Samples, join
 from .sources import Reader
 
 CHUNK = 2_500_000
-"""Work of one request: some 600 rows of 4,000 characters."""
+"""Work of one request: some 600 samples of 4,000 characters."""
 
 ALONE = 4 * CHUNK
 """Work that this process does by itself, in less time than other processes take to start."""
 
-ROW = 500
-"""Work of a row in addition to its text, in characters."""
+PER_SAMPLE = 500
+"""Work of a sample in addition to its text, in characters."""
 
 MOST_WORKERS = 32
 
@@ -50,22 +50,22 @@ Tokenized = tuple[Samples, SplitReport]
 def tokenize(
     sources: Sequence[Reader], coding: Coding, data: DataSettings, workers: int | None, label: str
 ) -> Tokenized:
-    """Tokenize the rows of some sources; return the samples in order, and counts of all rows.
+    """Tokenize the samples of some sources; return them in order, and counts of all rows of the sources.
 
     Args:
-        sources: the rows of each source; read once, when they are needed.
-        workers: number of processes; None for one per core, or none for few rows.
+        sources: each is read once, when its samples are needed.
+        workers: number of processes; None for one per core, or none for few samples.
 
     Raises:
-        UserError: for the first refused row (data.overlong: error), or for a fault of the
+        UserError: for the first refused sample (data.overlong: error), or for a fault of the
             template or the tokenizer.
     """
-    with closing(Tokenizer(coding, data, workers)) as tokenizer:
-        return tokenizer(sources, label)
+    with closing(Workers(coding, data, workers)) as processes:
+        return processes.tokenize(sources, label)
 
 
-class Tokenizer:
-    """Run `tokenize` any number of times with the same processes."""
+class Workers:
+    """Tokenize any number of times with the same processes."""
 
     def __init__(self, coding: Coding, data: DataSettings, workers: int | None) -> None:
         self._coding, self._workers = coding, workers
@@ -74,7 +74,7 @@ class Tokenizer:
         self._pool: _Pool | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    def __call__(self, sources: Sequence[Reader], label: str | None) -> Tokenized:
+    def tokenize(self, sources: Sequence[Reader], label: str | None) -> Tokenized:
         """Return the samples and counts of some sources, with a progress line if there is a label for it."""
         chunks = _chunks(sources)
         first = list(islice(chunks, ALONE // CHUNK + 1))
@@ -85,10 +85,10 @@ class Tokenizer:
         everything = _chain(first, chunks)
         encoded = self._in_processes(everything, count) if count > 1 else self._here(everything)
         with Progress(label or "", None if label else 0, unit="rows") as progress:
-            for rows, (samples, counts) in encoded:
+            for number, (samples, counts) in encoded:
                 left_out.merge(counts)
                 parts.append(samples)
-                progress.advance(rows)
+                progress.advance(number)
         report = SplitReport(row_length=self._coding.max_length)
         for reader in sources:
             reader.count(report)
@@ -103,10 +103,10 @@ class Tokenizer:
             self._pool.close()
 
     def _here(self, chunks: Iterable[tuple[int, list[AnySample]]]) -> Iterator[tuple[int, Tokenized]]:
-        for source, rows in chunks:
+        for source, samples in chunks:
             if self._encoder is None:
                 self._encoder = Encoder(self._coding)
-            yield len(rows), self._encoder.encode(rows, source)
+            yield len(samples), self._encoder.encode(samples, source)
 
     def _in_processes(
         self, chunks: Iterable[tuple[int, list[AnySample]]], count: int
@@ -115,18 +115,18 @@ class Tokenizer:
             self._pool, self._threads = _Pool(self._coding), ThreadPoolExecutor(count, "tokenizing")
         assert self._pool is not None
         encode = self._pool.encode
-        jobs = ((len(rows), partial(encode, rows, source)) for source, rows in chunks)
+        jobs = ((len(samples), partial(encode, samples, source)) for source, samples in chunks)
         yield from in_order(self._threads, jobs, 3 * count)
 
 
 def _chunks(sources: Sequence[Iterable[AnySample]]) -> Iterator[tuple[int, list[AnySample]]]:
-    """Yield rows with the number of their source, in chunks of enough work."""
+    """Yield samples with the number of their source, in chunks of enough work."""
     for number, source in enumerate(sources):
         chunk: list[AnySample] = []
         work = 0
-        for row in source:
-            chunk.append(row)
-            work += ROW + sum(len(text) for text in _texts(row))
+        for sample in source:
+            chunk.append(sample)
+            work += PER_SAMPLE + sum(len(text) for text in _texts(sample))
             if work >= CHUNK:
                 yield number, chunk
                 chunk, work = [], 0
@@ -134,12 +134,12 @@ def _chunks(sources: Sequence[Iterable[AnySample]]) -> Iterator[tuple[int, list[
             yield number, chunk
 
 
-def _texts(row: AnySample) -> Iterable[str]:
-    if not isinstance(row, ParsedSample):
-        return (text for answer in row.answers() for text in _texts(answer))
-    if row.messages is None:
-        return (row.prompt or "", row.completion or "")
-    return (message["content"] for message in row.messages)
+def _texts(sample: AnySample) -> Iterable[str]:
+    if not isinstance(sample, ParsedSample):
+        return (text for answer in sample.answers() for text in _texts(answer))
+    if sample.messages is None:
+        return (sample.prompt or "", sample.completion or "")
+    return (message["content"] for message in sample.messages)
 
 
 def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
@@ -153,17 +153,17 @@ class _Pool:
 
     def __init__(self, coding: Coding) -> None:
         self._coding = pickle.dumps(coding, pickle.HIGHEST_PROTOCOL)
-        self._own = threading.local()
+        self._local = threading.local()
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def encode(self, rows: list[AnySample], source: int) -> Tokenized:
-        """Let the thread's own process encode some rows."""
-        process = getattr(self._own, "process", None) or self._start()
+    def encode(self, samples: list[AnySample], source: int) -> Tokenized:
+        """Let the thread's own process encode some samples."""
+        process = getattr(self._local, "process", None) or self._start()
         try:
             assert process.stdin is not None and process.stdout is not None
-            pickle.dump((rows, source), process.stdin, pickle.HIGHEST_PROTOCOL)
+            pickle.dump((samples, source), process.stdin, pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
             kind, value = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
@@ -204,7 +204,7 @@ class _Pool:
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
             self._processes.append(process)
-        self._own.process = process
+        self._local.process = process
         assert process.stdin is not None
         try:
             process.stdin.write(self._coding)

@@ -54,7 +54,7 @@ def equal(a: PreparedData, b: PreparedData) -> bool:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "CHUNK", 16 * workers.ROW)
+    monkeypatch.setattr(workers, "CHUNK", 16 * workers.PER_SAMPLE)
 
 
 def test_tokenizing_process_count_does_not_change_the_samples(folder: Path, small_chunks: None) -> None:
@@ -73,8 +73,8 @@ def test_tokenizing_starts_processes_only_for_many_rows(
     monkeypatch.setattr(workers, "_cores", lambda: 2)
     few = prepared(folder, workers=None)
     assert not started
-    monkeypatch.setattr(workers, "CHUNK", 8 * workers.ROW)
-    monkeypatch.setattr(workers, "ALONE", 32 * workers.ROW)
+    monkeypatch.setattr(workers, "CHUNK", 8 * workers.PER_SAMPLE)
+    monkeypatch.setattr(workers, "ALONE", 32 * workers.PER_SAMPLE)
     assert equal(prepared(folder, workers=None), few)
     assert len(started) == 2
 

@@ -146,7 +146,7 @@ def test_resumed_stream_reads_one_window_and_no_earlier_shard(
 
         return call
 
-    monkeypatch.setattr(stream, "read_file", noted(opened, stream.read_file))
+    monkeypatch.setattr(files, "read_file", noted(opened, files.read_file))
     monkeypatch.setattr(files, "record", noted(parsed, files.record))
     streamed(folder, state, batch=4)
     # A window has rows of at most two shards, and no earlier JSON row is parsed.
