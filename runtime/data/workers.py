@@ -1,8 +1,8 @@
 """Tokenize samples, in several processes if there are many.
 
-The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of parsed
-samples from stdin, and writes tokenized ones to stdout. Chunks are cut by size alone, and results are joined in
-order. So the result does not depend on the number of processes.
+The processes are spawned, because JAX's threads do not survive a fork. Each reads pickled chunks of
+parsed samples from stdin, and writes tokenized ones to stdout. Chunks are cut by size alone, and results
+are joined in order. So the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
