@@ -54,17 +54,16 @@ DOORS = {
     "compiler.watch": {"compiler.watch.watch"},
     "runtime.checkpoints": {"runtime.checkpoints.manifest", "runtime.checkpoints.record"},
     "runtime.hosts": set(),
-    "runtime.merging": {"runtime.merging.journal", "runtime.merging.own_files"},
+    "runtime.merging": {"runtime.merging.journal", "runtime.merging.tokenizer_files"},
     "runtime.metrics": {"runtime.metrics.loggers", "runtime.metrics.run_state"},
-    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.known"},
+    "runtime.peft": {"runtime.peft.adapter", "runtime.peft.fitting", "runtime.peft.names"},
     "runtime.training": {
-        *("runtime.training.muon", "runtime.training.objectives", "runtime.training.optimizers"),
+        *("runtime.training.objective_losses", "runtime.training.objectives", "runtime.training.optimizers"),
         *("runtime.training.step", "runtime.training.trace"),
     },
     "runtime.weights": {
-        *("runtime.weights.agreement", "runtime.weights.checkpoint", "runtime.weights.headers"),
-        *("runtime.weights.grown", "runtime.weights.formats", "runtime.weights.packed"),
-        "runtime.weights.tied",
+        *("runtime.weights.added_rows", "runtime.weights.agreement", "runtime.weights.checkpoint"),
+        *("runtime.weights.formats", "runtime.weights.headers"),
     },
 }
 """Rooms with doors: the modules of each that the compiler imports from outside of it."""

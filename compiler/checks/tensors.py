@@ -16,8 +16,7 @@ from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import Fault, Kind, embeddings, faults, prefix_of
-from recipec.runtime.weights.formats import format_of
-from recipec.runtime.weights.packed import Unpaired
+from recipec.runtime.weights.formats import Unpaired, format_of
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 

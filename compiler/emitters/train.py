@@ -38,7 +38,7 @@ def script(program: Program) -> dict[str, Any]:
         values["CACHE"] = recipe.cache.directory
     ratio = recipe.train.schedule.warmup_ratio is not None
     chosen = optimization.hyperparameters(recipe.train)
-    if muon := recipe.train.optimizer.name == "muon":
+    if recipe.train.optimizer.name == "muon":
         chosen["MATRICES"] = optimization.matrices(program.parameters)
     return {
         "about": about(program),
@@ -48,7 +48,6 @@ def script(program: Program) -> dict[str, Any]:
         "constants": [assignment(name, value) for name, value in values.items()],
         "hyperparameters": [assignment(name, value) for name, value in chosen.items()],
         "imports": imports(values),
-        "muon": muon,
         "own_rules": ", ".join(optimization.own_rules(recipe)),
         "continued": recipe.train.continue_from is not None,
         "warmup": "warmup = math.ceil(WARMUP_RATIO * steps)" if ratio else "",

@@ -30,10 +30,9 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.base import TIE, arrays
 from recipec.runtime.model.families.transformers import refuse
-from recipec.runtime.weights.agreement import prefix_of
+from recipec.runtime.weights.agreement import prefix_of, same_values, spare_head, untied
 from recipec.runtime.weights.formats import format_of, plain
 from recipec.runtime.weights.headers import files_of, read_header
-from recipec.runtime.weights.tied import same_values, spare_head, untied
 from recipec.spec.codes import Code
 
 DATA = Path(__file__).parents[1] / "data" / "models.json"

@@ -33,7 +33,7 @@ from recipec.runtime.model.adapters import (
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec, arrays, sites
 from recipec.runtime.model.partition_rules import apply_rules, data_parallel
-from recipec.runtime.weights.grown import with_vocabulary
+from recipec.runtime.weights.added_rows import with_vocabulary
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 

@@ -113,8 +113,8 @@ def optimizer(recipe: Recipe) -> Call:
 
 def own_rules(recipe: Recipe) -> list[str]:
     """Return the functions of runtime.training.optimizers that `optimizer` calls."""
-    found = source(optimizer(recipe))
-    return [name for name in ("faster_b", "master_weights") if f"{name}(" in found]
+    chain = source(optimizer(recipe))
+    return [name for name in ("faster_b", "master_weights", "scale_by_muon") if f"{name}(" in chain]
 
 
 def _adafactor(settings: Optimizer) -> list[Call]:

@@ -35,16 +35,10 @@ from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import RunSettings
-from recipec.runtime.training import muon, optimizers
+from recipec.runtime.training import optimizers
+from recipec.runtime.training.objective_losses import micro_batch_loss
 from recipec.runtime.training.objectives import OBJECTIVES, keeps_copy
-from recipec.runtime.training.step import (
-    Step,
-    fit_shardings,
-    micro_batch_loss,
-    shardings_of,
-    trained_type,
-    update_rule,
-)
+from recipec.runtime.training.step import Step, fit_shardings, shardings_of, trained_type, update_rule
 
 SCHEDULED_STEPS = 1000
 """Steps of the learning rate's schedule. The real number depends on the data, and a compile is the same."""
@@ -124,7 +118,7 @@ def _torchax(
     program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh, optimizer: Any
 ) -> tuple[Any, tuple[Any, Any], Any]:
     """Return the same of train_torchax.py."""
-    from recipec.runtime.backends.torchax.model import abstract_model, with_reference
+    from recipec.runtime.backends.torchax.hf_model import abstract_model, with_reference
     from recipec.runtime.backends.torchax.step import Step
 
     train, architecture = settings.train, None
@@ -158,7 +152,7 @@ def scheduled_optimizer(program: Program) -> optax.GradientTransformation:
     recipe = program.recipe
     names: dict[str, Any] = {
         "optax": optax,
-        "scale_by_muon": muon.scale_by_muon,
+        "scale_by_muon": optimizers.scale_by_muon,
         "MATRICES": matrices(program.parameters),
         "faster_b": optimizers.faster_b,
         "master_weights": optimizers.master_weights,

@@ -19,7 +19,7 @@ from recipec.compiler.serving.container import ADAPTER, MODEL, Container
 from recipec.compiler.serving.flags import version
 from recipec.compiler.wording import as_typed
 from recipec.runtime.data.stops import GENERATION
-from recipec.runtime.peft.known import refused_parts
+from recipec.runtime.peft.names import refused_parts
 
 if TYPE_CHECKING:
     from recipec.compiler.serving.artifacts import ServedArtifact

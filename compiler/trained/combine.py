@@ -55,7 +55,7 @@ def combine(asked: Combination, output: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from recipec.runtime.merging.own_files import own_files
+    from recipec.runtime.merging.tokenizer_files import own_files
     from recipec.runtime.peft.adapter import open_adapter
 
     if output.exists():

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from ..addresses import write_whole
-from ..checkpoints.adapter_reader import Delta
+from ..checkpoints.trained_weights import Delta
 from ..data.stops import GENERATION, beside_adapter, files_of, with_stops
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
+from ..model.initial import joined, plain
 from ..peft.adapter import ROWS
 from ..peft.exporting import adapter_config, config_bytes, write_weights
-from ..peft.known import ADAPTER_CONFIG, WEIGHTS
+from ..peft.names import ADAPTER_CONFIG, WEIGHTS
 from ..settings import ModelSettings
 from ..training.trace import PARTS
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from ..weights.safetensors_files import write_arrays
-from .model import Pairs
+from .peft_model import Pairs
 
 ADAPTER = "adapter"
 """Folder of the trained adapter, below --output."""
@@ -51,8 +52,6 @@ def save_adapter(
         UserError: they cannot be written.
     """
     if initial is not None:
-        from ..model.initial import joined, plain
-
         lora, values = plain(lora), joined(values, initial)
     deltas = {name: Delta(a, b, lora.scale_of(name), *m) for name, (a, b, *m) in values.items()}
 

@@ -1,4 +1,6 @@
-"""The record of what made a checkpoint: the artifact's recipe.lock.json, stored next to the checkpoints."""
+"""The record of what made a checkpoint: the artifact's recipe.lock.json, stored next to the checkpoints. A
+run continues only with a recipe that agrees with it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from typing import Any
 
 from ..addresses import is_address, path_of, reached, write_whole
 from ..errors import UNREADABLE, UserError, first_line
-from .longer import LENGTH, RATES, Longer, longer_run
+from ..model.partition_rules import data_parallel
+from ..stores import failed, passing
+from ..training.objectives import OBJECTIVES, Objective
+from .run_length import LENGTH, RATES, Longer, longer_run
 
 LOCK = "recipe.lock.json"
 UNTIL = "recipe.lock.until-{}.json"
@@ -134,11 +139,8 @@ def record_digest(directory: str | Path) -> str | None:
 def unreadable(path: str, error: Exception) -> UserError:
     """Explain an error of Orbax or tensorstore, which raise many kinds: the saved tree at `path` is damaged,
     or its store did not answer."""
-    if is_address(path):
-        from ..stores import failed, passing
-
-        if passing(error):
-            return failed(path, "read", error)
+    if is_address(path) and passing(error):
+        return failed(path, "read", error)
     return UserError(f"{path}: cannot be read ({first_line(error)[:200]})", EARLIER)
 
 
@@ -203,8 +205,6 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     train = now.get("train", {})
     judged = train.get("objective", "sft") != "sft"
     if judged or train.get("loss_normalization") == "micro_batches" or train.get("router_aux_loss_coef"):
-        from .row_bound import check_rows
-
         check_rows(directory, began, now)
     meshes = [_mesh(recipe) for recipe in (began, now)]
     other = [line for line in changed if not line.startswith("mesh.")]
@@ -257,3 +257,49 @@ def short(value: Any) -> str:
     """Return a value as JSON, cut if it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+MICRO_BATCHES = "micro_batches"
+
+
+def check_rows(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare the rows of micro-batches of two recipes.
+
+    Raises:
+        UserError: when they differ, and the loss depends on them.
+    """
+    train = now.get("train", {})
+    objective, cause = OBJECTIVES.get(train.get("objective", "sft")), None
+    if train.get("loss_normalization") == MICRO_BATCHES:
+        cause = f"train.loss_normalization: {MICRO_BATCHES}"
+    elif objective is not None and objective.likelihood and _weight(objective, train):
+        cause = f"train.objective: {train['objective']}"
+    elif train.get("router_aux_loss_coef"):
+        cause = f"train.router_aux_loss_coef: {train['router_aux_loss_coef']:g}"
+    before, after = _rows(began), _rows(now)
+    if objective is not None and train.get("loss_type") in objective.mismatched:
+        cause = f"train.objective: {train['objective']}"
+        if (size := began.get("train", {}).get("micro_batch_size")) != train.get("micro_batch_size"):
+            raise UserError(
+                f"{directory}: with {cause} each prompt is also paired with another row's answer; the "
+                f"run began with micro-batches of {size} rows a device, and this artifact has "
+                f"{train.get('micro_batch_size')}",
+                f"set train.micro_batch_size: {size}",
+            )
+    if cause is not None and before != after:
+        raise UserError(
+            f"{directory}: with {cause} the loss depends on the rows of a micro-batch; the run began with "
+            f"{before}, and this artifact has {after}",
+            f"choose train.micro_batch_size so that micro_batch_size x dcn x fsdp x ep is {before} again",
+        )
+
+
+def _weight(objective: Objective, train: Mapping[str, Any]) -> float:
+    """Return the weight of the likelihood in an objective's loss."""
+    return float(train.get("cpo_alpha", 1.0)) if "cpo_alpha" in objective.settings else 1.0
+
+
+def _rows(recipe: Mapping[str, Any]) -> int:
+    """Return the rows of a micro-batch on all devices together."""
+    size: int = recipe.get("train", {}).get("micro_batch_size", 1)
+    return size * data_parallel(recipe.get("mesh", {}).get("axes", {}))

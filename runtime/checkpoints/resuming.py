@@ -18,7 +18,7 @@ from etils import epath
 from ..addresses import path_of, reached
 from ..errors import UserError
 from . import manifest
-from .adapter_reader import ITEM, step_folders
+from .steps import ITEM, step_folders
 
 OPTIMIZER = "optimizer_state"
 METADATA = "_CHECKPOINT_METADATA"
@@ -27,7 +27,7 @@ DATA = "data"
 CHECK = "data_sha256"
 """The digest of `data`, together with `evaluations` if there are any."""
 EVALUATIONS = "evaluations"
-"""The fields of runtime.training.stopping.Evaluations, if the run evaluates."""
+"""The fields of runtime.training.early_stopping.Evaluations, if the run evaluates."""
 IMPORTED = "imported"
 """Replaces `data` if runtime.peft.importing made the step; CHECK is then its digest."""
 CORRUPT = "corrupt-"

@@ -19,7 +19,7 @@ from ..endless import check_ends
 from ..errors import UserError, first_line
 from ..model.families import FAMILIES, foreign_markers
 from ..settings import DataSettings, ModelSettings, Source
-from ..weights.checkpoint_files import json_object
+from ..weights.files import json_object
 
 if TYPE_CHECKING:
     from ..model.adapters import LoraSettings

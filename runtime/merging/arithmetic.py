@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
-from ..checkpoints.adapter_reader import Delta
+from ..checkpoints.trained_weights import Delta, ReplacedTensor
 from ..model.families.base import Source
 from ..weights.checkpoint import HFCheckpoint
-
-if TYPE_CHECKING:
-    from ..checkpoints.full import ReplacedTensor
 
 Change: TypeAlias = "Delta | ReplacedTensor"
 """The change of a tensor by training."""

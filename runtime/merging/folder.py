@@ -1,4 +1,6 @@
-"""The folder that a merge writes: each file is either complete or absent."""
+"""The folder that a merge writes, on this machine or on a file system of fsspec: each file is either complete
+or absent.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,16 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from ..errors import UserError, first_line
+from ..stores import AT_ONCE, PIECE, failed, read_range
 
 PARTIAL = ".partial"
 """The end of a file's name while it is written."""
@@ -189,3 +193,117 @@ def sync(path: Path) -> None:
 def stale(names: Iterable[str]) -> list[str]:
     """Return the files of a folder that a killed process left unfinished."""
     return [n for n in names if n.rpartition("/")[2].startswith(".") and n.endswith(PARTIAL)]
+
+
+PART = 1 << 26
+"""Bytes of one part of an upload."""
+
+
+class RemoteFolder(OutputFolder):
+    """A folder on a file system of fsspec, which does its own retries: a file appears when it is closed."""
+
+    def __init__(self, address: str, system: Any, root: str) -> None:
+        self.name = address.rstrip("/")
+        self._system = system
+        self._root = root
+
+    def names(self) -> list[str]:
+        self._system.invalidate_cache()
+        with self.explained("read"):
+            try:
+                found = self._system.find(self._root)
+            except FileNotFoundError:
+                return []
+        root = self._root.strip("/")
+        names = (str(path).strip("/").removeprefix(root).strip("/") for path in found)
+        return sorted(name for name in names if name)
+
+    def size(self, name: str) -> int | None:
+        self._system.invalidate_cache()
+        with self.explained("read"):
+            try:
+                entry = self._system.info(self._path(name))
+            except FileNotFoundError:
+                return None
+        return int(entry["size"]) if entry["type"] == "file" else None
+
+    def read(self, name: str) -> bytes:
+        with self.explained("read"):
+            return bytes(self._system.cat_file(self._path(name)))
+
+    def sha256(self, name: str) -> str:
+        digest, size = hashlib.sha256(), self.size(name) or 0
+        with self.explained("read"):
+            for start in range(0, size, PIECE * AT_ONCE):
+                end = min(size, start + PIECE * AT_ONCE)
+                digest.update(read_range(self._system, self._path(name), start, end))
+        return digest.hexdigest()
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        with self.explained("written"):
+            file = self._system.open(self._path(name), "wb", block_size=PART)
+        try:
+            yield cast(IO[bytes], _Upload(file))
+            with self.explained("written"):
+                file.close()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                try:
+                    file.discard()
+                finally:
+                    file.closed = True  # closing it, as its destructor would, would create the object
+            raise
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.explained("written"):
+            self._system.pipe_file(self._path(name), data)
+
+    def remove(self, name: str) -> None:
+        with self.explained("written"), contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def free(self) -> int | None:
+        return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Do nothing: object stores have no locks that end with a killed process.
+
+        Only the journal distinguishes two merges into one such folder: a later, different merge is refused.
+        Two runs of the same merge write the same bytes.
+        """
+        yield
+
+    @contextmanager
+    def explained(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # an error of any library behind the address
+            if done == "read" and isinstance(error, FileNotFoundError):
+                raise
+            raise failed(self.name, done, error) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+class _Upload(io.RawIOBase):
+    """A file that is being uploaded; any failure of its library becomes an OSError."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+        return memoryview(data).nbytes

@@ -16,25 +16,29 @@ from etils import epath
 
 from ..addresses import open_address
 from ..checkpoints import manifest
-from ..checkpoints.adapter_reader import ITEM, Delta, TrainedAdapters
 from ..checkpoints.record import LOCK
+from ..checkpoints.steps import ITEM
+from ..checkpoints.trained_weights import Delta, TrainedAdapters, TrainedWeights
 from ..data.stops import GENERATION, beside_adapter, files_of, new_stops, with_stops
+from ..data.tokenizer import with_tokens
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
+from ..peft.exporting import adapter_config, config_bytes, write_weights
+from ..peft.names import ADAPTER_CONFIG, WEIGHTS, tied_embedding
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from ..weights.safetensors_files import DTYPES
+from .base_hashes import compared
 from .card import adapter_card, model_card
-from .folder import OutputFolder, refused
+from .folder import OutputFolder, RemoteFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
-from .known import compared
 from .plan import MergePlan
+from .tokenizer_files import tokenizer_of, with_own
 from .writer import Sink, write_shards
 
 if TYPE_CHECKING:
-    from ..checkpoints.full import TrainedWeights
-    from .quantized import Quantization
+    from .quantization import Quantization
 
 CARD = "README.md"
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
@@ -135,8 +139,6 @@ def output_folder(address: str | Path) -> OutputFolder:
     opened = open_address(address)
     if isinstance(opened, Path):
         return OutputFolder(opened)
-    from .remote_folder import RemoteFolder
-
     return RemoteFolder(str(address), *opened)
 
 
@@ -241,15 +243,11 @@ def _write_small_files(job: MergeJob, journal: Journal) -> dict[str, Any]:
         last[INDEX] = job.plan.index
     small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
     if tokens := _new_tokens(job):
-        from ..data.tokenizer import with_tokens
-
         small = with_tokens(small, tokens, job.base.architecture.vocab_size, job.base.name)
     small[LOCK] = job.trained.lock
     if (stops := _stops(job)) is not None:
         small[GENERATION] = stops
     if job.own:
-        from .own_files import with_own
-
         small = with_own(small, job.own)
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
@@ -275,9 +273,6 @@ def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
     stops = beside_adapter(*files_of(job.base), job.ends or ())
     files = {GENERATION: stops, **job.own}
     if tokens := _new_tokens(job):
-        from ..data.tokenizer import with_tokens
-        from .own_files import tokenizer_of, with_own
-
         own = with_tokens(tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name)
         files |= with_own(own, job.own)
     return files
@@ -290,15 +285,10 @@ def _new_tokens(job: MergeJob) -> Mapping[str, str | None]:
 
 def _adapter_files(job: MergeJob) -> tuple[str, ...]:
     """Return the names of all files in a PEFT adapter's folder."""
-    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
-
     return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG, *_beside_adapter(job)
 
 
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
-    from ..peft.exporting import adapter_config, config_bytes, write_weights
-    from ..peft.known import ADAPTER_CONFIG, WEIGHTS
-
     assert isinstance(job.trained, TrainedAdapters)
     deltas, whole = job.trained.deltas(), job.trained.saved(job.base)
     journal = begin(folder, job.identity, _adapter_files(job))
@@ -348,8 +338,6 @@ def adapter_bytes(job: MergeJob) -> int:
     parts = [part for d in deltas for part in (d.a, d.b, d.magnitude) if part is not None]
     size = sum(part.nbytes for part in parts)
     if isinstance(job.trained, TrainedAdapters):
-        from ..peft.known import tied_embedding
-
         tied = tied_embedding(job.base, job.trained.settings)
         for one in job.trained.parameters:
             size += job.trained.read(one.path).nbytes * (2 if tied in one.sources else 1)

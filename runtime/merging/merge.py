@@ -16,15 +16,21 @@ from typing import Any
 
 from ..addresses import check_uploads, is_address, read_by_orbax
 from ..artifact import demand_whole
-from ..checkpoints.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
+from ..checkpoints.steps import LATEST, step_losses
+from ..checkpoints.trained_weights import TrainedAdapters, load_trained
 from ..errors import UserError, guarded, say
 from ..interrupts import Interrupted, Interrupts
 from ..metrics import run_facts
+from ..peft.importing import import_adapter
+from ..peft.names import refuse_rows
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
 from .job import MergeJob, MergeSettings, adapter_bytes, identity, merge, needed, output_folder
 from .plan import plan_merge
+from .quantization import FORMATS
+from .tokenizer_files import own_files
+from .verify import verify_merge
 
 GOES_ON = "the same command continues after the complete files"
 STOPPING = (signal.SIGINT,)
@@ -112,8 +118,6 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
 
 def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: Path, checkpoint: str) -> int:
     """Write a PEFT adapter as step 0 of the run, for `train.py --resume`; return the exit status."""
-    from ..peft.importing import import_adapter
-
     directory = arguments.checkpoint or under(arguments.output, checkpoint)
     check_uploads(directory)
     base = open_base(model, arguments.model)
@@ -159,8 +163,6 @@ def run(
 
 def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
     """Verify a merge, and record the result next to the run's checkpoints."""
-    from .verify import verify_merge
-
     found: dict[str, Any] = {}
     folder, dtype = Path(job.target.name), job.settings.dtype
     try:
@@ -207,8 +209,6 @@ def _job(
             "set merge.adapter to false",
         )
     if adapter and isinstance(trained, TrainedAdapters):
-        from ..peft.known import refuse_rows
-
         refuse_rows(base, base.name, trained.settings)
     if arguments.verify and "://" in target:
         raise UserError(
@@ -217,14 +217,10 @@ def _job(
         )
     encoding = None
     if settings.quantization is not None:
-        from .quantized import FORMATS
-
         encoding = FORMATS[settings.quantization]
     own: Mapping[str, bytes] = {}
     tokenizer = trained.record["recipe"].get("model", {}).get("tokenizer")
     if tokenizer is not None or settings.chat_template is not None:
-        from .own_files import own_files
-
         own = own_files(tokenizer, settings.chat_template, artifact)
     ends = run_facts.ends(directory)
     return MergeJob(

@@ -16,7 +16,7 @@ from ..errors import UNREADABLE, UserError
 from ..in_order import in_order
 from ..progress import Progress
 from ..weights.checkpoint import DTYPES, INDEX, HFCheckpoint
-from ..weights.checkpoint_files import Files, json_object
+from ..weights.files import Files, json_object
 from ..weights.headers import Tensor, View, read_header
 
 HASHERS = 4

@@ -15,7 +15,7 @@ from ..weights.safetensors_files import DTYPES, encode_header
 from .arithmetic import Change
 
 if TYPE_CHECKING:
-    from .quantized import Quantization
+    from .quantization import Quantization
 
 AS_BASE = "base"
 """The max_shard_size that keeps the base's own split into files."""

@@ -4,29 +4,60 @@ The expected value of each trained tensor comes from the run's own arrays, eleme
 This uses nothing of the merge: neither its arithmetic nor its conversion of Tunix's arrays to Hugging Face's
 matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded.
 The change by training is the product of the run's arrays over the whole rank axis.
+
+A tensor that training replaced has the replaced values, and of a quantized tensor the represented numbers are
+compared.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
-from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.trained_weights import TrainedAdapters, TrainedWeights, embedding_of
 from ..errors import UserError
-from ..model.adapters import Adapter
-from ..model.families.base import Source
+from ..model.adapters import TOKEN_ROWS, Adapter, LoraSettings
+from ..model.families.base import Parameter, Source
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
-from .exactly import SINGLE_ROUNDING, last_place, places, rank_scales
-from .merged_files import UNUSABLE, MergedFiles, Rows, check_names, rows_of
+from .merged_files import SCALE, UNUSABLE, MergedFiles, Rows, check_names, rows_of
 
-if TYPE_CHECKING:
-    from ..checkpoints.full import TrainedWeights
+SINGLE_ROUNDING = 2.0**-24
+"""Largest relative error of one operation in float32."""
+
+
+def places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the places of a Hugging Face tensor's elements in Tunix's array: an index for each axis.
+
+    Args:
+        elements: numbers of the elements in the order of the tensor's bytes.
+    """
+    along = np.unravel_index(elements, source.reshape)
+    return tuple(along[axis] for axis in source.transpose)
+
+
+def rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
+    """Return the factor of each entry of an adapter's rank axis: alpha / rank of its projection, or alpha /
+    sqrt(rank) with rsLoRA. float64[rank]."""
+    out = np.zeros(adapter.rank)
+    for part in adapter.projections:
+        rank = settings.rank_of(part.name)
+        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
+    return out
+
+
+def last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the distance between adjacent numbers of a type, at some float64 values."""
+    info = ml_dtypes.finfo(dtype)
+    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
+    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
+
 
 WHOLE = 1 << 21
 """The most elements of a tensor that is compared whole; of a larger one only rows are compared."""
@@ -164,8 +195,6 @@ def _check_values(
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
             raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
         if merged.quantized(name):
-            from .quantized_sampling import decoded
-
             found, unit, allowed = decoded(merged, name, rows, stored, exact)
             allowed = allowed + slack
         else:
@@ -202,31 +231,57 @@ class Expected:
 
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """Return the expected value of each changed tensor, by its full name, in the order of parameters."""
-    out: dict[str, Expected] = {}
-    if trained.parameters:
-        from .whole_sampling import whole_values
-
-        numbers = trained.numbers if isinstance(trained, TrainedAdapters) else ()
-        for name, value, also in whole_values(base, trained.parameters, trained.read, numbers):
-            out[name] = Expected(value, also=also)
-        out |= {copy: out[name] for copy, name in base.copies.items() if name in out}
+    out = dict(_replacements(base, trained))
+    out |= {copy: out[name] for copy, name in base.copies.items() if name in out}
     if not isinstance(trained, TrainedAdapters):
         return out
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
     for adapter in trained.adapters:
+        parameter = parameters[adapter.target.weight]
         if adapter.target.experts:
-            from .expert_sampling import ExpertProduct
-
-            parameter = parameters[adapter.target.weight]
             for number, source in enumerate(parameter.sources):
                 experts = ExpertProduct(adapter, parameter, number, trained)
                 out[source.full_name(base.prefix)] = Expected(experts.value)
             continue
         for part in adapter.projections:
-            source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
+            source = parameter.sources[part.slot if adapter.target.fused else 0]
             product = Product(adapter, source, part.slot, trained)
             out[source.full_name(base.prefix)] = Expected(product.value)
     return out
+
+
+def _replacements(
+    base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights
+) -> Iterator[tuple[str, Expected]]:
+    """Yield the full name and expected value of each tensor that training replaced, in whole or in rows."""
+    for parameter in trained.parameters:
+        numbers = trained.numbers if isinstance(trained, TrainedAdapters) else ()
+        if parameter.path == TOKEN_ROWS:
+            values = functools.partial(_with_rows, trained.read(TOKEN_ROWS).astype(np.float64), numbers)
+            yield embedding_of(base).full_name(base.prefix), Expected(values, also=numbers)
+            continue
+        for index, source in enumerate(parameter.sources):
+            values = functools.partial(_replaced, trained, parameter, index)
+            yield source.full_name(base.prefix), Expected(values)
+
+
+def _with_rows(
+    replaced: np.ndarray, numbers: Sequence[int], rows: Rows, weight: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return rows of the embedding, of which training replaced those of `numbers`."""
+    out = weight.copy()
+    for number, row in zip(numbers, replaced, strict=True):
+        out[rows == number] = row
+    return out, 0.0
+
+
+def _replaced(
+    trained: TrainedAdapters | TrainedWeights, parameter: Parameter, index: int, rows: Rows, _: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return rows of a tensor that training replaced; the base's rows do not matter."""
+    array, source = trained.read(parameter.path)[parameter.place(index)], parameter.sources[index]
+    width = math.prod(source.shape[1:])
+    return array[places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
 
 
 class Product:
@@ -278,3 +333,60 @@ class Product:
             out, bound = out * by, bound * by
             bound += np.abs(out) * (4 * math.sqrt(out.shape[1]) * SINGLE_ROUNDING)
         return out, bound
+
+
+class ExpertProduct:
+    """The change that LoRA adds to a tensor of one expert, or of all experts.
+
+    Args:
+        adapter: the adapter of the weight that holds the experts.
+        parameter: that weight.
+        number: number of the tensor among those that form the weight.
+        trained: the run's arrays.
+    """
+
+    def __init__(self, adapter: Adapter, parameter: Parameter, number: int, trained: TrainedAdapters) -> None:
+        self.source, self.place = parameter.sources[number], parameter.place(number)
+        self.a, self.b = trained.arrays[parameter.path]  # [experts, *in, rank], [experts, rank, *out]
+        self.scale = rank_scales(adapter, trained.settings)
+        self.contracted = adapter.target.contract
+        self.rest = [i for i in range(1, len(parameter.shape)) if i not in self.contracted]
+
+    def sums(self, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield, for each number of the rank axis, A's and B's part in each element of some rows, B scaled:
+        float64[rows, elements of a row]."""
+        width = math.prod(self.source.shape[1:])
+        indices = iter(places(self.source, rows[:, None] * width + np.arange(width)))
+        at = [next(indices) if isinstance(index, slice) else index for index in self.place]
+        low, high = [at[axis] for axis in self.contracted], [at[axis] for axis in self.rest]
+        for rank, scale in enumerate(self.scale):
+            a = self.a[..., rank][(at[0], *low)].astype(np.float64)
+            yield a, self.b[:, rank][(at[0], *high)].astype(np.float64) * scale
+
+    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the value, see Expected.value."""
+        change, lows, highs = (np.zeros_like(weight) for _ in range(3))
+        for low, high in self.sums(rows):
+            change += high * low
+            lows += low**2
+            highs += high**2
+        bound = np.sqrt(lows) * np.sqrt(highs) + np.abs(weight)
+        bound *= (len(self.scale) + 4) * SINGLE_ROUNDING
+        bound += float(np.finfo(np.float32).tiny)
+        return weight + change, bound
+
+
+def decoded(
+    merged: MergedFiles, name: str, rows: Rows, stored: np.ndarray, exact: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what rows of a quantized tensor represent, the step of its quantization at each element, and the
+    largest difference that the quantization may cause.
+
+    Args:
+        stored, exact: the rows in the tensor's own type, and their float64 values before quantization.
+    """
+    scale = merged.rows(name + SCALE, rows).astype(np.float64)
+    integers = stored.dtype == np.int8
+    unit = scale * (np.ones_like(exact) if integers else last_place(exact / scale, stored.dtype))
+    # The encoder first divides by the scale in float32, which may give the other neighbor.
+    return stored.astype(np.float64) * scale, unit, unit * (0.5 + 2.0**-8) + np.abs(exact) * 2.0**-20

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.trained_weights import TrainedAdapters, TrainedWeights
 from ..errors import UserError
 from ..memory import available_memory
+from ..model.loading import Built, build, variables_of
 from ..model.partition_rules import data_parallel
+from ..model.sharding import named, shard_rows, start_mesh
 from ..progress import readable_size
 from ..settings import MeshSettings, ModelSettings
 from ..weights.checkpoint import HFCheckpoint
@@ -36,8 +38,6 @@ from .sampling import check_tensors
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from ..checkpoints.full import TrainedWeights
-    from ..model.loading import Built
 
 LENGTHS = (37, 23, 13, 5)
 """Number of tokens of each compared row."""
@@ -102,7 +102,7 @@ def verify_merge(
     if record.get("quantization") is not None:
         reason = f"the merged weights are {record['quantization']}"
     else:
-        mesh = start_mesh(trained.record)
+        mesh = mesh_of(trained.record)
         if mesh.devices.flat[0].platform == "cpu":
             need, available = logits_bytes(base, trained), available_memory()
             if available is not None and need > available:
@@ -211,8 +211,6 @@ def compare(
     """Run the models one after the other, so that only one is in memory at a time."""
     import jax
 
-    from ..model.loading import build, variables_of
-
     settings = replace(model, dtype="float32", attention="dot", remat="none")
     lora = None
     if isinstance(trained, TrainedAdapters):
@@ -257,11 +255,9 @@ def compare(
     )
 
 
-def start_mesh(record: Mapping[str, Any]) -> Mesh:
+def mesh_of(record: Mapping[str, Any]) -> Mesh:
     """Return the run's own mesh if its TPU is present, otherwise one CPU device. A mesh of several hosts
     would wait for the other hosts."""
-    from ..model.sharding import start_mesh
-
     section = record["recipe"]["mesh"]
     axes = dict(section["axes"])
     hosts = record.get("hosts", 1)
@@ -296,8 +292,6 @@ def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
 def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarray:
     """Return float32 logits of all tokens except padding: [tokens, vocabulary]."""
     from flax import nnx
-
-    from ..model.sharding import shard_rows
 
     structure, state = nnx.split(built.model)
     with mesh:
@@ -337,9 +331,6 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
     """Give a model all trained adapters, in its own dtype and sharding."""
     import jax
     from flax import nnx
-
-    from ..model.loading import variables_of
-    from ..model.sharding import named
 
     variables = {
         path: one for path, one in variables_of(built.model).items() if isinstance(one, nnx.LoRAParam)

@@ -19,20 +19,20 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import Delta
+from ..checkpoints.trained_weights import Delta
 from ..errors import Spoiled
 from ..in_order import in_order
 from ..interrupts import held
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
-from ..weights.checkpoint_files import AGAIN
+from ..weights.files import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
 from .journal import Journal
 from .plan import MergePlan, Piece, Shard
 
 if TYPE_CHECKING:
-    from .quantized import Quantization
+    from .quantization import Quantization
 
 COPY_BYTES = 1 << 23
 """Bytes of an unchanged tensor that are copied at a time."""

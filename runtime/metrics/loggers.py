@@ -1,4 +1,4 @@
-"""Write a run's metrics: metrics.jsonl, TensorBoard, and the services of `services`.
+"""Write a run's metrics: metrics.jsonl, TensorBoard, and the services of services.py.
 
 metrics.jsonl has one object per line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), tokens (real tokens of the step), tokens_per_second, step_seconds,
@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..addresses import write_whole
+from ..addresses import path_of, reached, write_whole
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -160,6 +161,29 @@ class Metrics:
                 service.close()
 
 
+class Nowhere:
+    """The metrics of a process that writes none, because process 0 writes them.
+
+    Attributes:
+        path: process 0's path of metrics.jsonl.
+        early: as in `Metrics`.
+    """
+
+    early: str | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Do nothing."""
+
+    def samples(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Do nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn a failed write within the block into an error that names the metrics file."""
@@ -278,3 +302,62 @@ class TensorBoard:
 
     def _write(self, **fields: Any) -> None:
         self._writer.write_event(self._event(wall_time=time.time(), **fields))
+
+
+def upload(path: Path, directory: str) -> None:
+    """Copy a file, if it exists, into a directory at an address; print a note if that fails.
+
+    By then the run is complete and the file is on this machine, so a failed copy is not a failure.
+    """
+    try:
+        _put(path, directory)
+    except (UserError, OSError) as error:
+        print(f"note: {error}; {path} is complete", file=sys.stderr)
+
+
+def publisher(directory: str) -> Callable[[Path], None]:
+    """Return a function that copies a file to a directory at an address during the run.
+
+    The copy is for watching, and in case the machine is lost. The next copy makes up for a failed one.
+    """
+
+    def publish(path: Path) -> None:
+        try:
+            _put(path, directory)
+        except (UserError, OSError):
+            return
+
+    return publish
+
+
+def _put(path: Path, directory: str) -> None:
+    if path.exists():
+        write_whole(directory, path.name, path.read_bytes())
+
+
+def download(path: Path, directory: str) -> None:
+    """Fetch the metrics of a run that another machine began, if they go further than the local ones.
+
+    Args:
+        path: local path of metrics.jsonl, or another file of steps.
+        directory: address of the checkpoint directory.
+
+    Raises:
+        UserError: when they cannot be read: the local ones would overwrite them.
+    """
+    there = path_of(directory) / path.name
+    with reached(directory):
+        if not there.exists():
+            return
+        content = there.read_bytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_bytes(content)
+    if _last_step(temporary) > _last_step(path):
+        temporary.replace(path)
+    else:
+        temporary.unlink()
+
+
+def _last_step(path: Path) -> int:
+    return max((entry["step"] for _, entry in read_entries(path)), default=-1)

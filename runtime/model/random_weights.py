@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ..weights.checkpoint import SINGLE, HFCheckpoint
-from ..weights.checkpoint_files import Files
+from ..weights.files import Files
 from .families import family_of
 from .families.base import Names, Source
 

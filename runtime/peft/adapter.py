@@ -19,9 +19,9 @@ from ..addresses import is_address
 from ..errors import UserError
 from ..model.adapters import means
 from ..model.families.base import LAYERS, PREFIXES
-from ..weights.checkpoint_files import Files, json_object
-from ..weights.headers import Tensor, files_of, read_header
-from .known import ADAPTER_CONFIG, WEIGHTS, WRAPPER
+from ..weights.files import Files, json_object
+from ..weights.headers import Tensor, files_of, numpy_type, read_header
+from .names import ADAPTER_CONFIG, WEIGHTS, WRAPPER
 
 if TYPE_CHECKING:
     import numpy as np
@@ -255,10 +255,8 @@ class PeftAdapter:
         """Read A, B or another tensor in the file's type."""
         import numpy as np
 
-        from ..weights.safetensors_files import DTYPES
-
         data = self.files.view(tensor.file, tensor.start, tensor.end)
-        return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
+        return np.frombuffer(data, numpy_type(tensor.dtype)).reshape(tensor.shape)
 
     def same(self, one: Tensor, other: Tensor) -> bool:
         """Return whether two tensors hold the same values, byte for byte."""

@@ -10,12 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import Delta
+from ..checkpoints.trained_weights import Delta
 from ..model.adapters import LoraSettings, Value, compiled, means
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.safetensors_files import Writable, write_arrays
-from .known import WRAPPER, has_parameters, keys_as_values, plain, tied_embedding, whole_sources
+from .names import (
+    WRAPPER,
+    has_parameters,
+    keys_as_values,
+    parameter_names,
+    plain,
+    select_parameters,
+    tied_embedding,
+    whole_sources,
+    wrapped_parameters,
+)
 
 WEIGHT = ".weight"
 KINDS = ("A.weight", "B.weight", "magnitude_vector")
@@ -34,8 +44,6 @@ def _adapter_arrays(
     """
     prefix, wrapped = module_prefix(base), dict[str, str]()
     if has_parameters(base):
-        from .parameters import wrapped_parameters
-
         wrapped = wrapped_parameters(base, deltas)
     copies = {
         values: deltas[keys]
@@ -93,8 +101,6 @@ def adapter_config(
     """Return adapter_config.json for adapters on `modules`, and on nothing else of the model."""
     prefix, known = module_prefix(base), dict[str, str]()
     if has_parameters(base):
-        from .parameters import parameter_names, select_parameters
-
         known = parameter_names(base)
     modules = list(modules)
     alphas = {prefix + known.get(name, name): plain(settings.alpha_of(name)) for name in modules}

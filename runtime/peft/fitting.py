@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
-from .known import (
+from .names import (
     ADAPTER_CONFIG,
     Known,
     has_parameters,
@@ -23,6 +23,7 @@ from .known import (
     keys_as_values,
     plain,
     refuse_rows,
+    unwrapped,
     whole_sources,
 )
 
@@ -37,8 +38,6 @@ def fitting(found: PeftAdapter, base: Known, settings: LoraSettings) -> PeftAdap
         UserError: naming the differences, and the lines of a recipe that trains this adapter.
     """
     if has_parameters(base):
-        from .parameters import unwrapped
-
         found = unwrapped(found, base)
     found = _without_copies(found, base)
     _check_known(found, base)

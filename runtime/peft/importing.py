@@ -16,16 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import ITEM, absolute, recorded_lora, step_folders
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..checkpoints.resuming import CHECK, IMPORTED, digest
+from ..checkpoints.saving import Preserved, cause, manager
+from ..checkpoints.steps import ITEM, absolute, step_folders
+from ..checkpoints.trained_weights import recorded_lora
 from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
+from ..model.initial import halved, write_initial
+from ..model.initial import plain as exported
+from ..model.selection import trained_whole
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.headers import Tensor
 from .adapter import PeftAdapter, open_adapter
 from .fitting import BUILD, fitting
-from .known import plain
+from .names import plain
 
 
 def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
@@ -64,8 +69,6 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
     found = fitting(found, base, wanted)
     arrays = arrays_of(found, base, wanted)
     if settings.principal:
-        from ..model.initial import halved
-
         values = {
             name: parts
             for a in build_adapters(base.family, base.architecture, wanted)
@@ -81,8 +84,6 @@ def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, dire
 
     write_record(target, artifact)
     if initial is not None:
-        from ..model.initial import write_initial
-
         write_initial(target, initial)
     _save(target, arrays, origin(found))
     print(
@@ -97,8 +98,6 @@ def _save(directory: str, arrays: Mapping[str, np.ndarray], origin: Mapping[str,
     import jax
     import orbax.checkpoint as ocp
     from flax import nnx
-
-    from ..checkpoints.saving import Preserved, cause, manager
 
     leaves = {
         tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
@@ -130,8 +129,6 @@ def _wanted(found: PeftAdapter, settings: LoraSettings) -> LoraSettings:
     """Return the settings of the adapter that a recipe's run exports; an import expects the same."""
     if not settings.principal:
         return settings
-    from ..model.initial import plain as exported
-
     wanted = exported(settings)
     if found.config.rank != wanted.rank:
         raise UserError(
@@ -186,8 +183,6 @@ def arrays_of(found: PeftAdapter, base: HFCheckpoint, settings: LoraSettings) ->
             ) from error
         arrays |= {path: array for (path, *_), array in zip(adapter.arrays, joined, strict=True)}
     if settings.trains_whole:
-        from ..model.selection import trained_whole
-
         for parameter in trained_whole(base.family.parameters(base.architecture), settings):
             out = arrays[parameter.path] = np.zeros(parameter.shape, settings.dtype)
             for number, source in enumerate(parameter.sources):

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.trained_weights import TrainedAdapters
 from ..errors import UserError
 from ..merging.job import MergeJob, MergeSettings, identity, merge, output_folder
 from ..merging.merged_files import check_files

@@ -27,8 +27,9 @@ from ..model.families.base import parameter_path
 from ..model.loading import Built, build
 from ..model.sharding import Rows, arrange
 from ..settings import RunSettings
+from ..training.objective_losses import micro_batch_loss
 from ..training.objectives import OBJECTIVES
-from ..training.step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
+from ..training.step import Step, fit_shardings, trained_type, update_rule
 from ..training.trace import count_targets
 from ..weights.checkpoint import HFCheckpoint
 

@@ -22,16 +22,24 @@ from ..addresses import folder
 from ..artifact import demand_whole
 from ..errors import UserError, guarded, say
 from ..model.adapters import LoraSettings, lora_settings
+from ..model.random_weights import write_text_model
+from ..model.sharding import start_mesh
 from ..settings import RunSettings
-from ..training.ending import attended
-from .report import LOCK, Report, digest_of, gib, on_disk, table
+from ..training.ending import attended, out_of_memory
+from ..training.session import quiet
+from ..weights.checkpoint import HFCheckpoint
+from .machine import SLOW, machine, slow, versions
+from .merged import merged
+from .numbers import TOLERANCES, Outcome, compare, meshes, outcome, reference_mesh
+from .results import LOCK, Report, digest_of, gib, on_disk, table
+from .served import hold, keep
+from .timing import Depth, summary, timed
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from ..hosts.group import ProcessGroup
     from ..hosts.single import SingleProcess
-    from .numbers import Outcome
 
 FILE = "probe.json"
 SHAPES = "probe_models.json"
@@ -119,8 +127,6 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
     @on_disk()
     def probe() -> int:
         if options.server:
-            from .served import hold
-
             ask = functools.partial(hold, artifact, output / FILE, options.server, options.merged)
             return attended(lambda signum: GONE, 1, lambda *_: ask())
         probed = Probed.of(artifact, options.merged)
@@ -131,12 +137,9 @@ def main(artifact: Path, argv: Sequence[str] | None = None) -> int:
 
 
 def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) -> int:
-    from ..model import sharding
-    from ..training.session import quiet
-
     quiet()
     report = Report()
-    mesh = sharding.start_mesh(probed.settings.mesh, hosts.count)
+    mesh = start_mesh(probed.settings.mesh, hosts.count)
     _machine(report, probed, output)
     _devices(report)
     with tempfile.TemporaryDirectory() as work:
@@ -159,8 +162,6 @@ def _probe(probed: Probed, output: Path, hosts: SingleProcess | ProcessGroup) ->
 
 
 def _machine(report: Report, probed: Probed, output: Path) -> None:
-    from .machine import machine, versions
-
     planned, found = probed.shapes["machine"], machine(output)
     report.data |= {
         "date": datetime.now(UTC).date().isoformat(),
@@ -192,8 +193,6 @@ def _machine(report: Report, probed: Probed, output: Path) -> None:
 
 
 def _devices(report: Report) -> None:
-    from .machine import SLOW, slow
-
     if report.data["machine"]["platform"] == "cpu":
         return  # they share the machine's cores
     with report.part("a product on each device alone") as begun:
@@ -206,10 +205,6 @@ def _devices(report: Report) -> None:
 
 def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[Any, Outcome] | None:
     """Compare the miniature on all meshes; return its checkpoint and its numbers."""
-    from ..model.random_weights import write_text_model
-    from ..weights.checkpoint import HFCheckpoint
-    from .numbers import TOLERANCES, compare, meshes, outcome, reference_mesh
-
     shape, settings = probed.shapes["miniature"], probed.miniature
     (work / "model").mkdir()
     write_text_model(work / "model", shape["config"])
@@ -240,9 +235,6 @@ def _numbers(report: Report, probed: Probed, mesh: Mesh, work: Path) -> tuple[An
 
 def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
     import jax
-
-    from ..training.ending import out_of_memory
-    from .timing import Depth, summary, timed
 
     depths: list[Depth] = []
     if probed.settings.model.dtype == "float32":
@@ -280,8 +272,6 @@ def _time(report: Report, probed: Probed, mesh: Mesh) -> None:
 
 
 def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Outcome], work: Path) -> None:
-    from .merged import merged
-
     base, found = miniature
     with report.part("the merge of the miniature") as begun:
         if not begun:
@@ -296,8 +286,6 @@ def _merge(report: Report, probed: Probed, mesh: Mesh, miniature: tuple[Any, Out
             report.problems.append(error.message)
             return
         if probed.merged:
-            from .served import keep
-
             keep(folder, probed.settings.model, digest_of(probed.lock))
         if probed.lock["recipe"]["serve"]:
             how = "--merged DIR keeps the miniature for serve.sh DIR, --server URL asks that server"

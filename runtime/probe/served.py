@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..merging.verify import logits
+from ..model.loading import build
 from ..serving.answers import ServedModel, first_difference
 from ..serving.client import Client
 from ..settings import ModelSettings
-from .report import LOCK, VERSION, digest_of, table
+from ..weights.checkpoint import HFCheckpoint
+from .numbers import reference_mesh
+from .results import LOCK, VERSION, digest_of, table
 
 ANSWERS = "answers.json"
 LENGTHS, NEW = (3, 9, 20, 33), 16
@@ -38,11 +42,6 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
 
     import jax
     import numpy as np
-
-    from ..merging.verify import logits
-    from ..model.loading import build
-    from ..weights.checkpoint import HFCheckpoint
-    from .numbers import reference_mesh
 
     base, mesh = HFCheckpoint.open(folder), reference_mesh({"fsdp": 1, "tp": 1})
     vocabulary, random = base.architecture.vocab_size, np.random.default_rng(1)

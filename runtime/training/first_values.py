@@ -1,48 +1,20 @@
-"""Start a run whose adapters are computed from the base model's weights (runtime.model.initial)."""
+"""The first values of adapters that are computed from the base model's weights (runtime.model.initial), and
+the base without them. Imports no jax: the other backends use it too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checkpoints.adapter_reader import Delta
+from ..checkpoints.trained_weights import Delta
 from ..merging.arithmetic import in_memory
 from ..model.adapters import LoraSettings, Matrices, build_adapters
 from ..model.families.base import Source
-from ..model.initial import Start, first_values, read_initial, write_initial
+from ..model.initial import Start, first_values
 from ..progress import Progress
 from ..weights.checkpoint import HFCheckpoint
-
-if TYPE_CHECKING:
-    from ..settings import RunSettings
-    from .session import Session
-
-
-def begin(session: Session, settings: RunSettings) -> tuple[HFCheckpoint, Start]:
-    """Return the checkpoint whose weights a run freezes, and the first values of its adapters.
-
-    Process 0 computes the values on its host when the run begins, and stores them next to the checkpoints.
-    Every process reads them there, so a run continues from the same numbers on any mesh.
-
-    Raises:
-        UserError: when they cannot be written or read.
-    """
-    base, lora = session.base, settings.lora
-    assert lora is not None
-
-    def make() -> Start:
-        if lora.init != "loftq":
-            return computed(base, lora, settings.train.seed)
-        from .loftq import lost
-
-        return _each(lora, lost(base, settings), settings.train.seed)
-
-    if session.found.step is None:
-        session.hosts.agree("initial", lambda: write_initial(session.directory, make()))
-    start = read_initial(session.directory)
-    return residual(base, lora, start), start
 
 
 def computed(base: HFCheckpoint, lora: LoraSettings, seed: int) -> Start:
@@ -53,10 +25,15 @@ def computed(base: HFCheckpoint, lora: LoraSettings, seed: int) -> Start:
             yield name, base.read(source.full_name(base.prefix))
             base.release(source.full_name(base.prefix))
 
-    return _each(lora, weights(), seed)
+    return values_of(lora, weights(), seed)
 
 
-def _each(lora: LoraSettings, weights: Iterator[tuple[str, np.ndarray]], seed: int) -> Start:
+def values_of(lora: LoraSettings, weights: Iterator[tuple[str, np.ndarray]], seed: int) -> Start:
+    """Return the first values of each projection's adapter.
+
+    Args:
+        weights: each projection's name and the matrix [out, in] that its adapter approximates.
+    """
     out: Start = {}
     with Progress("computing the adapters' first values", None) as progress:
         for name, weight in weights:

@@ -1,4 +1,14 @@
-"""The losses of objectives other than the likelihood of texts."""
+"""The loss of a micro-batch by the recipe's objective, and the metrics that are logged with it.
+
+Texts to write have the losses of losses.py. Preferences have those of preference_losses.py: pairs of answers,
+or single answers that are each desirable or not, as TRL's KTOTrainer computes them. Experts add a load-
+balancing loss.
+
+Row 2i of a micro-batch of pairs holds a prompt with the chosen answer, row 2i + 1 the same prompt with the
+rejected one. A row of single answers holds a prompt with an answer. The loss mask covers the answers. The
+reference model is the model that training starts from: the base without adapters if they are fresh, else a
+copy of the adapters of lora.start_from, as in TRL with PEFT.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +18,41 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from ..metrics.run_report import Named
+from ..metrics.run_report import EXPERT_TOKENS, Named
+from ..model.expert_load import Collected, uncollected
 from ..model.loading import Built
 from ..model.lora import AdapterProvider
 from ..settings import TrainSettings
-from .loss import Ask, Asked, Batch, Computed, TokenLoss, batch_loss, likelihood
+from .losses import (
+    TOKEN_LOSSES,
+    Ask,
+    Asked,
+    Batch,
+    Computed,
+    Logps,
+    TokenLoss,
+    batch_loss,
+    likelihood,
+    logps_of,
+    predicted,
+    token_logps,
+)
 from .objectives import OBJECTIVES
+from .preference_losses import Functions, mismatched, pair_loss, unpaired_losses
 
 
-def loss_of_built(
+def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
 ) -> tuple[jax.Array, Named]:
-    """Compute the loss of a micro-batch by the recipe's objective, as `step.micro_batch_loss`."""
+    """Compute the loss that a run of train.py minimizes.
+
+    Args:
+        before: the model that training starts from; None where it is the model without its adapters, or where
+            the objective does not use it.
+    """
     provider = built.provider
 
     def reference(ask: Ask) -> Any:
@@ -35,6 +66,13 @@ def loss_of_built(
             return ask(built.forward, nnx.merge(graph, jax.lax.stop_gradient(state)))
 
     return objective_loss(settings, built.forward, model, (reference, still), inputs)
+
+
+def _uncollected(built: Built) -> AbstractContextManager[None]:
+    """Do not record the loads of experts that are computed in this context."""
+    if not built.forward.architecture.expert_layers:
+        return nullcontext()
+    return uncollected()
 
 
 @contextmanager
@@ -68,16 +106,10 @@ def objective_loss(
     """
     objective = OBJECTIVES[settings.objective]
     if objective.format:
-        from .logps import logps_of, token_logps
-
         policy = functools.partial(token_logps, forward, model)
         reference, still = map(logps_of, asked)
         if objective.pairs:
-            from .preference import preference_loss
-
             return preference_loss(policy, reference, inputs, settings)
-        from .kto import kto_loss
-
         return kto_loss(policy, still, reference, inputs, settings)
     before = asked[0] if objective.refers(settings.loss_type) else None
     return batch_loss(forward, model, inputs, _token_loss(settings), before), {}
@@ -85,16 +117,124 @@ def objective_loss(
 
 def _token_loss(settings: TrainSettings) -> TokenLoss:
     if OBJECTIVES[settings.objective].loss(settings.loss_type) is not None:
-        from .token_losses import TOKEN_LOSSES
-
         return functools.partial(TOKEN_LOSSES[settings.loss_type], settings)
     return likelihood(settings)
 
 
-def _uncollected(built: Built) -> AbstractContextManager[None]:
-    """Do not record the loads of experts that are computed in this context."""
-    if not built.forward.architecture.expert_layers:
-        return nullcontext()
-    from ..model.expert_load import uncollected
+PAIR_METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")
+"""Metrics that are logged with the loss: beta times the log-probability of an answer (minus the reference's,
+if there is a reference; else its mean over tokens, if the loss uses the mean), and how often the chosen
+answer's value is the larger one."""
 
-    return uncollected()
+FUNCTIONS = Functions(jnp.exp, jnp.log1p, jax.nn.relu, jax.nn.sigmoid, jax.nn.log_sigmoid)
+
+
+def preference_loss(
+    policy: Logps, reference: Logps, inputs: Batch, train: TrainSettings
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of a micro-batch of pairs, and its metrics.
+
+    Each pair's loss is divided by `norm`, so that a step's mean is over its pairs. A pair without targets,
+    which fills up a last batch, does not count.
+
+    Args:
+        policy: the model that is trained.
+        reference: the model that training started from; it runs only if the objective has a reference.
+        inputs: B = 2 P rows; norm is the average number of pairs in the step's micro-batches.
+        train: settings whose objective takes pairs.
+    """
+    objective, loss = OBJECTIVES[train.objective], pair_loss(train)
+    compared = objective.refers(train.loss_type)
+    rows = [inputs[name] for name in ("tokens", "positions", "segment_ids")]
+    targets = predicted(inputs["loss_mask"], inputs["segment_ids"])
+    lengths = targets.sum(-1)
+    real = (lengths.reshape(-1, 2) > 0).all(1)
+    norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
+
+    def mean(values: jax.Array) -> jax.Array:
+        """Average float32[P], one value per pair."""
+        return jnp.where(real, values, 0.0).sum() / norm
+
+    logps = policy(*rows)
+    sums = summed(logps, targets)
+    if compared:
+        sums -= summed(jax.lax.stop_gradient(reference(*rows)), targets)
+    worth = sums / jnp.maximum(lengths, 1) if loss.mean else sums
+    total = mean(loss.of(FUNCTIONS, worth[0::2], worth[1::2], train))
+    if objective.likelihood:
+        # As in TRL, the mean is over the micro-batch's tokens.
+        segment_ids = inputs["segment_ids"]
+        learned = targets if objective.likelihood == "answer" else predicted(segment_ids > 0, segment_ids)
+        learned = learned[0::2] & real[:, None]
+        nll = -summed(logps[0::2], learned).sum() / jnp.maximum(learned.sum(), 1)
+        total += train.cpo_alpha * nll * real.sum() / norm
+    rewards = train.beta * (sums if compared else worth)
+    chosen, rejected = rewards[0::2], rewards[1::2]
+    accuracy = (chosen > rejected).astype(jnp.float32)
+    values = (chosen, rejected, chosen - rejected, accuracy)
+    return total, {name: mean(value) for name, value in zip(PAIR_METRICS, values, strict=True)}
+
+
+def summed(logps: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return float32[B]: the log-probabilities of each row's targets, summed."""
+    return jnp.where(targets, logps, 0.0).sum(-1)
+
+
+ANSWER_METRICS = ("kl", "rewards_chosen", "rewards_rejected", "rewards_margin")
+"""Metrics that are logged with the loss: the estimated distance from the reference, in nats an answer; beta
+times the log-probability of an answer minus the reference's, as the mean over a step's desirable answers
+and as the mean over its undesirable ones. A mean is 0 if the step has no answer of that kind."""
+
+
+def kto_loss(
+    policy: Logps, still: Logps, reference: Logps, inputs: Batch, train: TrainSettings
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Return the loss of a micro-batch of answers, and its metrics.
+
+    Each answer's loss is divided by `norm`, so that a step's mean is over its answers. A row without targets,
+    which fills up a last batch, does not count. The distance from the reference is a mean over the whole
+    micro-batch, as TRL averages it over its processes, and has no gradient.
+
+    Args:
+        policy: the model that is trained.
+        still: the same model without a gradient.
+        reference: the model that training started from.
+        inputs: includes `desirable` float32[B], above 0 for desirable answers, below 0 for undesirable
+            ones and 0 for rows without an answer; its size is the answer's share of its kind's metrics.
+        train: settings whose objective takes single answers.
+    """
+
+    def gains_of(model: Logps, rows: Any) -> tuple[jax.Array, jax.Array]:
+        """Return float32[B], log-probabilities minus the reference's, and which rows have an answer."""
+        arrays = [rows[name] for name in ("tokens", "positions", "segment_ids")]
+        targets = predicted(rows["loss_mask"], rows["segment_ids"])
+        before = jax.lax.stop_gradient(summed(reference(*arrays), targets))
+        return summed(model(*arrays), targets) - before, targets.any(1)
+
+    gains, real = gains_of(policy, inputs)
+    kl = jnp.float32(0)
+    if train.loss_type in OBJECTIVES[train.objective].mismatched:
+        others, some = gains_of(still, mismatched(jnp, inputs, train.micro_batch_size))
+        distance = jnp.where(some, others, 0.0).sum() / jnp.maximum(some.sum(), 1)
+        kl = jnp.maximum(jax.lax.stop_gradient(distance), 0.0)
+    sides, shares = jnp.sign(inputs["desirable"]), jnp.abs(inputs["desirable"])
+    norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
+    answer_losses = unpaired_losses(jax.nn.sigmoid, gains, sides, kl, train)
+    total = jnp.where(real, answer_losses, 0.0).sum() / norm
+    rewards = train.beta * shares * jnp.where(real, gains, 0.0)
+    chosen, rejected = (jnp.where(sides == side, rewards, 0.0).sum() for side in (1, -1))
+    return total, dict(zip(ANSWER_METRICS, (kl, chosen, rejected, chosen - rejected), strict=True))
+
+
+def balanced(loss: jax.Array, more: Named, loads: Collected, coefficient: float) -> tuple[jax.Array, Named]:
+    """Add the load-balancing loss to a micro-batch's loss, and the experts' loads to its metrics.
+
+    Args:
+        loads: of the experts in the forward pass.
+        coefficient: of the load-balancing loss, 0 for none.
+    """
+    more = {**more, EXPERT_TOKENS: loads.tokens()}
+    if not coefficient:
+        return loss, more
+    auxiliary = loads.loss()
+    return loss + coefficient * auxiliary, {**more, "aux_loss": auxiliary}

@@ -1,8 +1,7 @@
 """The objectives that a run can train for, a row for each. Imports no jax: the compiler reads this file.
 
-The losses of tokens are in loss.py and token_losses.py, of pairs in pair_losses.py, of single answers in
-unpaired.py. The losses of micro-batches are in step.py, preference.py and kto.py, and for PyTorch in
-backends/trl/objectives.py.
+The losses of tokens are in losses.py, of pairs and single answers in preference_losses.py. The losses of
+micro-batches are in objective_losses.py, and for PyTorch in backends/trl/objectives.py.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Objective:
         title: for a model card.
         format: the `data.format` that only this objective reads; "" where samples are texts to write.
         losses: the losses that train.loss_type chooses from, if `settings` has it, each with the keys of
-            `train` that only it reads. For pairs they are keys of `pair_losses.PAIR_LOSSES`, for texts to
-            write "nll" and keys of `token_losses.TOKEN_LOSSES`.
+            `train` that only it reads. For pairs they are keys of `preference_losses.PAIR_LOSSES`, for texts
+            to write "nll" and keys of `losses.TOKEN_LOSSES`.
         reference: losses for which the model that training starts from runs a forward pass too.
         likelihood: which part of the chosen texts adds its likelihood to the loss, times train.cpo_alpha:
             "text" (with the prompt), "answer", or "" for none. It is the mean over a micro-batch's tokens,

@@ -9,12 +9,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from ..checkpoints.trained_weights import hugging_face
 from ..data.cache import installed
 from ..model.families.base import parameter_path
 from ..model.loading import Built
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .loss import Batch
+from .losses import Batch
 from .step import trained_type
 from .trace import PARTS, ROWS, Trace, count_targets
 
@@ -92,8 +93,6 @@ class Recorder:
         if not self._built.adapters:
             whole = tuple(parameter for parameter in self._built.parameters if parameter.trainable)
         if whole:
-            from ..checkpoints.full import hugging_face
-
             for parameter in whole:
                 for number, source in enumerate(parameter.sources):
                     part = arrays[parameter.path][parameter.place(number)]

@@ -15,28 +15,59 @@ from typing import TYPE_CHECKING, Any
 from ..addresses import check_uploads
 from ..artifact import demand_whole
 from ..cache import cache_directory, keep_compiled
+from ..checkpoints import resuming
+from ..checkpoints.record import (
+    LOCK,
+    check_record,
+    first_record,
+    placement,
+    read_record,
+    record_digest,
+    renew_record,
+    write_record,
+)
+from ..checkpoints.run_length import Longer, check_length
+from ..checkpoints.saving import LocalCheckpoints
+from ..checkpoints.steps import step_folders
+from ..checkpoints.trained_weights import check_model
+from ..data.prepare import PreparedData, Tokenizing, prepare
+from ..data.prompts import Prompts, agreed_prompts
+from ..data.tokenizer import load_tokenizer
 from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
+from ..metrics import run_facts
+from ..metrics.loggers import (
+    FILE,
+    SAMPLES,
+    Metrics,
+    Nowhere,
+    done_line,
+    download,
+    last,
+    nowhere,
+    publisher,
+    upload,
+)
+from ..metrics.run_report import peak_memory
+from ..metrics.run_state import recorded
+from ..metrics.services import RunFiles, open_services
+from ..model.partition_rules import Placement
+from ..model.sharding import start_mesh
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
+from ..weights.checkpoint import HFCheckpoint
+from ..weights.formats import sentence
+from ..weights.locate import locate_model
 from .arguments import Arguments
 from .ending import out_of_memory
+from .trace import check_writable
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from ..checkpoints.local_saving import LocalCheckpoints
-    from ..checkpoints.longer import Longer
     from ..checkpoints.resuming import ResumePoint
-    from ..data.prepare import PreparedData
-    from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
-    from ..metrics.loggers import Metrics
-    from ..metrics.nowhere import Nowhere
-    from ..metrics.services import Service
     from ..model.adapters import LoraSettings
-    from ..model.partition_rules import Placement
-    from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
 
 
@@ -103,9 +134,6 @@ class Session:
     def enter(self, restored: int) -> None:
         """Print the step that the run continues after, and write the files that describe the run, with the
         recipe's record at the beginning."""
-        from ..checkpoints.record import renew_record, write_record
-        from ..metrics import run_facts
-
         if restored:
             print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
         if restored == self.total or (self.arguments.steps or 0) > self.total:
@@ -140,32 +168,21 @@ class Session:
         Raises:
             UserError: when the devices run out of memory.
         """
-        from ..metrics.loggers import FILE, SAMPLES, Metrics, nowhere
-        from ..metrics.run_state import recorded
-
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
         if not self.hosts.first:
-            from ..metrics.nowhere import Nowhere
-
             with out_of_memory():
                 yield Nowhere(folder / FILE)
             close()
             return
         publish: Callable[[Path], None] = nowhere
         if remote:
-            from ..metrics import remote as remote_metrics
-
             if restored:
                 for name in (FILE, SAMPLES):
-                    remote_metrics.fetch(folder / name, self.directory)
-            publish = remote_metrics.publisher(self.directory)
-        place = (folder, self.directory, self.artifact, self.arguments.resume, restored)
-        services: list[Service] = []
-        if train.log.wandb_project is not None or train.log.mlflow_experiment is not None:
-            from ..metrics.services import open_services
-
-            services = open_services(train, *place)
+                    download(folder / name, self.directory)
+            publish = publisher(self.directory)
+        files = RunFiles(folder, self.directory, self.artifact, self.arguments.resume, restored)
+        services = open_services(train, files)
         with recorded(folder, self.total, self.until, publish) as ending:
             if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(ending.failed)
@@ -187,7 +204,7 @@ class Session:
                 finally:
                     metrics.close()
                 if remote:
-                    remote_metrics.copy(metrics.path, self.directory)
+                    upload(metrics.path, self.directory)
 
     def conclude(self, outcome: TrainingOutcome, metrics: Path) -> int:
         """Print the last line of the run, and return its exit status.
@@ -195,9 +212,6 @@ class Session:
         Args:
             outcome: of this process; losses that it did not compute are read from the file of metrics.
         """
-        from ..metrics.loggers import done_line, last
-        from ..metrics.run_report import peak_memory
-
         loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
         eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
         if outcome.early is not None:
@@ -245,26 +259,13 @@ def begin(
     if arguments.trace is not None:
         if hosts.count > 1:
             raise UserError("--trace is for a run of one process", "leave it out, or run on one host")
-        from .trace import check_writable
-
         check_writable(arguments.trace)
     quiet()
     keep_compiled(caches)
 
     import jax
 
-    from ..checkpoints import resuming
-    from ..checkpoints.adapter_reader import check_model
-    from ..checkpoints.longer import check_length
-    from ..checkpoints.record import LOCK, first_record, placement, read_record, record_digest
-    from ..data.prepare import Tokenizing, prepare
-    from ..data.tokenizer import load_tokenizer
-    from ..model import sharding
-    from ..model.partition_rules import Placement
-    from ..weights.checkpoint import HFCheckpoint
-    from ..weights.locate import locate_model
-
-    mesh = sharding.start_mesh(settings.mesh, hosts.count)
+    mesh = start_mesh(settings.mesh, hosts.count)
     if jax.process_index() != hosts.number:
         raise UserError(
             f"this is process {hosts.number} of the run, and process {jax.process_index()} to its TPU",
@@ -278,8 +279,6 @@ def begin(
     base.verify()
     check_model(read_record(artifact), base)
     if base.dequantized:
-        from ..weights.formats import sentence
-
         print(f"note: {sentence(base)}", file=sys.stderr)
     found = resuming.ResumePoint(
         **hosts.agree(
@@ -288,8 +287,6 @@ def begin(
     )
     local = None
     if settings.checkpoint.local is not None:
-        from ..checkpoints.local_saving import LocalCheckpoints
-
         record = hosts.agree(
             "record",
             lambda: record_digest(directory if longer is None else artifact) if arguments.resume else None,
@@ -306,8 +303,6 @@ def begin(
     tokenizer = load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir)
     prompts = None
     if settings.train.samples is not None:
-        from ..data.prompts import agreed_prompts
-
         prompts = agreed_prompts(settings, base, tokenizer, arguments.data_dir, hosts)
     prepared = prepare(
         settings.data,
@@ -373,9 +368,6 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> Longer | No
     """Raise an error where two runs would mix in one checkpoint directory; return how a run's length or
     schedule changes."""
     from etils import epath
-
-    from ..checkpoints.adapter_reader import step_folders
-    from ..checkpoints.record import LOCK, check_record
 
     steps = step_folders(directory)
     if steps and not resume:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..metrics.run_report import Named
 from ..model import sharding
+from ..model.expert_load import Collected, collected
 from ..model.loading import Built
 from ..model.lora import mask_gradients, row_salts
+from ..model.noise import noisy_embeddings
 from ..settings import TrainSettings
-from .loss import Batch, batch_loss, likelihood
-from .objectives import OBJECTIVES
-
-if TYPE_CHECKING:
-    from ..model.expert_load import Collected
+from .losses import Batch
+from .objective_losses import balanced
 
 TrainState = tuple[Any, Any]
 """The state that a step changes: the trained arrays and the optimizer's state."""
@@ -33,18 +32,6 @@ TrainState = tuple[Any, Any]
 Loss = Callable[[nnx.Module, Batch, nnx.Module | None], tuple[jax.Array, Named]]
 """(model, micro-batch, the model that training starts from) -> the loss, and the objective's metrics. The
 third is None where it is the model without its adapters, or where the objective does not use it."""
-
-
-def micro_batch_loss(
-    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch, before: nnx.Module | None = None
-) -> tuple[jax.Array, Named]:
-    """Compute the loss that a run of train.py minimizes."""
-    objective = OBJECTIVES[settings.objective]
-    if not objective.format and objective.loss(settings.loss_type) is None:
-        return batch_loss(built.forward, model, inputs, likelihood(settings)), {}
-    from .objective_losses import loss_of_built
-
-    return loss_of_built(built, settings, model, inputs, before)
 
 
 class GradientNorm(NamedTuple):
@@ -83,7 +70,7 @@ class Step:
         optimizer: of that model.
         settings: of the run.
         mesh: in scope while a step is traced.
-        loss: computes the loss of a micro-batch; `micro_batch_loss`, except in tests.
+        loss: computes the loss of a micro-batch; `objective_losses.micro_batch_loss`, except in tests.
         reference: the trained arrays as training starts, if `keeps_copy` says so; else None.
 
     Attributes:
@@ -167,24 +154,20 @@ class Step:
             training: AbstractContextManager[None] = nullcontext()
             if provider is not None:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
-            with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as found:
+            with training, self._noisy(inputs), self._collected(inputs["segment_ids"]) as loads:
                 loss, more = self._loss(model, inputs, before)
-            if found is None:
+            if loads is None:
                 return loss, more
-            from .balanced import balanced
-
-            return balanced(loss, more, found, self._balance)
+            return balanced(loss, more, loads, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)
-        found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
-        return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+        loss, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
+        return loss, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
     def _noisy(self, inputs: Batch) -> AbstractContextManager[Any]:
         """Add the recipe's noise to embeddings that are traced in this context."""
         if self._noise is None:
             return nullcontext()
-        from ..model.noise import noisy_embeddings
-
         salts = row_salts(self._seed, inputs["index"], len(inputs["tokens"]))
         return noisy_embeddings(self._forward, self._noise, salts)
 
@@ -192,8 +175,6 @@ class Step:
         """Record the loads of experts that are traced in this context; None for a model without experts."""
         if not self._experts:
             return nullcontext()
-        from ..model.expert_load import collected
-
         return collected(segment_ids, self._balance > 0)
 
 

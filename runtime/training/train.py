@@ -9,10 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.batches import TrainingData
+from ..data.tokenizer import numbered
 from ..hosts.single import SingleProcess
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings, Matrices
+from ..model.loading import build
 from ..model.partition_rules import Rule
+from ..model.sharding import Rows
+from ..progress import Progress
 from ..settings import (
     CheckpointSettings,
     DataSettings,
@@ -21,10 +26,12 @@ from ..settings import (
     RunSettings,
     TrainSettings,
 )
+from .adapter_start import first_values, start_from
 from .arguments import Arguments, parser_of
-from .ending import attended, farewell
-from .maintenance import watching
+from .ending import attended, farewell, watching
+from .recorder import Recorder
 from .session import Session, begin, checkpoint_directory
+from .trainer import Checkpointing, Trainer
 
 if TYPE_CHECKING:
     import optax
@@ -85,26 +92,16 @@ def _run(
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
 ) -> int:
-    from ..data.batches import TrainingData
-    from ..model.loading import build
-    from ..model.sharding import Rows
-    from ..progress import Progress
-    from .trainer import Checkpointing, Trainer
-
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
     schedule = session.schedule(learning_rate)
     if settings.lora is not None and settings.lora.train_tokens:
-        from ..data.tokenizer import numbered
-
         settings = replace(settings, lora=numbered(settings.lora, base, dict(settings.model.add_tokens)))
     settings = replace(settings, lora=session.kept(settings.lora))
     frozen: HFCheckpoint = base
     start: int | Mapping[str, Matrices] = train.seed
     if settings.lora is not None and settings.lora.principal:
-        from .first_values import begin
-
-        frozen, start = begin(session, settings)
+        frozen, start = first_values(session, settings)
     with mesh, Progress("placing the weights", 1.0) as progress:
         built = build(
             frozen,
@@ -116,8 +113,6 @@ def _run(
             lambda done, count: progress.advance(1 / count),
         )
     if settings.lora is not None and settings.lora.start_from is not None:
-        from .start_from import start_from
-
         start_from(session, built, settings)
     rows = Rows.of(mesh, prepared.rows)
     session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
@@ -134,8 +129,6 @@ def _run(
     with mesh:
         recorder = None
         if trace is not None:
-            from .recorder import Recorder
-
             recorder = Recorder(built, base, settings.model, prepared.accumulation, session.artifact.name)
         trainer = Trainer(
             built,

@@ -20,30 +20,26 @@ from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from ..checkpoints.resuming import describe
-from ..checkpoints.saving import Checkpoints, kept
+from ..checkpoints.saving import Checkpoints, LocalCheckpoints, kept, set_step
 from ..data.batches import TrainingData
 from ..errors import UserError
 from ..hosts.single import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
-from ..metrics.run_report import Named, NotFinite, Numbers, Report
+from ..metrics.run_report import ExpertShares, Named, NotFinite, Numbers, Report, advice
 from ..model.loading import Built, unrounded
 from ..model.partition_rules import data_parallel
 from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
-from .elastic import set_step
-from .loss import Batch
+from .evaluation import Answer, Evaluating, answered, jit_answers
+from .losses import Batch
+from .objective_losses import micro_batch_loss
 from .objectives import keeps_copy
-from .step import Step, fit_shardings, micro_batch_loss, trained_type, update_rule
+from .step import Step, fit_shardings, trained_type, update_rule
 
 if TYPE_CHECKING:
-    from ..checkpoints.local_saving import LocalCheckpoints
     from ..data.prompts import Prompts
     from ..hosts.group import ProcessGroup
-    from ..metrics.expert_shares import ExpertShares
-    from ..metrics.loggers import Metrics
-    from ..metrics.nowhere import Nowhere
-    from .answers import Answer
-    from .evaluating import Evaluating
+    from ..metrics.loggers import Metrics, Nowhere
     from .recorder import Recorder
 
 
@@ -327,14 +323,10 @@ class Trainer(PeftTrainer):
         about = self._built.forward.architecture
         if not about.expert_layers:
             return None
-        from ..metrics.expert_shares import ExpertShares, advice
-
         help = advice(self._settings.router_aux_loss_coef, about.balanced)
         return ExpertShares(about.expert_layers, about.routing[1], help)
 
     def _evaluating(self, eval_step: Any, data: TrainingData, report: Report) -> Evaluating:
-        from .evaluating import Evaluating
-
         def loss_of(batch: Batch) -> jax.Array:
             self._throttler.wait_for_next()
             loss: jax.Array = eval_step(self._placed(batch))
@@ -345,8 +337,6 @@ class Trainer(PeftTrainer):
         return Evaluating(loss_of, self._answers, data, report, self._settings, self._counted, kept)
 
     def _answers(self, prompts: Prompts) -> list[dict[str, Any]]:
-        from .answers import answered, jit_answers
-
         step = self._step_functions
         rounds = self._rounds
         if rounds not in self._answer:

@@ -11,21 +11,30 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import UserError
 from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from ..model.families.base import Source
-from .agreement import CONFIG, ORIGINAL, QUANTIZATION, Fault, embeddings, fault_of, faults, prefix_of
-from .checkpoint_files import AGAIN, Files, json_object
+from .added_rows import grown
+from .agreement import (
+    CONFIG,
+    ORIGINAL,
+    Fault,
+    embeddings,
+    fault_of,
+    faults,
+    prefix_of,
+    same_values,
+    spare_head,
+    untied,
+)
+from .files import AGAIN, Files, json_object
+from .formats import format_of, plain, read_unpacked
 from .headers import KIND, Header, Tensor, check_kind, files_of, read_header
 from .safetensors_files import DTYPES
-from .tied import same_values, spare_head, untied
-
-if TYPE_CHECKING:
-    from .packed import Format
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -80,7 +89,7 @@ class HFCheckpoint:
         store = files_of(directory)
         config = read_config(store)
         family = _described(store, lambda: family_of(config))
-        form = _described(store, lambda: _format(store, family, config))
+        form = _described(store, lambda: format_of(family, config))
         if family.tunix:  # checked before any header is read, in case the config is wrong
             _described(store, lambda: family.architecture(config))
         names, index = _weight_files(store)
@@ -95,8 +104,6 @@ class HFCheckpoint:
         if index is not None:
             _check_index(store, tensors)
         if form is not None:
-            from .formats import plain, read_unpacked
-
             tensors, config = read_unpacked(store, form, tensors), plain(config)
             for name, header in headers.items():
                 own = {key: tensor for key, tensor in tensors.items() if tensor.file == name}
@@ -146,8 +153,6 @@ class HFCheckpoint:
         """
         if rows is None or rows == self.architecture.vocab_size:
             return self
-        from .grown import grown
-
         return grown(self, rows)
 
     @property
@@ -260,24 +265,6 @@ class HFCheckpoint:
     def _refused(self, fault: Fault) -> UserError:
         where = self.name if fault.file is None else self.store.path(fault.file)
         return UserError(f"{where}: {fault.text}", fault.help or f"its files are {', '.join(self.files)}")
-
-
-def _format(store: Files, family: Family, config: Mapping[str, Any]) -> Format | None:
-    """Return the format in which weights are stored quantized; None for one that the family does not read."""
-    described = config.get(QUANTIZATION)
-    if described is None or not family.reads(described):
-        return None
-    try:
-        from .formats import format_of
-
-        return format_of(family, config)
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(__name__.rpartition(".")[0]):
-            raise
-        raise UserError(
-            f"{store.path(CONFIG)}: these weights are stored quantized, unlike those of the recipe's model",
-            "give the checkpoint of model.id with --model, or build the recipe with this one as model.id",
-        ) from None
 
 
 def _with_own_head(

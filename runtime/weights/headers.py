@@ -10,19 +10,34 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..addresses import open_address
 from ..errors import UserError
-from .checkpoint_files import AGAIN, Files
+from .files import AGAIN, Files, RemoteFiles
 
-ITEM_BYTES: dict[str, int] = {
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+if TYPE_CHECKING:
+    import numpy as np
+
+ELEMENTS: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
 }
-"""Bytes of an element, by the name of its type in a header."""
+"""NumPy's name of an element type and its bytes, by its name in a header."""
+ITEM_BYTES = {code: size for code, (_, size) in ELEMENTS.items()}
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 MOST_AXES = 32
@@ -141,6 +156,14 @@ class Header:
         return 8 + len(self.raw)
 
 
+def numpy_type(code: str) -> np.dtype:
+    """Return NumPy's type of an element type in a header."""
+    import ml_dtypes  # noqa: F401 (with it, NumPy knows the names of its types)
+    import numpy as np
+
+    return np.dtype(ELEMENTS[code][0])
+
+
 def files_of(directory: Path | str) -> Files:
     """Return the files of a folder on this machine, or at an address that fsspec knows.
 
@@ -151,8 +174,6 @@ def files_of(directory: Path | str) -> Files:
     opened = open_address(directory)
     if isinstance(opened, Path):
         return Files(opened)
-    from .remote import RemoteFiles
-
     return RemoteFiles(str(directory), *opened)
 
 

@@ -1,4 +1,4 @@
-"""Read headers of safetensors files, and write the files tensor by tensor.
+"""Write safetensors files tensor by tensor.
 
 A header lists the tensors and the places of their bytes. No file has to fit in memory.
 """
@@ -10,26 +10,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
-DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype("float64"),
-    "F32": np.dtype("float32"),
-    "F16": np.dtype("float16"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype("int64"),
-    "I32": np.dtype("int32"),
-    "I16": np.dtype("int16"),
-    "I8": np.dtype("int8"),
-    "U64": np.dtype("uint64"),
-    "U32": np.dtype("uint32"),
-    "U16": np.dtype("uint16"),
-    "U8": np.dtype("uint8"),
-    "BOOL": np.dtype("bool"),
-}
+from .headers import ELEMENTS, numpy_type
+
+DTYPES = {code: numpy_type(code) for code in ELEMENTS}
 """Element types by their names in a safetensors header."""
 
 CODES = {kind: code for code, kind in DTYPES.items()}

@@ -14,7 +14,7 @@ from jax._src.ad_checkpoint import saved_residuals
 from recipec.runtime.model import loading as models
 from recipec.runtime.model.quantize import dequantize
 from recipec.runtime.model.sharding import shard_rows
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from tests import tiny
 from tests.backends.torchax_models import (
     Torchax,
@@ -33,7 +33,7 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 def weights(built: Torchax) -> dict[str, np.ndarray]:
     """Dequantize the quantized tensors, by their names without the prefix."""
-    from recipec.runtime.backends.torchax.model import tensor_name
+    from recipec.runtime.backends.torchax.hf_model import tensor_name
 
     return {
         tensor_name(name): np.asarray(dequantize(built.arrays[name], np.float32))
@@ -45,7 +45,7 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
 def test_quantized_codes_and_scales_equal_train_py(kind: str, tmp_path: Path) -> None:
     """Compare each device's part bit for bit: Gemma 4's fused keys and values, and keys used as values."""
 
-    from recipec.runtime.backends.torchax.model import tensor_name
+    from recipec.runtime.backends.torchax.hf_model import tensor_name
 
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     tiny.make_gemma4(tmp_path, **layers, **ODD)

@@ -25,7 +25,7 @@ from recipec.runtime.backends.trl.pieces import Pieces
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
-from recipec.runtime.training.preference import METRICS, preference_loss
+from recipec.runtime.training.objective_losses import PAIR_METRICS, preference_loss
 from recipec.runtime.training.trace import Trace, count_targets
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
@@ -115,7 +115,7 @@ class Table:
 
 
 def logps(values: np.ndarray) -> Any:
-    """Return a table's `runtime.training.logps.token_logps`."""
+    """Return a table's `runtime.training.losses.token_logps`."""
 
     def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
         inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
@@ -128,7 +128,7 @@ def logps(values: np.ndarray) -> Any:
 def as_train_has_it(
     table: Table, batch: dict[str, Any], train: TrainSettings
 ) -> tuple[float, dict[str, Any]]:
-    """Return a micro-batch's loss and metrics by runtime.training.preference."""
+    """Return a micro-batch's loss and metrics by runtime.training.objective_losses."""
     inputs = {name: jnp.asarray(array) for name, array in batch.items()}
     loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, train)
     return float(loss), {name: float(number) for name, number in metrics.items()}
@@ -181,7 +181,7 @@ def test_preference_step_matches_train_py_for_any_process_count(
 
 def adapted(place: Place) -> Any:
     """Return transformers' model with PEFT's adapters, and a function that sets nonzero values."""
-    from recipec.runtime.backends.model import adapter_parameters, attach, load_model
+    from recipec.runtime.backends.peft_model import adapter_parameters, attach, load_model
 
     base = HFCheckpoint.open(place.folder / "model")
     model = ModelSettings(id="tiny", family="llama", dtype="float32")
@@ -204,7 +204,7 @@ def test_dropout_on_shared_expert_projections_is_refused(tmp_path: Path) -> None
 
     PEFT takes them as weights, because by their names it means the experts.
     """
-    from recipec.runtime.backends.model import attach
+    from recipec.runtime.backends.peft_model import attach
 
     write_checkpoint(tmp_path / "model", complete({**fields("qwen3_next"), "vocab_size": 512}))
     base = HFCheckpoint.open(tmp_path / "model")
@@ -277,7 +277,7 @@ def test_dpo_metrics_have_trace_losses_evaluations_and_rewards(place: Place, who
     assert [entry["loss"] for entry in steps] == whole.losses
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [0, 2, 4]
     assert entries[0]["eval_loss"] == pytest.approx(np.log(2), abs=1e-6), "the reference is where it starts"
-    assert all(set(METRICS) <= entry.keys() for entry in steps)
+    assert all(set(PAIR_METRICS) <= entry.keys() for entry in steps)
     last = steps[-1]
     assert last["rewards_margin"] == pytest.approx(
         last["rewards_chosen"] - last["rewards_rejected"], abs=1e-5

@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.runtime.backends.model import labels
+from recipec.runtime.backends.peft_model import labels
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, TrainSettings
 from recipec.runtime.training.trace import Trace, count_targets

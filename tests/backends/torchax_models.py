@@ -74,7 +74,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
         options: the model's dtype, attention and remat, and rules; full for a model without LoRA; and
             LoraSettings' fields.
     """
-    from recipec.runtime.backends.torchax import model as models
+    from recipec.runtime.backends.torchax import hf_model as models
     from recipec.runtime.model.sharding import start_mesh
 
     base = HFCheckpoint.open(directory)
@@ -104,7 +104,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
 
 def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return a recipe's initial adapters with a random B. With its zero B, A would have no gradient."""
-    from recipec.runtime.backends.model import start
+    from recipec.runtime.backends.peft_model import start
 
     random = np.random.default_rng(0)
     return {
@@ -115,7 +115,7 @@ def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.n
 
 def reference(built: Torchax) -> Any:
     """Return transformers' model of the checkpoint, with PEFT's adapters of the same values."""
-    from recipec.runtime.backends.model import attach, load_model, set_adapters
+    from recipec.runtime.backends.peft_model import attach, load_model, set_adapters
 
     assert built.lora is not None
     peft_model = attach(load_model(built.base, built.settings), built.base, built.settings, built.lora)
@@ -138,7 +138,7 @@ def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
 
 def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: HFCheckpoint) -> tuple[float, Any]:
     """Return the loss and the adapters' gradients, by a trace's names."""
-    from recipec.runtime.backends.model import adapter_parameters
+    from recipec.runtime.backends.peft_model import adapter_parameters
 
     model.zero_grad()
     loss = torch_loss(model, batch)
@@ -197,7 +197,7 @@ def torch_steps(
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Run `steps` in torch with PEFT."""
 
-    from recipec.runtime.backends.model import adapter_parameters
+    from recipec.runtime.backends.peft_model import adapter_parameters
 
     model = reference(built)
     parameters = adapter_parameters(model, built.base)

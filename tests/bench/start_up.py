@@ -166,9 +166,9 @@ def main(result: str, script: str, *arguments: str) -> None:
     sys.path.insert(0, str(ROOT))
     import jax
 
+    from recipec.runtime.training.evaluation import Evaluating
     from runtime.data import prepare, tokenizer
     from runtime.model import loading, sharding
-    from runtime.training.evaluating import Evaluating
     from runtime.training.trainer import Trainer
 
     began = float(os.environ[BEGAN])

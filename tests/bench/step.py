@@ -59,7 +59,7 @@ def measure_temporaries(
     from recipec.runtime.model.forward import attention_mask
     from recipec.runtime.model.sharding import start_mesh
     from recipec.runtime.settings import MeshSettings
-    from recipec.runtime.training.loss import batch_loss
+    from recipec.runtime.training.losses import batch_loss
 
     mesh = mesh or start_mesh(MeshSettings("cpu", 8, dict(axes or {"fsdp": 8, "tp": 1})))
     built = _abstract(dict(mesh.shape), dtype)

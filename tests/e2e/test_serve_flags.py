@@ -29,7 +29,7 @@ from recipec.compiler.serving import flags as vllm
 from recipec.compiler.serving.container import container
 from recipec.compiler.serving.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
-from recipec.runtime.peft.known import UNCHANGED_BASE, refused_parts
+from recipec.runtime.peft.names import UNCHANGED_BASE, refused_parts
 from recipec.spec.language import Serve
 from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES

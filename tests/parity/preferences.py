@@ -12,7 +12,7 @@ import pytest
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare
-from recipec.runtime.training.preference import METRICS
+from recipec.runtime.training.objective_losses import PAIR_METRICS
 from tests.parity.parity_cases import recipe
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
 
@@ -73,10 +73,10 @@ def compare_metrics(own: Path, other: Path) -> None:
     """Compare each line: the same names, and the same numbers except for time and memory."""
     left, right = logged(own), logged(other)
     assert len(left) == len(right) >= STEPS
-    assert sum(METRICS[0] in line for line in right) == STEPS
+    assert sum(PAIR_METRICS[0] in line for line in right) == STEPS
     for a, b in zip(left, right, strict=True):
         assert a.keys() == b.keys()
-        for name in a.keys() & {*METRICS, "loss", "eval_loss", "grad_norm", "learning_rate", "tokens"}:
+        for name in a.keys() & {*PAIR_METRICS, "loss", "eval_loss", "grad_norm", "learning_rate", "tokens"}:
             if name == "rewards_accuracy" and a["step"] <= WARMUP:
                 continue  # with zero adapters, only rounding decides which of two equal answers is larger
             assert b[name] == pytest.approx(a[name], abs=1e-4), (name, a["step"])

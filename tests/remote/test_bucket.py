@@ -19,17 +19,12 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.runtime.addresses import path_of
 from recipec.runtime.checkpoints import record, resuming, saving
-from recipec.runtime.checkpoints.adapter_reader import (
-    choose_step,
-    load_trained,
-    saved_steps,
-    step_folders,
-    unfinished,
-)
+from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_folders, unfinished
+from recipec.runtime.checkpoints.trained_weights import load_trained
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import output_folder
-from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import run_facts
+from recipec.runtime.metrics.loggers import download, publisher, upload
 from recipec.runtime.model.adapters import build_adapters, lora_settings
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -144,7 +139,7 @@ def test_save_failed_by_busy_store_is_skipped_and_next_save_succeeds(
 def test_large_bucket_file_is_complete_or_absent(
     bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipec.runtime.merging.remote_folder.PART", 1 << 20)
+    monkeypatch.setattr("recipec.runtime.merging.folder.PART", 1 << 20)
     data = bytes(range(256)) * (5 << 12)
     folder = output_folder(f"{bucket.url}/merged")
     failing = bucket.server.fail(f"{bucket.name}.*upload_id", fault, after=1)
@@ -206,7 +201,7 @@ def test_permanent_store_fault_gives_one_sentence_error(
         lambda: record.write_record(run, tmp_path / "artifact"),
         lambda: choose_step(run, "best"),
         lambda: load_trained(run, "latest", base),
-        lambda: remote_metrics.fetch(tmp_path / "metrics.jsonl", run),
+        lambda: download(tmp_path / "metrics.jsonl", run),
         lambda: saving.manager(run, saving.Preserved(2)),
         lambda: locate_model(ModelSettings(id=run, family="gemma4", dtype="float32", remat="none")),
     ):
@@ -267,11 +262,11 @@ def test_failed_metrics_upload_keeps_the_local_file(
     run, here = f"{bucket.url}/run", tmp_path / "metrics.jsonl"
     here.write_text('{"step": 1}\n')
     fault = bucket.server.fail(f"POST .*{bucket.name}", 403, times=2)
-    remote_metrics.publisher(run)(here)
+    publisher(run)(here)
     assert capsys.readouterr().err == ""
-    remote_metrics.copy(here, run)
+    upload(here, run)
     assert f"{here} is complete" in capsys.readouterr().err and fault.times == 0
-    remote_metrics.publisher(run)(here)
+    publisher(run)(here)
     assert bucket.read("run/metrics.jsonl") == here.read_bytes()
     bucket.server.fail(f"POST .*{bucket.name}", 403, times=10)
     run_facts.merged(run, {"step": 1, "folder": "x", "verified": None})

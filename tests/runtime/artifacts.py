@@ -157,7 +157,7 @@ def train(lives: Lives, place: Path, output: str, *options: str, artifact: str =
 
 def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
     """Return the arrays of a checkpoint."""
-    from recipec.runtime.checkpoints.adapter_reader import restore_tree
+    from recipec.runtime.checkpoints.trained_weights import restore_tree
 
     return restore_tree(str(place / output / "checkpoints" / str(step) / item))
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from recipec.runtime.model.lora import trained_mask
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from tests.runtime import training
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import torch
 
-from recipec.runtime.checkpoints.full import hugging_face
+from recipec.runtime.checkpoints.trained_weights import hugging_face
 from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
 from recipec.runtime.sections import Log

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import OutputFolder
@@ -18,7 +18,7 @@ from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.model.selection import trained_whole
 from recipec.runtime.peft.exporting import adapter_config, config_bytes, write_weights
-from recipec.runtime.peft.known import ADAPTER_CONFIG, WEIGHTS
+from recipec.runtime.peft.names import ADAPTER_CONFIG, WEIGHTS
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 

@@ -18,7 +18,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.sharding import Rows
 from recipec.runtime.sections import Generations
 from recipec.runtime.settings import DataSettings, Source
-from recipec.runtime.training.answers import answered, jit_answers
+from recipec.runtime.training.evaluation import answered, jit_answers
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.artifacts import train, write_artifact

@@ -22,8 +22,7 @@ from recipec.runtime.model import attention, context
 from recipec.runtime.model.attention import Scores, block_size, causal_mask, splash
 from recipec.runtime.model.context import order
 from recipec.runtime.model.sharding import shard_rows
-from recipec.runtime.training.logps import token_logps
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss, token_logps
 from tests import tiny
 from tests.runtime import decoders, training
 from tests.runtime.training import QUICK

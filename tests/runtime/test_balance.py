@@ -19,16 +19,15 @@ import torch
 from flax import nnx
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from recipec.runtime.metrics.expert_shares import EXPERT_TOKENS, ExpertShares, advice
-from recipec.runtime.metrics.nowhere import Nowhere
-from recipec.runtime.metrics.run_report import Numbers, Report
+from recipec.runtime.metrics.loggers import Nowhere
+from recipec.runtime.metrics.run_report import EXPERT_TOKENS, ExpertShares, Numbers, Report, advice
 from recipec.runtime.model.expert_load import collected
 from recipec.runtime.model.families.base import parameter_path
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import TrainSettings
-from recipec.runtime.training.balanced import balanced
-from recipec.runtime.training.loss import batch_loss
-from recipec.runtime.training.step import Step, micro_batch_loss
+from recipec.runtime.training.losses import batch_loss
+from recipec.runtime.training.objective_losses import balanced, micro_batch_loss
+from recipec.runtime.training.step import Step
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.decoders import LIMIT, make

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.checkpoints import adapter_reader, manifest, resuming
-from recipec.runtime.checkpoints.adapter_reader import load_trained
+from recipec.runtime.checkpoints import manifest, resuming
+from recipec.runtime.checkpoints import steps as step_folders
 from recipec.runtime.checkpoints.record import read_record
 from recipec.runtime.checkpoints.saving import kept
+from recipec.runtime.checkpoints.trained_weights import load_trained
 from recipec.runtime.errors import UserError
 from recipec.runtime.training.session import check_directory
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -191,7 +192,7 @@ def test_directory_and_record_that_cannot_be_read_give_one_sentence(
     def denied(directory: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(adapter_reader, "_numbered", denied)
+    monkeypatch.setattr(step_folders, "_numbered", denied)
     with pytest.raises(UserError, match=r"cannot be read: Permission denied$") as caught:
         check_directory(str(tmp_path), tmp_path, resume=True)
     assert caught.value.help == "allow this process to read it"

@@ -17,7 +17,7 @@ from recipec.runtime.data.epochs import pack
 from recipec.runtime.data.prepare import PreparedData, prepare
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import DataSettings, TrainSettings
-from recipec.runtime.training.step import micro_batch_loss
+from recipec.runtime.training.objective_losses import micro_batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize

@@ -15,7 +15,8 @@ from flax import nnx
 from recipec.runtime.model.partition_rules import data_parallel
 from recipec.runtime.model.sharding import shard_rows
 from recipec.runtime.settings import TrainSettings
-from recipec.runtime.training.step import Step, micro_batch_loss, trained_type
+from recipec.runtime.training.objective_losses import micro_batch_loss
+from recipec.runtime.training.step import Step, trained_type
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.training import QUICK

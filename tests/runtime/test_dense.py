@@ -17,7 +17,7 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.loading import abstract_model
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.settings import MeshSettings, ModelSettings
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training

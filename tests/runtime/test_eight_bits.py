@@ -14,7 +14,7 @@ from flax import nnx
 
 from recipec.runtime.model import quantize
 from recipec.runtime.model.quantize import TYPES, layout, multiply_codes
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from tests import tiny
 from tests.runtime import training
 

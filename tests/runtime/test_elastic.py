@@ -18,8 +18,8 @@ import optax
 import pytest
 
 from recipec.runtime.checkpoints.record import check_record, first_record, placement
+from recipec.runtime.checkpoints.saving import between_steps
 from recipec.runtime.errors import UserError
-from recipec.runtime.training.elastic import between_steps
 from tests.runtime.artifacts import STEPS, saved, train, write_artifact
 from tests.runtime.lives import Lives
 

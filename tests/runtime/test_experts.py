@@ -22,7 +22,7 @@ import transformers
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
-from recipec.runtime.checkpoints.adapter_reader import recorded_lora
+from recipec.runtime.checkpoints.trained_weights import recorded_lora
 from recipec.runtime.errors import UserError
 from recipec.runtime.model import expert_products
 from recipec.runtime.model.expert_products import SPLIT_AXIS, outer, run

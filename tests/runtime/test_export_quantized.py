@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipec.runtime.merging.quantized import FORMATS, ignored
+from recipec.runtime.merging.quantization import FORMATS, ignored
 from recipec.runtime.model.families.base import Names
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny

@@ -17,8 +17,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
-from recipec.runtime.checkpoints.full import ReplacedTensor, TrainedWeights
+from recipec.runtime.checkpoints.trained_weights import (
+    ReplacedTensor,
+    TrainedAdapters,
+    TrainedWeights,
+    load_trained,
+)
 from recipec.runtime.merging import sampling
 from recipec.runtime.merging.merged_files import check_files
 from recipec.runtime.merging.sampling import Sampled, check_tensors

@@ -22,7 +22,7 @@ from recipec.runtime.interrupts import Interrupts
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.sections import Log
 from recipec.runtime.settings import CheckpointSettings, DataSettings, TrainSettings
-from recipec.runtime.training.kto import kto_loss
+from recipec.runtime.training.objective_losses import kto_loss
 from recipec.runtime.training.trainer import Checkpointing, Trainer
 from tests import tiny
 from tests.backends.test_trl_preference import Table, logps

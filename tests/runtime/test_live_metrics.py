@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.backends.report import BackendReport
+from recipec.runtime.backends.trl.step_report import BackendReport
 from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
-from recipec.runtime.metrics import remote as remote_metrics
-from recipec.runtime.metrics import wandb_log
-from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, last
+from recipec.runtime.metrics import services
+from recipec.runtime.metrics.loggers import FILE, SAMPLES, Metrics, done_line, download, last, publisher
 from recipec.runtime.metrics.run_state import recorded
 from recipec.runtime.training.session import Session
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
@@ -154,22 +153,22 @@ def test_state_json_records_run_state_and_end_reason(tmp_path: Path) -> None:
 def test_metrics_are_published_to_and_fetched_from_checkpoint_folder(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    metrics = Metrics(here, None, False, publish=remote_metrics.publisher(str(there)))
+    metrics = Metrics(here, None, False, publish=publisher(str(there)))
     for step in (1, 2):
         metrics.log("train", step, {"loss": 1.0})
     assert not (there / FILE).exists()
     metrics.flush()
     assert (there / FILE).read_text() == (here / FILE).read_text() != ""
     metrics.close()
-    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run continues
+    publisher("/dev/null/folder")(here / FILE)  # fails, and the run continues
     other = tmp_path / "other" / FILE
-    remote_metrics.fetch(other, str(there))
+    download(other, str(there))
     assert other.read_text() == (there / FILE).read_text(), "another machine goes on"
     with other.open("a") as file:
         file.write('{"step": 3, "loss": 1.0}\n')
-    remote_metrics.fetch(other, str(there))
+    download(other, str(there))
     assert len(other.read_text().splitlines()) == 3, "what is here is more"
-    remote_metrics.fetch(tmp_path / "none" / FILE, str(tmp_path / "nothing"))
+    download(tmp_path / "none" / FILE, str(tmp_path / "nothing"))
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_wandb_matches_metrics_jsonl(
     artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    logger = wandb_log.open_wandb("mine", folder, folder, artifact, False, 0)
+    logger = services.open_wandb("mine", services.RunFiles(folder, folder, artifact, False, 0))
     assert logger is not None
     by_metrics(folder, 0, 6, logger)
     found = records(folder)
@@ -279,7 +278,8 @@ def log_with(
     def log(fake: Any, resume: bool = False, restored: int = 0, project: str = "mine", **ends: Any) -> None:
         monkeypatch.setitem(sys.modules, "wandb", fake)
         folder = tmp_path / "run"
-        logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
+        files = services.RunFiles(folder, folder, artifact, resume, restored)
+        logger = services.open_wandb(project, files)
         metrics = Metrics(folder, restored or None, False, [logger] if logger else [])
         for step in (restored + 1, restored + 2):
             metrics.log("train", step, {"loss": 1.0 / step})

@@ -15,9 +15,9 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recipec.runtime.checkpoints import local_saving, manifest
-from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
+from recipec.runtime.checkpoints import manifest, saving
 from recipec.runtime.checkpoints.resuming import ResumePoint, describe
+from recipec.runtime.checkpoints.saving import LocalCheckpoints
 from recipec.runtime.sections import LocalCheckpoint
 from tests.runtime.artifacts import STEPS, assert_equal, entries, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -145,8 +145,8 @@ def test_local_step_that_cannot_be_read_is_ignored(tmp_path: Path, monkeypatch: 
     def denied(folder: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(local_saving, "examine", denied)
+    monkeypatch.setattr(saving, "examine", denied)
     (tmp_path / "3").mkdir()
-    local = object.__new__(local_saving.LocalCheckpoints)
+    local = object.__new__(saving.LocalCheckpoints)
     local.directory = str(tmp_path)
     assert local._whole(0) == {}

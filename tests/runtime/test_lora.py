@@ -24,7 +24,7 @@ from recipec.runtime.model.loading import abstract_model
 from recipec.runtime.model.lora import dropped, keep_mask, mask_gradients, row_salts
 from recipec.runtime.model.sharding import divisible
 from recipec.runtime.settings import ModelSettings
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training

@@ -15,8 +15,8 @@ from flax import nnx
 from recipec.runtime.model.forward import Head, attention_mask
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings
-from recipec.runtime.training import loss
-from recipec.runtime.training.logps import token_logps
+from recipec.runtime.training import losses
+from recipec.runtime.training.losses import token_logps
 from tests import tiny
 from tests.bench import step
 from tests.runtime import training
@@ -28,7 +28,7 @@ WIDTH = 24
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use three positions a chunk: six chunks for 16 positions, of which two are padding."""
-    monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
 
 
 def mesh_of(**axes: int) -> Any:
@@ -72,7 +72,7 @@ def full_loss(logits: Any, one: dict[str, Any]) -> Any:
 
 
 def chunked_loss(head: Any, hidden: Any, one: dict[str, Any]) -> Any:
-    return loss.batch_loss(fake(hidden, head), None, one)
+    return losses.batch_loss(fake(hidden, head), None, one)
 
 
 def largest(found: Any, expected: Any) -> float:
@@ -106,7 +106,7 @@ def test_micro_batch_without_targets_has_zero_loss_and_gradient() -> None:
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     logits = jnp.full((1, 1, 4096), 3.0, jnp.bfloat16)
-    found = loss.token_nll(logits, jnp.zeros((1, 1), jnp.int32))
+    found = losses.token_nll(logits, jnp.zeros((1, 1), jnp.int32))
     assert found.dtype == jnp.float32
     assert abs(float(found[0, 0]) - np.log(4096)) < 1e-5
 
@@ -140,8 +140,8 @@ def test_chunking_does_not_change_loss_or_gradients(
     with mesh:
         position = 4 * (training.ROWS // mesh.shape["fsdp"]) * vocabulary
         parts = mesh.shape["tp"] if vocabulary % mesh.shape["tp"] == 0 else 1
-        monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * position // parts)
-        assert loss.Chunks.of(hidden.shape, vocabulary) == loss.Chunks(length, 5, 3, 1)
+        monkeypatch.setattr(losses, "LOGITS_BYTES", 3 * position // parts)
+        assert losses.Chunks.of(hidden.shape, vocabulary) == losses.Chunks(length, 5, 3, 1)
     expected, (hidden_gradient, weight_gradient) = gradients(full, (0, 1))
     for argnums in (0, (0, 1)):
         found, gradient = gradients(chunked, argnums)
@@ -156,12 +156,12 @@ def test_chunks_fit_memory_limit_with_little_padding() -> None:
     with mesh_of(fsdp=4, tp=2) as mesh:
         rows, tp = 8 // mesh.shape["fsdp"], mesh.shape["tp"]
         for length, count in ((1, 1), (16, 1), (512, 8), (3072, 12), (4099, 17)):
-            chunks = loss.Chunks.of((8, length, 64), 262_144)
+            chunks = losses.Chunks.of((8, length, 64), 262_144)
             assert chunks.count == count
-            assert chunks.size * rows * 262_144 // tp * 4 <= loss.LOGITS_BYTES
+            assert chunks.size * rows * 262_144 // tp * 4 <= losses.LOGITS_BYTES
             assert 0 <= chunks.count * chunks.size - length < chunks.count
         # If tp does not divide the vocabulary, each device holds all of it.
-        assert loss.Chunks.of((8, 4096, 64), 262_143).size * rows * 262_143 * 4 <= loss.LOGITS_BYTES
+        assert losses.Chunks.of((8, 4096, 64), 262_143).size * rows * 262_143 * 4 <= losses.LOGITS_BYTES
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -205,7 +205,7 @@ def test_trained_head_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPa
     one = {"tokens": tokens, "positions": full, "segment_ids": full, "loss_mask": full > 0, "norm": 1.0}
 
     def gradient(dtype: Any, budget: int) -> np.ndarray:
-        monkeypatch.setattr(loss, "LOGITS_BYTES", budget)
+        monkeypatch.setattr(losses, "LOGITS_BYTES", budget)
         states, head = (jnp.bfloat16(x).astype(dtype) for x in (hidden, weight))
         function = jax.jit(jax.grad(lambda w: chunked_loss(make_head(w), states, one)))
         return np.asarray(function(head), np.float32)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 from recipec.runtime.interrupts import Interrupted, Interrupts
-from recipec.runtime.training import maintenance
+from recipec.runtime.training import ending
 from tests.ports import free_port
 from tests.runtime.artifacts import assert_equal, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
@@ -105,7 +105,7 @@ class Metadata:
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     server = Metadata()
     monkeypatch.setenv("GCE_METADATA_HOST", server.host)
-    monkeypatch.setattr(maintenance, "PAUSE", 0.05)
+    monkeypatch.setattr(ending, "PAUSE", 0.05)
     yield server
     server.close()
 
@@ -128,7 +128,7 @@ def test_maintenance_notice_sends_one_sigterm(
     metadata: Metadata, capfd: pytest.CaptureFixture[str], key: str, value: str, line: str
 ) -> None:
     """Ignore further notices, and do not count the system's own signal as a second one."""
-    with deferred() as interrupts, maintenance.watching(interrupts, "tpu"):
+    with deferred() as interrupts, ending.watching(interrupts, "tpu"):
         until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
         metadata.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
         time.sleep(0.2)
@@ -149,12 +149,12 @@ def test_maintenance_notice_sends_one_sigterm(
 
 def test_notice_before_run_start_stops_run(metadata: Metadata) -> None:
     metadata.set("preempted", "TRUE")
-    with Interrupts() as interrupts, pytest.raises(Interrupted), maintenance.watching(interrupts, "tpu"):
+    with Interrupts() as interrupts, pytest.raises(Interrupted), ending.watching(interrupts, "tpu"):
         time.sleep(10)
 
 
 def test_notice_is_received_after_metadata_server_outage(metadata: Metadata) -> None:
-    with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
+    with deferred() as interrupts, ending.watching(interrupts, "cpu"):
         until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
         metadata.refuses = 6
         metadata.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
@@ -168,8 +168,8 @@ def test_missing_metadata_server_prints_one_note(
 ) -> None:
     """Print one line and leave no thread running. On a CPU, send no request."""
     host = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(maintenance, "PAUSE", 0.02)
-    monkeypatch.setattr(maintenance, "DEFAULT", host)
+    monkeypatch.setattr(ending, "PAUSE", 0.02)
+    monkeypatch.setattr(ending, "DEFAULT", host)
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
 
     # A thread of the test before may still read its last answer.
@@ -179,9 +179,9 @@ def test_missing_metadata_server_prints_one_note(
         started = set(threading.enumerate()) - before
         return [thread for thread in started if thread.name.startswith("notices of")]
 
-    with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
+    with deferred() as interrupts, ending.watching(interrupts, "cpu"):
         assert not watchers()
-    with deferred() as interrupts, maintenance.watching(interrupts, "tpu"):
+    with deferred() as interrupts, ending.watching(interrupts, "tpu"):
         until(lambda: not watchers())
         assert interrupts.requested is None
     assert (

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from recipec.runtime.checkpoints.adapter_reader import choose_step, load_trained, saved_steps, step_losses
+from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_losses
+from recipec.runtime.checkpoints.trained_weights import load_trained
 from recipec.runtime.merging import merge
 from recipec.runtime.merging.job import checkpoint_digest
-from recipec.runtime.merging.own_files import own_files
 from recipec.runtime.merging.plan import shard_bytes
+from recipec.runtime.merging.tokenizer_files import own_files
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.adapter_reader import Delta
+from recipec.runtime.checkpoints.trained_weights import Delta
 from recipec.runtime.merging import arithmetic
 from recipec.runtime.merging.arithmetic import changed_blocks, is_finite
 from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from recipec.runtime.metrics.loggers import Metrics
-from recipec.runtime.metrics.services import open_services
+from recipec.runtime.metrics.services import RunFiles, open_services
 from recipec.runtime.sections import Log
 from recipec.runtime.settings import TrainSettings
 from tests.runtime.logged import assert_same, of_lines
@@ -74,7 +74,7 @@ def opened(tmp_path: Path, start: int, resume: bool = False) -> Metrics:
     artifact, folder = tmp_path / "tiny", tmp_path / "run"
     artifact.mkdir(exist_ok=True)
     (artifact / "recipe.lock.json").write_text(json.dumps(LOCK))
-    services = open_services(TRAIN, folder, folder, artifact, resume, start)
+    services = open_services(TRAIN, RunFiles(folder, folder, artifact, resume, start))
     return Metrics(folder, start or None, False, services)
 
 

@@ -20,8 +20,8 @@ from recipec.runtime.merging import merge
 from recipec.runtime.model.families import UnsupportedCheckpoint, family_of
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.runtime.weights.formats import Experts
 from recipec.runtime.weights.headers import Tensor
-from recipec.runtime.weights.mxfp4 import Experts
 from recipec.runtime.weights.safetensors_files import write_arrays
 from tests.runtime import decoders, mxfp4
 from tests.runtime.decoders import EVERY
@@ -66,7 +66,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_mxfp4_checkpoint_loads_and_merges_like_transformers(
     published: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recipec.runtime.backends.model import load_model
+    from recipec.runtime.backends.peft_model import load_model
 
     folder, model = published
     base = HFCheckpoint.open(folder)

@@ -15,8 +15,8 @@ from recipec.compiler.plan import bound
 from recipec.runtime.merging.card import training_objective
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training import objectives
-from recipec.runtime.training.pair_losses import PAIR_LOSSES
-from recipec.runtime.training.token_losses import TOKEN_LOSSES
+from recipec.runtime.training.losses import TOKEN_LOSSES
+from recipec.runtime.training.preference_losses import PAIR_LOSSES
 from recipec.spec.language.train import Train
 from recipec.spec.load import load
 from tests.emit.emitting import program_of

@@ -25,13 +25,12 @@ from recipec.compiler.emitters import python_text
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.fewer_layers import pattern, with_layers
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer
-from recipec.runtime.checkpoints.full import hugging_face
+from recipec.runtime.checkpoints.trained_weights import hugging_face
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.sharding import named
 from recipec.runtime.sections import Log
 from recipec.runtime.settings import CheckpointSettings, MeshSettings, TrainSettings
-from recipec.runtime.training.muon import scale_by_muon
-from recipec.runtime.training.optimizers import master_weights
+from recipec.runtime.training.optimizers import master_weights, scale_by_muon
 from recipec.runtime.training.step import Step
 from recipec.runtime.training.trainer import Checkpointing, Trainer
 from recipec.runtime.weights.checkpoint import HFCheckpoint

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from recipec.runtime.settings import TrainSettings
+from recipec.runtime.training.objective_losses import preference_loss
 from recipec.runtime.training.objectives import OBJECTIVES
-from recipec.runtime.training.preference import preference_loss
 
 BETA, SMOOTHING = 0.3, 0.1
 LOSSES = {

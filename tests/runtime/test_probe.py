@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from recipec.runtime.model.adapters import lora_settings
 from recipec.runtime.model.random_weights import write_text_model
-from recipec.runtime.probe import machine, numbers, parts
+from recipec.runtime.probe import machine, numbers, timing
 from recipec.runtime.probe.probe import main
 from recipec.runtime.settings import (
     CheckpointSettings,
@@ -162,8 +162,8 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {{
 
 
 def test_tpu_program_operations_are_classified_by_kind() -> None:
-    found = parts.kinds(TEXT)
-    told = {part: {name for name, kind in found.items() if kind == part} for part in parts.PARTS}
+    found = timing.kinds(TEXT)
+    told = {part: {name for name, kind in found.items() if kind == part} for part in timing.PARTS}
     assert told["products"] == {"c.1", "fusion.1", "fusion.9"}
     assert told["kernels"] == {"splash.1"}
     assert told["copies"] == {"copy-start.1", "copy-done.1"}
@@ -208,14 +208,14 @@ def test_tpu_trace_time_is_summed_by_operation_kind() -> None:
     text = plane("/device:TPU:0", XLA_Ops=ops, Async_XLA_Ops=beside, Steps=[("copy.1", 0, 100)])
     text += plane("/device:TPU:1", XLA_Ops=other)
     text += plane("/device:TPU:0 SparseCore 0", XLA_Ops=other) + plane("/host:CPU", python=other)
-    found = parts.summed(
+    found = timing.summed(
         ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(text)),
-        parts.kinds(TEXT),
+        timing.kinds(TEXT),
     )
     both = {"products": 120, "other": 42, "kernels": 20, "collectives": 10, "copies": 3, "idle": 5}
-    expected = {name: taken / 2 / parts.TRACED / 1e6 for name, taken in both.items()}
+    expected = {name: taken / 2 / timing.TRACED / 1e6 for name, taken in both.items()}
     assert found == pytest.approx(expected)
-    assert parts.summed(ProfileData.from_serialized_xspace(b""), {}) == {}
+    assert timing.summed(ProfileData.from_serialized_xspace(b""), {}) == {}
 
 
 def test_cpu_step_trace_finds_parts_and_leaves_no_files(tmp_path: Any, monkeypatch: Any) -> None:
@@ -227,7 +227,7 @@ def test_cpu_step_trace_finds_parts_and_leaves_no_files(tmp_path: Any, monkeypat
 
     inputs = placed("fsdp"), placed(None, "fsdp")
     step = jax.jit(lambda x, w: jnp.sin(x @ w @ w).sum()).lower(*inputs).compile()
-    found = parts.parts(lambda: step(*inputs).block_until_ready(), step.as_text())
+    found = timing.parts(lambda: step(*inputs).block_until_ready(), step.as_text())
     assert found["products"] > 0 and found["collectives"] > 0 and found["other"] > 0
     assert found["kernels"] == found["copies"] == 0
     assert list(tmp_path.iterdir()) == []

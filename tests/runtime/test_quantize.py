@@ -26,7 +26,7 @@ from recipec.runtime.model.partition_rules import Placement, resolved
 from recipec.runtime.model.quantize import dequantize, layout, layouts, quantize
 from recipec.runtime.model.sharding import named
 from recipec.runtime.settings import MeshSettings
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import decoders, training

@@ -15,7 +15,7 @@ from flax import nnx
 from recipec.runtime.model.loading import rematerialize
 from recipec.runtime.model.remat import POLICIES
 from recipec.runtime.model.sharding import shard_rows
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomize

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
-from recipec.runtime.checkpoints.adapter_reader import choose_step
 from recipec.runtime.checkpoints.resuming import find
+from recipec.runtime.checkpoints.steps import choose_step
 from recipec.runtime.sections import EarlyStopping
-from recipec.runtime.training.stopping import Evaluations
+from recipec.runtime.training.early_stopping import Evaluations
 from tests.runtime.artifacts import STOPPING, assert_equal, steps, train, write_artifact
 from tests.runtime.lives import Lives
 

@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
-from recipec.runtime.checkpoints.adapter_reader import check_model
 from recipec.runtime.checkpoints.record import read_record
 from recipec.runtime.checkpoints.resuming import describe
 from recipec.runtime.checkpoints.saving import Checkpoints
+from recipec.runtime.checkpoints.trained_weights import check_model
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import merge, verify
 from recipec.runtime.merging.sampling import Sampled
@@ -34,8 +34,8 @@ from recipec.runtime.model.loading import build
 from recipec.runtime.model.sharding import start_mesh
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import MeshSettings, ModelSettings
+from recipec.runtime.weights.agreement import untied
 from recipec.runtime.weights.checkpoint import HFCheckpoint
-from recipec.runtime.weights.tied import untied
 from recipec.spec.load import load as load_recipe
 from tests import tiny
 from tests.runtime import decoders, training

@@ -17,10 +17,10 @@ from flax import nnx
 
 from recipec.runtime.model.sharding import shard_rows, start_mesh
 from recipec.runtime.settings import MeshSettings, TrainSettings
-from recipec.runtime.training import loss
-from recipec.runtime.training.objective_losses import objective_loss
+from recipec.runtime.training import losses
+from recipec.runtime.training.objective_losses import micro_batch_loss, objective_loss
 from recipec.runtime.training.objectives import keeps_copy
-from recipec.runtime.training.step import micro_batch_loss, trained_type
+from recipec.runtime.training.step import trained_type
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.chats import tokenizer
@@ -88,8 +88,8 @@ def test_token_losses_and_gradients_match_torch(case: str, monkeypatch: pytest.M
     one |= {name: value[:, :LENGTH] for name, value in one.items() if value.ndim}
     expected = in_torch(train, states, head, before, one)
     mesh = start_mesh(MeshSettings("cpu", 8, axes))
-    monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * (training.ROWS // axes["fsdp"]) * vocabulary)
-    monkeypatch.setattr(loss, "SMALL_BYTES", 0)
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 3 * 4 * (training.ROWS // axes["fsdp"]) * vocabulary)
+    monkeypatch.setattr(losses, "SMALL_BYTES", 0)
     with mesh, jax.default_matmul_precision("highest"):
         placed = shard_rows({"states": states, "before": before[0], **one}, mesh)
         found, gradients = differentiated(train, (placed.pop("before"), before[1]))(

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from recipec.compiler.parity.compare import read_trace
-from recipec.runtime.checkpoints.adapter_reader import restore_tree
+from recipec.runtime.checkpoints.trained_weights import restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.initial import initial_adapters

@@ -19,7 +19,7 @@ from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.model.families import family_of
 from recipec.runtime.model.loading import abstract_model
 from recipec.runtime.settings import ModelSettings
-from recipec.runtime.training.loss import batch_loss
+from recipec.runtime.training.losses import batch_loss
 from tests import tiny
 from tests.runtime import training
 

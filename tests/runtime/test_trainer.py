@@ -14,7 +14,7 @@ import optax
 import pytest
 from flax import nnx
 
-from recipec.runtime.checkpoints.adapter_reader import restore_tree
+from recipec.runtime.checkpoints.trained_weights import restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.metrics.loggers import Metrics
 from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report

@@ -121,7 +121,7 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
         found: the state from which the run continues, as in ResumePoint.
     """
 
-    from recipec.runtime.training.start_from import start_from as begin
+    from recipec.runtime.training.adapter_start import start_from as begin
 
     objective = found.pop("objective", "sft")
     session: Any = SimpleNamespace(
@@ -141,9 +141,9 @@ def start_from(mesh: Any, built: Any, base: Path, folder: Path, **found: Any) ->
 
 
 def first_values(base: Any, settings: Any, lora: Any, kept: Path, seed: int, axes: Mapping[str, int]) -> Any:
-    """Compute initial values with runtime.training.first_values as a run's session does."""
+    """Compute initial values with runtime.training.adapter_start as a run's session does."""
 
-    from recipec.runtime.training.first_values import begin
+    from recipec.runtime.training.adapter_start import first_values as begin
 
     step = 1 if (kept / INITIAL).exists() else None
     session: Any = SimpleNamespace(

@@ -18,9 +18,9 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.trained.chat import Options, Talk
-from recipec.runtime.backends.model import load_model
-from recipec.runtime.checkpoints import adapter_reader
-from recipec.runtime.checkpoints.adapter_reader import recorded_lora
+from recipec.runtime.backends.peft_model import load_model
+from recipec.runtime.checkpoints import trained_weights
+from recipec.runtime.checkpoints.trained_weights import recorded_lora
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import Adapter, lora_settings
@@ -28,7 +28,7 @@ from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.peft.adapter import open_adapter
 from recipec.runtime.settings import DataSettings, ModelSettings
 from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
-from recipec.runtime.weights.checkpoint_files import Files
+from recipec.runtime.weights.files import Files
 from recipec.runtime.weights.headers import read_header
 from tests.runtime.llama_bases import TINY
 
@@ -183,7 +183,7 @@ def layout(section: dict[str, Any]) -> list[Adapter]:
     """Return the adapters that a record's lora section declares."""
     settings = recorded_lora({"recipe": {"lora": section}}, base())
     assert settings is not None
-    return adapter_reader._recorded_adapters(base(), settings)
+    return trained_weights._recorded_adapters(base(), settings)
 
 
 RECORDED = {
@@ -228,11 +228,11 @@ def test_valid_lora_record_is_read() -> None:
 
 
 def test_regex_in_a_record_with_endless_backtracking_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_reader, "MATCH_SECONDS", 0.5)
+    monkeypatch.setattr(trained_weights, "MATCH_SECONDS", 0.5)
     settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
     started = time.monotonic()
     with pytest.raises(UserError, match="were not matched within"):
-        adapter_reader._recorded_adapters(base(), settings)
+        trained_weights._recorded_adapters(base(), settings)
     assert time.monotonic() - started < 20
 
 
@@ -252,5 +252,5 @@ def test_array_shapes_are_checked_before_arrays_are_restored(tmp_path: Path) -> 
         raise UserError("too large")
 
     with pytest.raises(UserError, match="too large"):
-        adapter_reader.restore_tree(str(tmp_path / "tree"), cast(Callable[..., None], refuse))
+        trained_weights.restore_tree(str(tmp_path / "tree"), cast(Callable[..., None], refuse))
     assert asked == [{"a": (2, 3)}]

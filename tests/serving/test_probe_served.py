@@ -16,7 +16,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.model.random_weights import write_text_model
 from recipec.runtime.probe import served
 from recipec.runtime.probe.probe import main
-from recipec.runtime.probe.report import digest_of
+from recipec.runtime.probe.results import digest_of
 from recipec.runtime.settings import ModelSettings
 from tests.runtime import probed
 from tests.serving.fake_vllm import FakeVllm, Start

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.trained.combine import Combination, combine
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained
 from recipec.runtime.errors import UserError
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.weights.checkpoint import HFCheckpoint

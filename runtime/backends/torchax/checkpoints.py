@@ -15,11 +15,11 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...checkpoints.adapter_reader import ITEM, restore_tree
 from ...checkpoints.resuming import OPTIMIZER, describe
-from ...checkpoints.saving import Preserved, begin_save, cause, manager, not_written
+from ...checkpoints.saving import Preserved, begin_save, between_steps, cause, manager, not_written
+from ...checkpoints.steps import ITEM
+from ...checkpoints.trained_weights import restore_tree
 from ...errors import UserError
-from ...training.elastic import between_steps
 from ...training.step import TrainState
 
 Arrays = dict[str, Any]

@@ -14,8 +14,8 @@ from ...model.partition_rules import Rule
 from ...model.sharding import shard_rows
 from ...settings import ModelSettings
 from ...weights.checkpoint import HFCheckpoint
-from ..model import Pairs
-from .model import Arrays, abstract_model, load_base, place_trained
+from ..peft_model import Pairs
+from .hf_model import Arrays, abstract_model, load_base, place_trained
 
 
 @dataclass(frozen=True)

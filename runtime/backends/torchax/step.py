@@ -30,10 +30,10 @@ from ...metrics.run_report import Named
 from ...model import sharding
 from ...model.lora import row_salts
 from ...settings import TrainSettings
-from ...training.loss import Ask, Batch, Computed
+from ...training.losses import Ask, Batch, Computed
 from ...training.objective_losses import objective_loss
 from ...training.step import TrainState, record_norm
-from .model import Arrays, HfModel
+from .hf_model import Arrays, HfModel
 
 
 class Step:

@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoints.record import read_record
+from ...checkpoints.trained_weights import recorded_lora
+from ...data.batches import TrainingData
 from ...errors import UserError
 from ...hosts.single import SingleProcess
 from ...interrupts import Interrupts
@@ -24,10 +27,26 @@ from ...settings import (
     RunSettings,
     TrainSettings,
 )
-from ...training.ending import attended, farewell
-from ...training.maintenance import watching
+from ...training.adapter_start import first_values
+from ...training.ending import attended, farewell, watching
+from ...training.objectives import keeps_copy
 from ...training.session import Session, begin, checkpoint_directory
+from ...training.trainer import TrainingOutcome
 from ..arguments import BackendArguments
+from ..peft_model import start
+from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model, save_stops
+from .checkpoints import Checkpoints
+from .hf_model import (
+    Arrays,
+    abstract_model,
+    checkpoint_name,
+    load_base,
+    load_trained,
+    place_trained,
+    with_reference,
+)
+from .loop import Trainer, new_trace
+from .step import Step
 
 if TYPE_CHECKING:
     import optax
@@ -35,7 +54,6 @@ if TYPE_CHECKING:
     from ...hosts.group import ProcessGroup
     from ...model.initial import Start
     from ...weights.checkpoint import HFCheckpoint
-    from .model import Arrays
 
 SUFFIX = "-torchax"
 """Suffix of the directory of checkpoints, which keeps it apart from train.py's."""
@@ -95,17 +113,6 @@ def _run(
 ) -> int:
     import numpy as np
 
-    from ...checkpoints.adapter_reader import recorded_lora
-    from ...checkpoints.record import read_record
-    from ...data.batches import TrainingData
-    from ...training.objectives import keeps_copy
-    from ...training.trainer import TrainingOutcome
-    from ..model import start
-    from .checkpoints import Checkpoints
-    from .model import abstract_model, load_base, load_trained, place_trained, with_reference
-    from .step import Step
-    from .trainer import Trainer, new_trace
-
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     settings = replace(settings, lora=session.kept(settings.lora))
     lora, to = settings.lora, session.arguments.trace
@@ -115,8 +122,6 @@ def _run(
         recorded_lora(read_record(session.artifact), base)  # raises if the model is not the compiled one
     frozen, initial = base, None
     if lora is not None and lora.principal:
-        from ...training.first_values import begin as first_values
-
         frozen, initial = first_values(session, settings)
     with mesh:
         model = abstract_model(base.config, settings.model, lora, mesh, settings.rules, base.architecture)
@@ -182,8 +187,6 @@ def _saved(
     """
     import numpy as np
 
-    from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model, save_stops
-
     lora, base, output = settings.lora, session.base, session.arguments.output
     values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:
@@ -196,6 +199,4 @@ def _saved(
 
 def _named(arrays: Mapping[str, Any], base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
     """Return the trained arrays by a trace's names; without LoRA, those are names of the checkpoint."""
-    from .model import checkpoint_name
-
     return {name if lora is not None else checkpoint_name(name, base): a for name, a in arrays.items()}

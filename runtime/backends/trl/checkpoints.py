@@ -11,7 +11,7 @@ from typing import Any
 from ...checkpoints.record import LOCK, check_record
 from ...errors import UserError
 from ...interrupts import name_of
-from ...training.stopping import Evaluations
+from ...training.early_stopping import Evaluations
 
 TRAINED = "trained.safetensors"
 """File of the trained parameters, unless FSDP writes shards."""

@@ -21,8 +21,7 @@ from transformers.models.mixtral import modeling_mixtral
 
 from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
-from ...training.pair_losses import Functions, pair_loss
-from ...training.unpaired import losses
+from ...training.preference_losses import Functions, pair_loss, unpaired_losses
 from .pieces import OTHER
 
 Tensors = dict[str, torch.Tensor]
@@ -104,7 +103,7 @@ def _sft(model: Any, _: Any, piece: Mapping[str, Any], train: TrainSettings) -> 
 def _preference(
     model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
-    """Return the pairs' losses (training/pair_losses.py) plus the likelihood loss of the chosen texts."""
+    """Return the pairs' losses (preference_losses.py) plus the likelihood loss of the chosen texts."""
     objective, loss = OBJECTIVES[train.objective], pair_loss(train)
     before: torch.Tensor | float = 0.0
     compared = objective.refers(train.loss_type)
@@ -123,7 +122,7 @@ def _preference(
 def _unpaired(
     model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
-    """Return the losses of single answers (training/unpaired.py)."""
+    """Return the losses of single answers (preference_losses.py)."""
 
     def gains_of(rows: Mapping[str, Any], graded: bool) -> torch.Tensor:
         with torch.no_grad(), own.disable_adapter():
@@ -141,7 +140,7 @@ def _unpaired(
             torch.distributed.all_reduce(distance)
         kl = (distance[0] / distance[1].clamp(min=1)).clamp(min=0)
     sides, weights = piece["desirable"].sign(), piece["pair_weights"]
-    each = losses(torch.sigmoid, gains, sides, kl, train)
+    each = unpaired_losses(torch.sigmoid, gains, sides, kl, train)
     total = (torch.where(weights > 0, each, 0.0) * weights).sum()
     rewards = train.beta * gains.detach() * piece["desirable"].abs()
     chosen, rejected = (torch.where(sides == side, rewards, 0.0).sum() for side in (1, -1))
@@ -164,7 +163,7 @@ def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _metrics(rewards: torch.Tensor, piece: Mapping[str, Any]) -> Tensors:
-    """Return runtime.training.preference's METRICS, from the rewards of the answers, float32[2 P]."""
+    """Return runtime.training.objective_losses's METRICS, from the rewards of the answers, float32[2 P]."""
     chosen, rejected = rewards.detach()[0::2], rewards.detach()[1::2]
     values = {
         "rewards_accuracy": (chosen > rejected).to(rewards.dtype),

@@ -19,8 +19,8 @@ from ...data.prepare import PreparedData
 from ...errors import UserError
 from ...settings import TrainSettings
 from ...training.objectives import OBJECTIVES
-from ...training.unpaired import mismatched
-from ..model import labels
+from ...training.preference_losses import mismatched
+from ..peft_model import labels
 
 OTHER = "other_"
 """Prefix of the names of a piece's arrays of prompts with other rows' answers."""

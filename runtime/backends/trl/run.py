@@ -15,31 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifact import demand_whole
 from ...cache import cache_directory
-from ...checkpoints.adapter_reader import check_model
 from ...checkpoints.record import read_record, write_record
+from ...checkpoints.trained_weights import check_model
+from ...data.prepare import PreparedData, Tokenizing, prepare
+from ...data.tokenizer import load_tokenizer, numbered
 from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
 from ...metrics.run_state import Ending, recorded
-from ...metrics.services import open_services
+from ...metrics.services import RunFiles, open_services
 from ...model.adapters import LoraSettings
+from ...model.initial import Start, read_initial, write_initial
 from ...peft.adapter import ROWS
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
-from ...training.stopping import Evaluations
+from ...training.early_stopping import Evaluations
+from ...training.first_values import computed
 from ...training.trace import Trace, check_writable
+from ...weights.checkpoint import HFCheckpoint
+from ...weights.locate import locate_model
 from .. import saving
 from ..arguments import BackendArguments
 from ..arguments import parse_arguments as parse
+from ..peft_model import start, trained_parameters
 from .checkpoints import check_data, data_state, evaluations, farewell, open_run
-from .start import TrlSettings
+from .objectives import objective_of
+from .pieces import Pieces
+from .sft_trainer import RecipeTrainer, Surroundings, Training, arrays
+from .start import TrlSettings, reference_model, settings_of, trainable_model
+from .step_report import BackendReport
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from ...data.prepare import PreparedData
-    from ...model.initial import Start
-    from ...weights.checkpoint import HFCheckpoint
-    from ..report import BackendReport
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 """The packages whose versions a trace records."""
@@ -141,15 +148,6 @@ def _run(job: _Job) -> int:
     import torch
     from accelerate import PartialState
 
-    from ...weights.checkpoint import HFCheckpoint
-    from ...weights.locate import locate_model
-    from ..model import trained_parameters
-    from ..report import BackendReport
-    from .objectives import objective_of
-    from .pieces import Pieces
-    from .start import reference_model, settings_of, trainable_model
-    from .trainer import RecipeTrainer, Surroundings, Training, arrays
-
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
     place = PartialState(cpu=cpu)
     with place.local_main_process_first():
@@ -157,8 +155,6 @@ def _run(job: _Job) -> int:
     base.verify()
     check_model(read_record(job.artifact), base)
     if lora is not None and lora.train_tokens:
-        from ...data.tokenizer import numbered
-
         lora = numbered(lora, base, dict(model.add_tokens))
         job = replace(job, settings=replace(job.settings, lora=lora))
     with place.local_main_process_first():
@@ -181,8 +177,8 @@ def _run(job: _Job) -> int:
         run_facts.begin(
             job.directory, job.artifact, Path(sys.argv[0]).name, prepared, _devices(place), start, until
         )
-        where = (job.directory, job.directory, job.artifact, arguments.resume, start)
-        services = open_services(train, *where)
+        files = RunFiles(job.directory, job.directory, job.artifact, arguments.resume, start)
+        services = open_services(train, files)
         report = BackendReport(
             job.directory, start, until, train.log.every, train.log.tensorboard, peak_memory, services
         )
@@ -288,9 +284,6 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
     Args:
         folder: of the checkpoint from which the run continues; None for a new run.
     """
-    from ...data.prepare import Tokenizing, prepare
-    from ...data.tokenizer import load_tokenizer
-
     model, data, train = job.settings.model, job.settings.data, job.settings.train
     if train.global_batch_size % (train.micro_batch_size * processes):
         raise UserError(
@@ -317,10 +310,6 @@ def _data(job: _Job, base: HFCheckpoint, processes: int, folder: Path | None) ->
 def _initial(job: _Job, base: HFCheckpoint, place: PartialState, fresh: bool) -> Start:
     """Return the initial values of adapters that start from the base's weights. The main process computes
     them when the run begins."""
-    from ...model.initial import read_initial, write_initial
-    from ...training.first_values import computed
-    from ..model import start
-
     lora = job.settings.lora
     assert lora is not None
     if job.arguments.adapter is not None:

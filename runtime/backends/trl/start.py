@@ -12,9 +12,10 @@ from ...errors import UserError
 from ...model.adapters import LoraSettings
 from ...peft.exporting import module_prefix
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from ...training.first_values import residual
 from ...training.objectives import keeps_copy
 from ...weights.checkpoint import HFCheckpoint
-from ..model import Pairs, attach, full_parameters, load_model, set_adapters, set_base, start
+from ..peft_model import Pairs, attach, full_parameters, load_model, set_adapters, set_base, start
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,6 @@ def trainable_model(
     made = attach(loaded, base, model, lora)
     set_adapters(made, base, values)
     if initial is not None:
-        from ...training.first_values import residual
-
         set_base(made, base, initial, residual(base, lora, initial))
     return made
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained
 from recipec.runtime.errors import UserError
 from recipec.runtime.peft.importing import import_adapter
 from recipec.runtime.settings import ModelSettings

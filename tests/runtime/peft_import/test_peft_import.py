@@ -18,13 +18,13 @@ import torch
 import transformers
 
 from recipec.runtime.checkpoints import resuming
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.data.tokenizer import load_tokenizer
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.peft.exporting import same_scale
 from recipec.runtime.peft.importing import import_adapter
-from recipec.runtime.peft.known import keys_as_values
+from recipec.runtime.peft.names import keys_as_values
 from recipec.runtime.sections import Log
 from recipec.runtime.settings import (
     CheckpointSettings,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints import adapter_reader, manifest, resuming
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
+from recipec.runtime.checkpoints import manifest, resuming, trained_weights
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained, restore_tree
 from recipec.runtime.errors import UserError
 from recipec.runtime.peft.importing import import_adapter
 from tests.runtime.peft_import.adapters import (
@@ -130,7 +130,7 @@ def test_import_to_a_full_disk_leaves_no_step(
         broken.setattr(manifest, "write", fail)
         with pytest.raises(UserError, match="the adapters could not be written: No space left on device"):
             import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
-    assert adapter_reader.step_folders(tmp_path / "run") == []
+    assert trained_weights.step_folders(tmp_path / "run") == []
     import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
     assert resuming.find(str(tmp_path / "run")).step == 0
 

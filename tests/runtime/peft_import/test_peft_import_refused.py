@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.checkpoints.trained_weights import TrainedAdapters, load_trained
 from recipec.runtime.errors import UserError
 from recipec.runtime.peft.adapter import PASSIVE, REFUSED
 from recipec.runtime.peft.importing import import_adapter

@@ -6,14 +6,10 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UserError, first_line
-from ..weights.checkpoint import refuse_links
+from ..weights.checkpoint import HFCheckpoint, refuse_links
 from ..weights.headers import files_of
-
-if TYPE_CHECKING:
-    from ..weights.checkpoint import HFCheckpoint
 
 CHAT_TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """The files of a template: transformers and vLLM read the first, llama.cpp the second."""

@@ -1,39 +1,43 @@
-"""Read trained adapters back as numpy arrays, from Orbax checkpoints and the record next to them.
+"""Read trained weights back as numpy arrays, from Orbax checkpoints and the record next to them: adapters, or
+all weights in Hugging Face's layout.
 
-This needs neither the devices nor the mesh of the training run.
+This needs neither the devices nor the mesh of the training run. Of full fine-tuning, one parameter is in
+memory at a time: a checkpoint may be larger than the host's memory.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..addresses import is_address, path_of, reached, read_by_orbax
-from ..errors import UserError
+from ..addresses import path_of, reached
+from ..data.tokenizer import numbered
+from ..errors import Spoiled, UserError
 from ..limit import MATCH_SECONDS, TooLong, limit
-from ..metrics.loggers import FILE as METRICS
-from ..metrics.loggers import read_entries
-from ..model.adapters import Adapter, ExpertAdapter, LoraSettings, Matrices, build_adapters, lora_settings
-from ..model.families.base import Parameter, parameter_path
+from ..model.adapters import (
+    EMBEDDING,
+    TOKEN_ROWS,
+    Adapter,
+    ExpertAdapter,
+    LoraSettings,
+    Matrices,
+    build_adapters,
+    lora_settings,
+)
+from ..model.families.base import Parameter, Source, parameter_path
+from ..model.initial import joined, plain, read_initial
+from ..model.selection import train_only, trained_whole
 from ..weights.checkpoint import CONFIG, HFCheckpoint
-from . import manifest
 from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
-
-if TYPE_CHECKING:
-    from .full import ReplacedTensor, TrainedWeights
-
-LATEST = "latest"
-BEST = "best"
-ITEM = "model_params"
-"""Name under which Tunix's CheckpointManager stores the parameters of a step."""
+from .steps import ITEM, LATEST, absolute, check_whole, choose_step, step_folders, unfinished
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,36 @@ class Delta:
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
         return *self.b.shape[:-1], self.a.shape[-1]
+
+
+@dataclass(frozen=True)
+class ReplacedTensor:
+    """A tensor of the base that training replaced.
+
+    Attributes:
+        shape: Hugging Face's.
+        read: returns the trained values, in the dtype that they were trained in.
+        rows: the rows that were replaced, in the order of the values; None for the whole tensor.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    rows: tuple[int, ...] | None = None
+
+    def changer(self, dtype: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
+        """Return a function that computes rows of the tensor, as `runtime.merging.arithmetic.changer`."""
+        trained, numbers = self.read(), self.rows
+
+        def changed(base: Callable[[slice], np.ndarray], rows: slice) -> np.ndarray:
+            if numbers is None:
+                return np.ascontiguousarray(trained[rows].astype(dtype, copy=False))
+            out = base(rows).astype(dtype)
+            for number, values in zip(numbers, trained, strict=True):
+                if rows.start <= number < rows.stop:
+                    out[number - rows.start] = values.astype(dtype, copy=False)
+            return out
+
+        return changed
 
 
 @dataclass(frozen=True)
@@ -102,8 +136,6 @@ class TrainedAdapters:
                 source = parameter.sources[part.slot if adapter.target.fused else 0]
                 out[source.full_name(base.prefix)] = deltas[part.name]
         if self.parameters:
-            from .full import replaced, with_copies
-
             out |= replaced(self.parameters, self.read, base, self.numbers)
             out = with_copies(out, base)
         return out
@@ -117,8 +149,6 @@ class TrainedAdapters:
         """Return the tensors that PEFT saves in addition to the adapters', by their full names."""
         if not self.parameters:
             return {}
-        from .full import replaced
-
         return {name: one.read() for name, one in replaced(self.parameters, self.read, base).items()}
 
     def deltas(self) -> dict[str, Delta]:
@@ -137,6 +167,95 @@ class TrainedAdapters:
         if self.parameters or self.settings.kind != "lora":
             return False
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """The parameters of one step of a run without LoRA.
+
+    Attributes:
+        step: the optimizer step at which they were saved.
+        record: the recipe.lock.json of the run.
+        lock: its bytes.
+        parameters: the parameters that were trained.
+        read: returns a parameter's Tunix array by its path.
+    """
+
+    step: int
+    record: Mapping[str, Any]
+    lock: bytes
+    parameters: tuple[Parameter, ...]
+    read: Callable[[str], np.ndarray]
+
+    no_op = False
+    """Whether nothing was trained; this is not known without comparing every tensor."""
+
+    def put(self, variables: Mapping[str, Any]) -> None:
+        """Give a model's variables, by their paths, the trained values, in their own dtype and sharding."""
+        import jax
+
+        for parameter in self.parameters:
+            variable = variables[parameter.path]
+            old = variable.get_raw_value()
+            value = self.read(parameter.path).astype(old.dtype)
+            variable.set_raw_value(jax.device_put(value, old.sharding))
+
+    def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
+        """Return the trained value of each of the base's tensors, by its full name."""
+        return with_copies(replaced(self.parameters, self.read, base), base)
+
+
+Change = TypeVar("Change")
+
+
+def replaced(
+    parameters: Sequence[Parameter],
+    read: Callable[[str], np.ndarray],
+    base: HFCheckpoint,
+    numbers: tuple[int, ...] = (),
+) -> dict[str, ReplacedTensor]:
+    """Return the trained value of each tensor that the parameters are made of, by its full name.
+
+    Args:
+        read: returns a parameter's Tunix array by its path.
+        numbers: the embedding's rows that TOKEN_ROWS among the parameters replaces; if empty, those rows are
+            a tensor of their own, as in PEFT.
+    """
+
+    def tensor(parameter: Parameter, index: int) -> np.ndarray:
+        return hugging_face(read(parameter.path)[parameter.place(index)], parameter.sources[index])
+
+    out = {
+        source.full_name(base.prefix): ReplacedTensor(
+            source.shape, functools.partial(tensor, parameter, index)
+        )
+        for parameter in parameters
+        for index, source in enumerate(parameter.sources)
+        if not numbers or parameter.path != TOKEN_ROWS
+    }
+    if numbers:
+        source = embedding_of(base)
+        rows = functools.partial(read, TOKEN_ROWS)
+        out[source.full_name(base.prefix)] = ReplacedTensor(source.shape, rows, numbers)
+    return out
+
+
+def with_copies(changes: Mapping[str, Change], base: HFCheckpoint) -> dict[str, Change]:
+    """Return changes by full names, with those of the base's tensors that repeat a changed one."""
+    copied = {name: changes[other] for name, other in base.copies.items() if other in changes}
+    return {**changes, **copied}
+
+
+def embedding_of(base: HFCheckpoint) -> Source:
+    """Return the tensor of the token embedding."""
+    found = (one for one in base.family.parameters(base.architecture) if one.path == EMBEDDING)
+    (source,) = next(found).sources
+    return source
+
+
+def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
+    """Convert a tensor from Tunix's layout to Hugging Face's: the inverse of the conversion in `source`."""
+    return array.transpose(np.argsort(source.transpose)).reshape(source.shape)
 
 
 def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
@@ -163,10 +282,8 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
         folders = sorted({*step_folders(directory), *unfinished(directory)})
         for empty in (later for later in folders if later > step):
             print(f"note: {directory}/{empty} holds no checkpoint; step {step} is used", file=sys.stderr)
-    _check_whole(directory, step)
+    check_whole(directory, step)
     if settings is None:
-        from .full import load_weights
-
         lock = (path_of(directory) / LOCK).read_bytes()
         return load_weights(directory, step, ITEM, record, lock, base)
     adapters = _recorded_adapters(base, settings)
@@ -174,8 +291,6 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     expected = {path: shape for adapter in adapters for path, shape, _ in adapter.arrays}
     whole: tuple[Parameter, ...] = ()
     if settings.trains_whole:
-        from ..model.selection import trained_whole
-
         whole = trained_whole(base.family.parameters(base.architecture), settings)
     expected |= {parameter.path: parameter.shape for parameter in whole}
 
@@ -198,8 +313,6 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
             raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
     arrays = {a.target.weight: tuple(leaves[path] for path, *_ in a.arrays) for a in adapters}
     if settings.principal:
-        from ..model.initial import joined, plain, read_initial
-
         found = {name: parts for a in adapters for name, parts in a.split(*arrays[a.target.weight]).items()}
         values = joined(found, read_initial(directory))
         settings = plain(settings)
@@ -208,6 +321,45 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     lock = (path_of(directory) / LOCK).read_bytes()
     others = {parameter.path: leaves[parameter.path] for parameter in whole}
     return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays, whole, others)
+
+
+def load_weights(
+    directory: str, step: int, item: str, record: Mapping[str, Any], lock: bytes, base: HFCheckpoint
+) -> TrainedWeights:
+    """Load the parameters of a step whose files are intact.
+
+    Args:
+        directory: of the run's checkpoints, absolute or gs://.
+        item: the folder of the parameters within a step's folder.
+
+    Raises:
+        UserError: when a parameter is missing or is not the base's.
+    """
+    where = f"{directory}, step {step}"
+    leaves = Leaves(f"{directory}/{step}/{item}")
+    only = (record["recipe"].get("train") or {}).get("only") or ()
+    parameters = train_only(base.family.parameters(base.architecture), only)
+    trained = tuple(parameter for parameter in parameters if parameter.trainable)
+    for parameter in trained:
+        shape = leaves.shapes.get(parameter.path)
+        if shape is None:
+            raise UserError(f"{where}: no {parameter.path}, which the run's record lists", OTHER_RUN)
+        if shape != parameter.shape:
+            raise UserError(
+                f"{where}: {parameter.path} has shape {list(shape)}, expected {list(parameter.shape)} "
+                "from the base",
+                OTHER_RUN,
+            )
+
+    # A fused projection is read once for all its tensors, which are adjacent in most files.
+    @functools.lru_cache(maxsize=1)
+    def read(path: str) -> np.ndarray:
+        array = leaves.read(path)
+        if not np.isfinite(array.astype(np.float32, copy=False)).all():
+            raise Spoiled(f"{where}: {path} holds values that are not finite", EARLIER)
+        return array
+
+    return TrainedWeights(step, record, lock, trained, read)
 
 
 def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:
@@ -226,8 +378,6 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
         raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
     if not settings.train_tokens:
         return settings
-    from ..data.tokenizer import numbered
-
     return numbered(settings, base, record["recipe"].get("model", {}).get("add_tokens") or {})
 
 
@@ -282,149 +432,6 @@ def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapt
         raise UserError(f"the lora section of the run's record is incomplete ({error})", OTHER_RUN) from error
 
 
-def absolute(directory: str | Path) -> str:
-    """Return a local folder's absolute path, which Orbax requires; return an address unchanged."""
-    return str(directory) if is_address(directory) else str(Path(directory).expanduser().resolve())
-
-
-def step_folders(directory: str | Path) -> list[int]:
-    """Return the steps that have a folder, whatever its content, ascending.
-
-    In a bucket these are the steps whose save has ended; `unfinished` returns the others.
-
-    Raises:
-        UserError: when it cannot be read, or an address's bucket does not exist.
-    """
-    try:
-        with reached(directory):
-            steps = _numbered(directory)
-            if read_by_orbax(directory):
-                from .bucket import ended
-
-                steps = ended(directory, steps)
-            return steps
-    except OSError as error:  # of this machine's file systems
-        raise UserError(
-            f"{directory}: cannot be read: {error.strerror or error}", "allow this process to read it"
-        ) from error
-
-
-def unfinished(directory: str | Path) -> list[int]:
-    """Return the steps in a bucket whose save is still running or was killed, ascending.
-
-    On a disk there are none, because Orbax names a step's folder when its save ends.
-    """
-    if not read_by_orbax(directory):
-        return []
-    from .bucket import unfinished
-
-    with reached(directory):
-        return unfinished(directory, _numbered(directory))
-
-
-def _numbered(directory: str | Path) -> list[int]:
-    """Return the folders whose names are numbers, ascending; [] if the directory does not exist."""
-    root = path_of(directory)
-    if not root.is_dir():
-        return []
-    return sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal() and path.is_dir())
-
-
-def saved_steps(directory: str | Path) -> list[int]:
-    """Return the steps of the complete checkpoints in a folder, ascending.
-
-    Raises:
-        UserError: when an address cannot be read, or its bucket does not exist.
-    """
-    root = path_of(directory)
-    with reached(directory):
-        return [step for step in step_folders(directory) if (root / str(step) / ITEM).is_dir()]
-
-
-def choose_step(directory: str | Path, which: str) -> int:
-    """Return the step that "latest", "best" or a number selects.
-
-    Raises:
-        UserError: when there is no such step.
-    """
-    steps = saved_steps(directory)
-    if not steps:
-        begun = unfinished(directory)
-        raise UserError(
-            f"{directory}: no checkpoint"
-            + (f"; the save of step {begun[-1]} has not ended" if begun else ""),
-            "--checkpoint DIR says where train.py saved them",
-        )
-    if which == LATEST:
-        return steps[-1]
-    if which == BEST:
-        return _best_step(directory, steps)
-    if not which.isdecimal():
-        raise UserError(f"--step {which}: is neither latest, best nor a number", "--step latest")
-    if int(which) not in steps:
-        raise UserError(
-            f"{directory}: no checkpoint of step {which}", f"there are {', '.join(map(str, steps))}"
-        )
-    return int(which)
-
-
-def _check_whole(directory: str, step: int) -> None:
-    """Check that the files of a step are those that were saved; name the newest intact step before it."""
-    reason = _damage(directory, step)
-    if reason is None:
-        return
-    earlier = (s for s in reversed(step_folders(directory)) if s < step and _damage(directory, s) is None)
-    whole = next(earlier, None)
-    raise UserError(
-        f"{directory}: the checkpoint of step {step} is damaged ({reason})",
-        "no earlier one is complete"
-        if whole is None
-        else f"--step {whole} is the newest complete one before it",
-    )
-
-
-def _damage(directory: str, step: int) -> str | None:
-    """Return what is wrong with a step's parameters; trees saved by other programs have no checksums."""
-    tree = path_of(directory) / str(step) / ITEM
-    if tree.is_dir() and not (tree / manifest.SUMS).exists():
-        return None
-    try:
-        return manifest.damage(tree)
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def step_losses(directory: str | Path, step: int) -> dict[str, float]:
-    """Return "loss" and "eval_loss" of a step, if the run logged them."""
-    out: dict[str, float] = {}
-    for entry in _logged(directory):
-        if entry["step"] == step:
-            out |= {key: float(entry[key]) for key in ("loss", "eval_loss") if entry.get(key) is not None}
-    return out
-
-
-def _best_step(directory: str | Path, steps: list[int]) -> int:
-    losses = {
-        entry["step"]: float(entry["eval_loss"])
-        for entry in _logged(directory)
-        if entry.get("eval_loss") is not None and entry["step"] in steps
-    }
-    losses = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
-    if not losses:
-        raise UserError(
-            f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
-            f"({', '.join(map(str, steps))})",
-            "evaluate at the steps that are saved (data.eval, train.eval_every), or give --step N",
-        )
-    return min(losses, key=lambda step: (losses[step], step))
-
-
-def _logged(directory: str | Path) -> list[dict[str, Any]]:
-    """Return the entries of metrics.jsonl. Losses that are not finite are texts, which float() reads."""
-    with reached(directory):
-        return [entry for _, entry in read_entries(path_of(directory) / METRICS)]
-
-
 def restore_tree(
     path: str, check: Callable[[Mapping[str, tuple[int, ...]]], None] = lambda shapes: None
 ) -> dict[str, np.ndarray]:
@@ -452,3 +459,61 @@ def restore_tree(
         raise unreadable(path, error) from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
     return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
+
+
+class Leaves:
+    """The arrays of an Orbax tree, read one at a time without a mesh.
+
+    Args:
+        path: of the tree.
+
+    Attributes:
+        shapes: by the arrays' paths in the Tunix model.
+
+    Raises:
+        UserError: when the tree cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        import jax
+        import orbax.checkpoint as ocp
+
+        # Tunix does not save the kind of metadata that Orbax looks for first, and warns about.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._path = path
+        self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        tree = self._guarded(lambda: self._checkpointer.metadata(path).item_metadata.tree)
+        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._index = {parameter_path(keys): number for number, (keys, _) in enumerate(found)}
+        self.shapes = {parameter_path(keys): tuple(leaf.shape) for keys, leaf in found}
+
+    def read(self, path: str) -> np.ndarray:
+        """Read one array.
+
+        Raises:
+            UserError: when its files are damaged.
+        """
+        import jax
+        import orbax.checkpoint as ocp
+
+        wanted: list[Any] = [ocp.PLACEHOLDER] * len(self._index)
+        wanted[self._index[path]] = np.zeros((), np.float32)
+        arguments = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(wanted)
+        restored = self._guarded(
+            lambda: self._checkpointer.restore(
+                self._path,
+                args=ocp.args.PyTreeRestore(
+                    item=jax.tree.unflatten(self._structure, wanted),
+                    restore_args=jax.tree.unflatten(self._structure, arguments),
+                ),
+            )
+        )
+        return np.asarray(
+            jax.tree.leaves(restored, is_leaf=lambda x: x is ocp.PLACEHOLDER)[self._index[path]]
+        )
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            raise unreadable(self._path, error) from error

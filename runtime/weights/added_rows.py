@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .agreement import embeddings, heads_of
-from .headers import ITEM_BYTES, Tensor, View
+from .headers import ITEM_BYTES, Tensor, View, numpy_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,12 +104,10 @@ class Grown(Tensor):
         """Return the mean of the rows, in their type; the sum is in float64."""
         import numpy as np
 
-        from .safetensors_files import DTYPES
-
         count, width = self.own.shape
         step = BLOCK_ROWS * self.own.size // count
         total = np.zeros(width)
         for start in range(0, self.own.size, step):
             data = self.own.bytes_of(view, start, min(start + step, self.own.size))
-            total += np.frombuffer(data, DTYPES[self.dtype]).reshape(-1, width).sum(0, np.float64)
-        return (total / count).astype(DTYPES[self.dtype])
+            total += np.frombuffer(data, numpy_type(self.dtype)).reshape(-1, width).sum(0, np.float64)
+        return (total / count).astype(numpy_type(self.dtype))

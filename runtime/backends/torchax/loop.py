@@ -15,16 +15,15 @@ from ...checkpoints.saving import kept
 from ...data.batches import TrainingData, eval_line, eval_losses
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
-from ...metrics.loggers import Metrics
-from ...metrics.nowhere import Nowhere
+from ...metrics.loggers import Metrics, Nowhere
 from ...metrics.run_report import Named, NotFinite, Numbers, Report
 from ...model import sharding
 from ...settings import ModelSettings
-from ...training.loss import Batch
+from ...training.losses import Batch
 from ...training.step import TrainState
 from ...training.trace import Trace, count_targets
 from .checkpoints import Checkpoints
-from .model import Arrays
+from .hf_model import Arrays
 from .step import Step
 
 PACKAGES = ("jax", "torchax", "torch", "transformers", "peft", "optax")

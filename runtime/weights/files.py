@@ -1,4 +1,4 @@
-"""The files of a checkpoint's folder: mapped if they are local, otherwise read by ranges."""
+"""The files of a checkpoint's folder: mapped if they are local, otherwise read by ranges from an address."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..stores import failed, read_range
 
 AGAIN = "copy or download the checkpoint again"
 SIDE_FOLDERS = ("additional_chat_templates",)
@@ -103,3 +104,63 @@ def json_object(content: bytes, path: str, help: str = AGAIN) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: not a JSON object", help)
     return found
+
+
+class RemoteFiles(Files):
+    """A folder on a file system of fsspec, which does its own retries."""
+
+    def __init__(self, address: str, system: Any, root: str) -> None:
+        self.name = address.rstrip("/")
+        self.folder = None
+        self._system = system
+        self._remote = root
+        self.exists = True
+        system.invalidate_cache()
+        try:
+            self.sizes = self._list()
+        except (FileNotFoundError, NotADirectoryError):
+            self.exists, self.sizes = False, {}
+        except Exception as error:  # an error of any library behind the address
+            raise failed(self.name, "read", error) from error
+
+    def path(self, name: str) -> str:
+        return f"{self.name}/{name}"
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        return bytes(self._range(name, start, self.sizes[name] if end is None else end))
+
+    def view(self, name: str, start: int, end: int) -> memoryview:
+        return memoryview(self._range(name, start, end)).toreadonly()
+
+    def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
+        """Do nothing: viewed bytes are a copy."""
+
+    def _list(self) -> dict[str, int]:
+        entries = self._system.ls(self._remote, detail=True)
+        found = {name_of(entry): entry for entry in entries if entry["type"] == "file" and name_of(entry)}
+        folders = {name_of(entry) for entry in entries if entry["type"] == "directory"}
+        for side in folders.intersection(SIDE_FOLDERS):
+            for entry in self._system.ls(f"{self._remote}/{side}", detail=True):
+                if entry["type"] == "file" and name_of(entry):
+                    found[f"{side}/{name_of(entry)}"] = entry
+        # The listing of a file's address is that file.
+        itself = self._remote.strip("/")
+        found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
+        if not found and not folders:
+            raise FileNotFoundError(self._remote)
+        sizes = {}
+        for name, entry in found.items():
+            size = entry.get("size")
+            sizes[name] = self._system.size(f"{self._remote}/{name}") if size is None else size
+        return sizes
+
+    def _range(self, name: str, start: int, end: int) -> bytearray:
+        try:
+            return read_range(self._system, f"{self._remote}/{name}", start, end)
+        except Exception as error:  # an error of any library behind the address
+            raise failed(self.path(name), "read", error) from error
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    """Return a file's name from its entry in fsspec's listing of a folder."""
+    return str(entry["name"]).rpartition("/")[2]

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..data.batches import eval_line
-from ..errors import UserError
-from ..metrics.loggers import Metrics, done_line, last
-from ..progress import duration
+from ...data.batches import eval_line
+from ...errors import UserError
+from ...metrics.loggers import Metrics, done_line, last
+from ...progress import duration
 
 if TYPE_CHECKING:
-    from ..metrics.services import Service
+    from ...metrics.services import Service
 
 
 class BackendReport:
@@ -103,7 +103,7 @@ class BackendReport:
         """Record the losses of an evaluation after an optimizer step; step 0 is the untrained model.
 
         Args:
-            losses: the result of `runtime.data.batches.eval_losses`.
+            losses: the result of `runtime.data.evaluation.eval_losses`.
         """
         self._metrics.log("eval", step, losses)
         self._eval_loss = losses["loss"]

@@ -1,23 +1,101 @@
-"""Write greedy answers with the model in training, on its mesh, for train.samples.
+"""Evaluate the model of a run while it trains: the loss of the evaluation data, and greedy answers to prompts
+(train.samples), on the run's mesh.
 
-No KV cache is kept: each new token runs the forward pass over the whole rows again. An answer of N tokens
-costs N forward passes, and the code that computes them is the training code.
+No KV cache is kept for answers: each new token runs the forward pass over the whole rows again. An answer of
+N tokens costs N forward passes, and the code that computes them is the training code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..data.batches import TrainingData, eval_line, eval_losses
 from ..data.prompts import Prompts
+from ..metrics.run_report import Report
 from ..model import context
 from ..model.forward import Forward
 from ..model.sharding import Rows
+from ..settings import TrainSettings
+from .early_stopping import Evaluations
+
+if TYPE_CHECKING:
+    from ..checkpoints.saving import Preserved
+
+
+class Evaluating:
+    """The evaluations of a run.
+
+    Args:
+        loss_of: computes the loss of an evaluation batch, of the current model.
+        answers: returns that model's answers to prompts.
+        data: with evaluation batches.
+        report: takes the results.
+        counted: the state when the run continues; None at its beginning.
+        kept: which checkpoints are kept, if the best one is always among them.
+    """
+
+    def __init__(
+        self,
+        loss_of: Callable[[Any], Any],
+        answers: Callable[[Prompts], list[dict[str, Any]]],
+        data: TrainingData,
+        report: Report,
+        settings: TrainSettings,
+        counted: Mapping[str, Any] | None,
+        kept: Preserved | None,
+    ) -> None:
+        self._loss_of, self._answers, self._data, self._report = loss_of, answers, data, report
+        self._every, self._stopping = settings.eval_every, settings.early_stopping
+        self._counts, self._kept = Evaluations(**(counted or {})), kept
+        if kept is not None:
+            kept.best = self._counts.step
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the counts, for the run's checkpoints."""
+        return asdict(self._counts)
+
+    @property
+    def ends(self) -> bool:
+        """Return whether the run should stop early."""
+        return self._counts.ends(self._stopping)
+
+    def run(self, step: int) -> float:
+        """Return the mean loss over the evaluation data's targets."""
+        losses = [self._loss_of(batch) for batch in self._data.evaluation]
+        means = eval_losses([float(loss) for loss in losses], self._data.eval_parts)
+        loss = self.record(step, means)
+        if self._data.prompts is not None:
+            self._report.metrics.samples(step, self._answers(self._data.prompts))
+        return loss
+
+    def record(self, step: int, losses: Mapping[str, float]) -> float:
+        """Write and print an evaluation, and return its loss."""
+        self._report.metrics.log("eval", step, losses)
+        self._report.say(eval_line(step, losses))
+        return losses["loss"]
+
+    def count(self, step: int, loss: float) -> bool:
+        """Count an evaluation, and return whether its loss is the lowest so far."""
+        if step % self._every:
+            return False
+        self._counts = self._counts.after(step, loss, self._stopping.min_delta if self._stopping else 0.0)
+        best = self._counts.step == step
+        if best and self._kept is not None:
+            self._kept.best = step
+        return best
+
+    def sentence(self, step: int) -> str:
+        """Say why a run stopped early after a step."""
+        return self._counts.sentence(step)
+
 
 Answer = Callable[[Any, Any, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
 """(trained, base, {tokens int32[B, T], lengths int32[B]}) -> both, with the answers behind the prompts."""

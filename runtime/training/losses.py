@@ -1,4 +1,5 @@
-"""The training loss: next-token cross-entropy over the tokens that the loss mask selects.
+"""The losses of tokens: next-token cross-entropy over the tokens that the loss mask selects, and other losses
+that train.loss_type names.
 
 The logits of a whole batch are the largest array of a training step: [B, T, V] in float32, and several times
 as much with the arrays of their gradient. This module computes them for one chunk of T at a time.
@@ -13,8 +14,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import pxla
+from jax.sharding import PartitionSpec
 
 from ..model import sharding
+from ..model.context import collect, deal
 from ..model.forward import Head
 from ..model.partition_rules import TOKENS
 from ..settings import TrainSettings
@@ -218,8 +222,6 @@ class Chunks:
 
 def dealt(rows: Sequence[jax.Array]) -> Iterator[jax.Array]:
     """Return arrays of rows in the order of `context.deal`."""
-    from ..model.context import deal
-
     return map(deal, rows)
 
 
@@ -302,3 +304,101 @@ def _summed(
 
 def _divided(total: jax.Array, norm: jax.Array) -> jax.Array:
     return jnp.where(norm > 0, total / jnp.where(norm > 0, norm, 1.0), 0.0)
+
+
+Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
+
+
+def logps_of(asked: Asked) -> Logps:
+    """Return the log-probabilities of a model that answers."""
+    return lambda *rows: asked(lambda forward, model: token_logps(forward, model, *rows))
+
+
+def token_logps(
+    forward: Computed, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
+    """Compute the log-probability of each next token.
+
+    Returns:
+        float32[B, T]: at t the log-probability of tokens[:, t + 1] given the earlier tokens of its
+            segment; 0 at the last position and where a segment or the row's tokens end.
+    """
+    rows = (tokens, positions, segment_ids, jnp.roll(tokens, -1, axis=1))
+    *inputs, targets = dealt(rows) if forward.dealt else rows
+    hidden = forward.hidden(model, *inputs)
+    head = forward.head(model)
+    chunks = Chunks.of(hidden.shape, head.vocab_size)
+    dtype = head.weight.dtype
+    # In float32, so that the gradients of a trained head are summed over chunks in float32.
+    arrays = tuple(array.astype(jnp.float32) for array in head.placed(head.arrays))
+
+    # prevent_cse is off: a scan's iterations share nothing that recomputing could be merged with.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def nll_of(own: Arrays, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return token_nll(chunk_logits(head, tuple(array.astype(dtype) for array in own), x), targets)
+
+    def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        return None, nll_of(arrays, *xs)
+
+    _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets))
+    nll = chunks.join(nll)
+    if forward.dealt:
+        nll = collect(nll, tokens.shape[1])
+    return jnp.where(predicted(segment_ids > 0, segment_ids), -nll, 0.0)
+
+
+def _dft(_: TrainSettings, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Weight a target by its own probability, which has no gradient (Wu et al. 2025, eq. 9)."""
+    nll = token_nll(logits, targets)
+    return nll * jax.lax.stop_gradient(jnp.exp(-nll))
+
+
+def _eaft(train: TrainSettings, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Weight a target by the entropy of the likeliest tokens, which has no gradient, as LLaMA-Factory does.
+    eaft_entropy is the 3 by which it divides the entropy of 20 tokens."""
+    entropy = top_entropy(jax.lax.stop_gradient(logits), train.eaft_top_k)
+    return token_nll(logits, targets) * (entropy / train.eaft_entropy) ** train.eaft_alpha
+
+
+def _asft(train: TrainSettings, logits: jax.Array, targets: jax.Array, before: jax.Array) -> jax.Array:
+    """Add the KL divergence of the model before training to `_dft`, as LLaMA-Factory does.
+
+    Args:
+        before: logits of the model that training starts from.
+    """
+    reference, model = jax.nn.log_softmax(before, axis=-1), jax.nn.log_softmax(logits, axis=-1)
+    divergence = (jnp.exp(reference) * (reference - model)).sum(-1)
+    return _dft(train, logits, targets) + train.asft_alpha * divergence
+
+
+TOKEN_LOSSES: dict[str, Callable[..., jax.Array]] = {"dft": _dft, "eaft": _eaft, "asft": _asft}
+"""Losses by train.loss_type: (settings, logits float32[B, T, V], targets int32[B, T]) -> float32[B, T]. Those
+with a reference (`Objective.reference`) also get its logits."""
+
+
+def top_entropy(logits: jax.Array, count: int) -> jax.Array:
+    """Return float32[B, T], the entropy of the `count` largest logits' softmax, or of all if there are fewer.
+
+    Each device first finds the largest of its own part of the vocabulary, so that logits that tp splits stay
+    where they are. XLA would gather them for a top_k of the whole.
+    """
+    mesh = pxla.thread_resources.env.physical_mesh
+    axes = (None,) * 3 if mesh.empty else sharding.activation_axes(logits, ("fsdp", None, "tp"), mesh)
+    rows, tokens, split = axes
+
+    def entropy(part: jax.Array) -> jax.Array:
+        found = _largest(part.astype(jnp.float32), count)
+        if split is not None:
+            found = _largest(jax.lax.all_gather(found, split, axis=2, tiled=True), count)
+        logps = jax.nn.log_softmax(found, axis=-1)
+        return -(jnp.exp(logps) * logps).sum(-1)
+
+    if not mesh.empty:
+        places = {"in_specs": PartitionSpec(*axes), "out_specs": PartitionSpec(rows, tokens)}
+        entropy = jax.shard_map(entropy, mesh=mesh, check_vma=False, **places)
+    return entropy(logits)
+
+
+def _largest(logits: jax.Array, count: int) -> jax.Array:
+    return jax.lax.top_k(logits, min(count, logits.shape[-1]))[0]

@@ -22,7 +22,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from ...data.batches import Batch, eval_losses
 from ...sections import EarlyStopping
-from ...training.stopping import Evaluations
+from ...training.early_stopping import Evaluations
 from .checkpoints import DATA, TRAINED
 from .objectives import Objective
 from .pieces import Pieces

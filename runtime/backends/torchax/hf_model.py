@@ -12,6 +12,9 @@ and values to the function that its config names, with every other argument of t
 is `segment_ids`, from which the mask is built here. So packed rows, padding and sliding windows mean the same
 as in train.py, and the layers take no [T, T] mask. Stock scaled_dot_product_attention gives NaN for a query
 that can see only padding.
+
+Logits are computed from final hidden states by the model's own code. Its forward pass runs without the
+decoder, so its multipliers, caps and biases all apply.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +39,7 @@ from jax import ad_checkpoint
 from jax.sharding import Mesh
 from torchax.ops.mappings import t2j_dtype
 from transformers import AttentionInterface
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ...errors import UserError
 from ...model import sharding
@@ -51,7 +56,6 @@ from ...model.remat import ATTENTION, POLICIES
 from ...settings import ModelSettings
 from ...weights.checkpoint import HFCheckpoint
 from .configs import floats
-from .own_head import OwnHead
 from .placement import adapter_specs, tensor_specs
 from .quantized import QuantizedLinear, replace_linears, shapes, spread, tensor_layouts
 
@@ -646,3 +650,35 @@ def _arrays(query: Any, key: Any, value: Any, segment_ids: Any) -> tuple[jax.Arr
     q, k, v, segments = env.t2j_iso(env.v2t_iso((query, key, value, segment_ids)))
     split = ("fsdp", None, "tp", None)
     return (*(sharding.constrain(x.swapaxes(1, 2), split) for x in (q, k, v)), segments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnHead(Head):
+    """An output head that calls the model's own code after the decoder.
+
+    Attributes:
+        module: the causal language model.
+        name: the head weight's name in the module.
+        rest: other arrays outside the decoder, by their names.
+    """
+
+    module: torch.nn.Module
+    name: str
+    rest: Mapping[str, jax.Array]
+
+    def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+        """Return logits float32[B, T, V] from hidden [B, T, D]; the weight is sharded for this product."""
+        env = torchax.default_env()
+        own = env.j2t_iso({**self.rest, self.name: weight})
+        given = env.j2t_iso(hidden)
+
+        def decoded(*_: Any, **__: Any) -> BaseModelOutputWithPast:
+            return BaseModelOutputWithPast(last_hidden_state=given)
+
+        decoder: Any = self.module.model
+        with mock.patch.object(decoder, "forward", decoded), env, torch.no_grad():
+            out = torch.func.functional_call(
+                self.module, own, (), {"inputs_embeds": given, "use_cache": False}
+            )
+            logits: jax.Array = env.t2j_iso(env.v2t_iso(out.logits))
+        return logits.astype(jnp.float32)
