@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -56,3 +57,11 @@ def install(*extras: str) -> str:
 def missing_packages(names: Iterable[str]) -> list[str]:
     """Return the packages that cannot be imported. Nothing is imported to find out."""
     return [name for name in names if find_spec(name) is None]
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, "" of another."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

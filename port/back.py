@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.emitters.commented_recipe import Line, flat_text, recipe_text
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
 from recipec.port import dialects
 from recipec.port.back_keys import ALPACA, DIALECTS, Config, alpaca, direct, dumped, written
 from recipec.port.keys import table
@@ -28,6 +27,7 @@ from recipec.port.report import rows, summary
 from recipec.port.settle import renamed
 from recipec.port.source import Source, Sources
 from recipec.spec.codes import Code
+from recipec.spec.commented_recipe import Line, flat_text, recipe_text
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
 from recipec.spec.language import VERSION, Data, Recipe, Section

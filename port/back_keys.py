@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model, find
+from recipec.compiler.catalog import Model, find
 from recipec.compiler.lowering.program import Program
 from recipec.port.common import SINGLE
 from recipec.port.dialects.llamafactory import LOSSES, WEIGHTED

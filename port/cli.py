@@ -148,7 +148,7 @@ def port(
     With --to it turns a recipe into a config. The report goes to stdout, or to stderr if the recipe goes to
     stdout. Exits with 1 if the run cannot be ported.
     """
-    from recipec.compiler.artifacts.writing import write_text
+    from recipec.compiler.writing import write_text
     from recipec.port.port import Asked, port
 
     target = None if output is None or str(output) == "-" else output
@@ -260,7 +260,7 @@ def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
 def _write(made: Ported, target: Path, schema: bool = True) -> None:
     """Writes what was made, what it needs beside it, and the schema that a recipe's first line names."""
     from recipec.compiler.artifacts.artifact import SCHEMA
-    from recipec.compiler.artifacts.writing import write_text
+    from recipec.compiler.writing import write_text
     from recipec.spec.schema import text
 
     for name, content in (made.ledger.files if made.ledger else {}).items():

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.port.keys import OFF, Keys, table, tools
 from recipec.port.meaning import adapters, models
 from recipec.port.names import known, tokenizer_of

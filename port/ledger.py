@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.emitters.commented_recipe import Line
 from recipec.port.source import MISSING, Source, Sources
 from recipec.spec.codes import Code
+from recipec.spec.commented_recipe import Line
 from recipec.spec.diagnostics import Diagnostic, Span
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from recipec.compiler.arrangements import Arrangement, arrangements, concerns_mesh
 from recipec.compiler.checks.train import E0722
-from recipec.compiler.lowering.arrangements import Arrangement, arrangements, concerns_mesh
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.wording import plural
 from recipec.port.ledger import Ledger, Verdict

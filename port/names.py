@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 
 DATA = Path(__file__).parent / "data" / "models.json"
 TEMPLATES = DATA.with_name("chat_templates.json")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.wording import plural

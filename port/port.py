@@ -12,13 +12,12 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from recipec.compiler.arrangements import concerns_mesh
+from recipec.compiler.catalog import E0801, E0802
 from recipec.compiler.checks.launch import E1301
 from recipec.compiler.checks.train import E0722
-from recipec.compiler.emitters.commented_recipe import recipe_text
-from recipec.compiler.lowering.arrangements import concerns_mesh
-from recipec.compiler.lowering.catalog import E0801, E0802
+from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sources import escapes
 from recipec.port import dialects, mesh
@@ -36,6 +35,7 @@ from recipec.port.settle import E1108, Settled, older_beside, overridden, rename
 from recipec.port.source import Source, Sources
 from recipec.port.typed import typed
 from recipec.spec.codes import Code
+from recipec.spec.commented_recipe import recipe_text
 from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from recipec.spec.document import Refused
 from recipec.spec.language import VERSION

@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler import catalog
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.plan.identity import versions
 from recipec.compiler.plan.planner import plan
-from recipec.compiler.serving.features import implementation
+from recipec.compiler.vllm.features import implementation
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.model.families.decoder import DecoderFamily
 from scripts import recipes

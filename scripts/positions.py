@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler import catalog
 
 RECORD = Path(__file__).with_name("positions.json")
 KEY = "max_position_embeddings"

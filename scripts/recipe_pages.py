@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from recipec.compiler.explain import card
-from recipec.compiler.explain.card import Found
-from recipec.compiler.lowering import catalog
+from recipec.compiler import card, catalog
+from recipec.compiler.card import Found
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.results import Memory
 from recipec.compiler.wording import listing

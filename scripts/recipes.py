@@ -23,16 +23,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from recipec.compiler import card, store
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.explain import card
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import identity, store
-from recipec.compiler.plan.bound import bound, rows
+from recipec.compiler.plan import identity
 from recipec.compiler.plan.kernels import GROUPED
 from recipec.compiler.plan.planner import plan
 from recipec.compiler.plan.results import Estimate, Plan
 from recipec.compiler.plan.search import received
+from recipec.compiler.roofline.training_step import bound, rows
 from recipec.spec.load import load
 from scripts.recipe_pages import (
     MACHINES,

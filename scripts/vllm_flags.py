@@ -30,7 +30,7 @@ OFFLINE = {
 TYPES = {"int": "int", "float": "float", "str": "text", "loads": "json", "parse_reasoning_parser": "text"}
 TYPES |= {"human_readable_int": "size", "human_readable_int_or_auto": "size-or-auto"}
 TYPES |= {"union_dict_and_str": "json-or-text", "parse_dataclass": "object"}
-"""Types by the name of the function that reads a value; compiler/serving/flags.py explains them."""
+"""Types by the name of the function that reads a value; compiler/vllm/flags.py explains them."""
 
 DEPTH = 3
 """How deep to read configurations within a configuration."""

@@ -1,7 +1,7 @@
 """Tests of which room may import which, from the modules' syntax trees, without importing anything.
 
-docs/architecture.md describes the rooms. An import counts "at once" if it runs when a module is imported, and
-"later" if it runs within a function. An import under TYPE_CHECKING does not count.
+docs/architecture.md describes the rooms. An import counts "at once" if it runs when a module is imported,
+"later" if it runs within a function, and "for types" under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -37,18 +37,35 @@ ELSEWHERE = {
 }
 """Parts of the compiler that need more than BASE, and why; no other module imports them at once."""
 
+ROOMS = (
+    *("recipec", "spec", "runtime", "templates"),
+    # What every command may use: errors, words, texts in files and on a terminal.
+    *("compiler", "compiler.errors", "compiler.json_value", "compiler.python_text", "compiler.render"),
+    *("compiler.store", "compiler.wording", "compiler.writing", "compiler.terminal", "compiler.packages"),
+    "compiler.pages",
+    # What a recipe means.
+    *("compiler.catalog", "compiler.lowering", "compiler.miniature", "compiler.vllm", "compiler.roofline"),
+    *("compiler.checks", "compiler.lower", "compiler.arrangements"),
+    # What follows from it.
+    *("compiler.artifacts", "compiler.plan", "compiler.card", "compiler.emitters", "compiler.pack"),
+    *("compiler.hub", "compiler.trained", "compiler.deployment"),
+    *("compiler.explain", "compiler.report", "compiler.watch", "compiler.rehearse", "compiler.parity"),
+    *("compiler.lsp", "compiler.new", "compiler.cli"),
+    "port",
+)
+"""All rooms from the ground up. A room is a module, or a package without the rooms in it.
+A module imports only its own room and rooms before it, also within functions and for types."""
+
 DOORS = {
     "compiler.checks": {
-        "compiler.checks",
+        *("compiler.checks", "compiler.checks.backends"),
         # For the codes that they declare, by which another room finds a diagnostic.
-        *("compiler.checks.launch", "compiler.checks.lora", "compiler.checks.serve.plan"),
-        *("compiler.checks.serve.server", "compiler.checks.train"),
+        *("compiler.checks.launch", "compiler.checks.lora", "compiler.checks.server_cache"),
+        *("compiler.checks.server", "compiler.checks.train"),
     },
     "compiler.cli": {"compiler.cli.main"},
     "compiler.emitters": {
-        *("compiler.emitters.backends", "compiler.emitters.emit", "compiler.emitters.render"),
-        *("compiler.emitters.notebook", "compiler.emitters.python_text", "compiler.emitters.recipe_text"),
-        *("compiler.emitters.commented_recipe", "compiler.emitters.refused"),
+        *("compiler.emitters.emit", "compiler.emitters.notebook"),
     },
     "compiler.lsp": {"compiler.lsp.frames", "compiler.lsp.server"},
     "compiler.watch": {"compiler.watch.watch"},
@@ -72,17 +89,17 @@ READ_BY_PORT = {
     # Codes of checks, by which it finds a diagnostic.
     *("compiler.checks.launch", "compiler.checks.train", "compiler.lowering.facts"),
     # Models, machines, and the checks of the recipe that it writes.
-    *("compiler.lowering.arrangements", "compiler.lowering.catalog", "compiler.lowering.formats"),
-    *("compiler.lowering.hardware", "compiler.lowering.lower", "compiler.lowering.positions"),
+    *("compiler.arrangements", "compiler.catalog", "compiler.lowering.formats"),
+    *("compiler.lowering.hardware", "compiler.lower", "compiler.catalog.positions"),
     *("compiler.lowering.program", "compiler.lowering.sources"),
     *("runtime.model.adapters", "runtime.model.families", "runtime.model.families.decoder"),
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     "runtime.training.objectives",
     # Texts of recipes, modules and pages.
-    *("compiler.emitters.commented_recipe", "compiler.emitters.python_text", "compiler.pages.html"),
+    *("spec.commented_recipe", "compiler.python_text", "compiler.pages.html"),
     "compiler.wording",
     # What the command does next to the port itself: files, models of the hub, plans.
-    *("compiler.artifacts.artifact", "compiler.artifacts.writing", "compiler.cli.base", "compiler.cli.plan"),
+    *("compiler.artifacts.artifact", "compiler.writing", "compiler.cli.base", "compiler.cli.plan"),
     *("compiler.hub.fetch", "compiler.plan.results", "compiler.plan.search"),
 }
 """The modules outside of spec/ that port/ imports. No package imports port/."""
@@ -114,12 +131,14 @@ class Import:
         name: the imported name; None for the module itself.
         line: its line.
         later: whether it is only imported when a function runs.
+        typed: whether only type checkers see it.
     """
 
     module: str
     name: str | None
     line: int
     later: bool
+    typed: bool = False
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,8 +174,15 @@ def nodes(module: str) -> tuple[ast.AST, ...]:
 
 
 @functools.cache
-def imports(module: str) -> tuple[Import, ...]:
+def mentioned(module: str) -> tuple[Import, ...]:
+    """Return the imports of a module, those for types included."""
     return tuple(_imports(tree(module), module, later=False))
+
+
+@functools.cache
+def imports(module: str) -> tuple[Import, ...]:
+    """Return the imports of a module that run."""
+    return tuple(entry for entry in mentioned(module) if not entry.typed)
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -168,6 +194,8 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 def _imports(node: ast.AST, importer: str, later: bool) -> Iterator[Import]:
     for child in _statements(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            body = ast.Module(child.body, [])
+            yield from (replace(entry, typed=True) for entry in _imports(body, importer, later))
             for other in child.orelse:
                 yield from _imports(other, importer, later)
         elif isinstance(child, ast.Import):
@@ -238,6 +266,29 @@ def test_packages_do_not_import_forbidden_packages(room: str, strangers: set[str
         if one.module.partition(".")[0] in strangers
     ]
     assert not wrong
+
+
+def room_of(module: str) -> str:
+    """Return the innermost room that holds a module."""
+    return max((room for room in ROOMS if inside(module, room)), key=len, default="")
+
+
+def test_rooms_import_only_rooms_below_them() -> None:
+    """Hold the order of ROOMS, without exceptions for functions or types."""
+    wrong = []
+    for module in those(*PACKAGES):
+        height = ROOMS.index(room_of(module))
+        wrong += [
+            said(module, entry)
+            for entry in mentioned(module)
+            if entry.module in MODULES
+            if room_of(entry.module) not in ROOMS[: height + 1]
+        ]
+    assert not wrong
+
+
+def test_every_room_exists() -> None:
+    assert not set(ROOMS) - MODULES.keys()
 
 
 @pytest.mark.parametrize(("room", "doors"), DOORS.items())
@@ -415,7 +466,7 @@ def test_compiling_a_recipe_imports_no_heavy_packages(tmp_path: Path) -> None:
     program = (
         f"import sys\nfor name in {heavy!r}: sys.modules[name] = None\n"
         "from pathlib import Path\nfrom recipec.compiler.emitters.emit import emit\n"
-        "from recipec.compiler.lowering.lower import lower\n"
+        "from recipec.compiler.lower import lower\n"
         f"from recipec.spec.load import load\nprogram = lower(load(Path({str(recipe)!r}))).program\n"
         "assert 'train.py' in emit(program)\n"
     )

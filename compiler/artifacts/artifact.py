@@ -30,10 +30,10 @@ from recipec.compiler.artifacts.whole import (
     is_inside,
     linked_folder,
 )
-from recipec.compiler.artifacts.writing import cannot_be_written, clear
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.wording import listing, plural
+from recipec.compiler.writing import cannot_be_written, clear
 from recipec.runtime.artifact import LIST
 
 LOCK = "recipe.lock.json"

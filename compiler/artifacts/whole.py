@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.artifacts.writing import umask
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
 from recipec.compiler.terminal import uninterrupted
+from recipec.compiler.writing import umask
 
 STAGING, NEW, JOURNAL = ".recipe-build", "new", "journal.json"
 """The contents of the staging folder: the new files, and the journal of what to do with them."""

@@ -22,10 +22,10 @@ from recipec.compiler.checks import (
     train,
     xla,
 )
-from recipec.compiler.checks.serve import flags as serve_flags
-from recipec.compiler.checks.serve import plan as serve_plan
-from recipec.compiler.checks.serve import server as serve
-from recipec.compiler.checks.serve import weights as serve_weights
+from recipec.compiler.checks import server as serve
+from recipec.compiler.checks import server_cache as serve_plan
+from recipec.compiler.checks import server_flags as serve_flags
+from recipec.compiler.checks import server_weights as serve_weights
 from recipec.compiler.lowering.facts import Facts
 from recipec.spec.diagnostics import Diagnostic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.spec.codes import Code

@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Iterator
 
+from recipec.compiler import catalog
+from recipec.compiler.catalog.families import facts_of
 from recipec.compiler.checks.formats import LOSS_ON, Rows, is_known, rows_of
-from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.run_length import held_out
 from recipec.compiler.lowering.settings import choosing

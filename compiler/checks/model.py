@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipec.compiler.lowering import catalog, quantized
+from recipec.compiler import catalog
+from recipec.compiler.catalog import quantized
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import padded

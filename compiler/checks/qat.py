@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.wording import plural
 from recipec.runtime.model.adapters import meant, principal

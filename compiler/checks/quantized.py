@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recipec.compiler.catalog.families import facts_of
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.families import facts_of
-from recipec.compiler.serving.features import runs_jax_model
+from recipec.compiler.vllm.features import runs_jax_model
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler import catalog
 from recipec.compiler.checks.formats import is_known
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.at_hand import PlainTokenizer
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.packages import missing_packages
-from recipec.compiler.plan.at_hand import PlainTokenizer
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.data.advice import LIKED, advice, balance, leftover
 from recipec.runtime.data.columns import Unread, marked, together

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from recipec.compiler.lowering import added, catalog, quantized
-from recipec.compiler.lowering.catalog import E0810, E0813, E0818, Model
+from recipec.compiler import catalog
+from recipec.compiler.catalog import E0810, E0813, E0818, Model, added, quantized
+from recipec.compiler.catalog.tensors import Listed, tensors
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import Fault, Kind, embeddings, faults, prefix_of

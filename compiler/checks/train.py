@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from recipec.compiler.emitters.refused import E0514
+from recipec.compiler.checks.backends import E0514
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.run_length import (
     ENOUGH_STEPS,

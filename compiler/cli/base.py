@@ -13,7 +13,7 @@ from recipec.compiler.terminal import color, console, doing, manner, note, on_ct
 from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
-    from recipec.compiler.lowering.lower import Lowered
+    from recipec.compiler.lower import Lowered
     from recipec.compiler.lowering.program import Program
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded
@@ -71,7 +71,7 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
     Args:
         planning: whether what only a plan can do is let through.
     """
-    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lower import lower
     from recipec.runtime.limit import TooLong, limit
     from recipec.spec.load import load
 
@@ -98,7 +98,7 @@ E0042 = Code(
 
 def _unending(path: Path) -> tuple[Loaded, Lowered]:
     """What is known of a recipe that cannot be checked in its time."""
-    from recipec.compiler.lowering.lower import Lowered
+    from recipec.compiler.lower import Lowered
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded, display
     from recipec.spec.secrets import Concealer

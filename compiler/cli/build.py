@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.cli.base import (
     FAILED,
     Output,
@@ -29,14 +30,14 @@ from recipec.compiler.cli.base import (
     show,
     tell,
 )
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.terminal import manner
 from recipec.compiler.wording import listing, plural
 from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
-    from recipec.compiler.lowering.lower import Lowered
+    from recipec.compiler.lower import Lowered
     from recipec.compiler.lowering.program import Program
     from recipec.spec.diagnostics import Diagnostic
     from recipec.spec.load import Loaded
@@ -221,7 +222,7 @@ def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple
 
 def _planned_before(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
     """What plans that are kept say of these recipes' steps. Costs nothing where there are none."""
-    from recipec.compiler.plan import store
+    from recipec.compiler import store
 
     if not store.folder().is_dir():
         return []

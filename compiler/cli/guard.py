@@ -122,8 +122,8 @@ def _demand_folder() -> None:
 
 def _failed(error: Exception) -> int:
     """Says what failed, and gives the exit status; a fault of the compiler's own is said to be one."""
-    from recipec.compiler.artifacts.writing import WAYS_OUT
     from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.writing import WAYS_OUT
     from recipec.runtime.errors import UserError
 
     shown = getattr(error, "show", None)  # a usage error of typer's, whose class it does not export

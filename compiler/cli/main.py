@@ -99,7 +99,7 @@ def card(
     """Show what was verified for a recipe: how, when, and with which versions."""
     import json
 
-    from recipec.compiler.explain import card as cards
+    from recipec.compiler import card as cards
 
     program = read_program(recipe, sets)[2]
     if as_json:
@@ -131,7 +131,7 @@ def pack(
     ] = None,
 ) -> None:
     """Pack an artifact and its local data into one archive that runs by itself."""
-    from recipec.compiler.artifacts.archive import pack as packed
+    from recipec.compiler.pack import pack as packed
 
     complete_build(folder)
     result(str(packed(name, folder, recipe, output)))

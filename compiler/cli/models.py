@@ -47,8 +47,8 @@ def list_models(
     import json
     from dataclasses import asdict
 
-    from recipec.compiler.explain.models import models as known
-    from recipec.compiler.explain.models import text, unknown
+    from recipec.compiler.explain.catalog_table import models as known
+    from recipec.compiler.explain.catalog_table import text, unknown
 
     found = known(word)
     if not found:
@@ -79,8 +79,8 @@ def add(
     It fetches config.json, the tokenizer's files, and the names, shapes and types of all tensors, which
     `recipe check` compares with the model's family. It uses HF_ENDPOINT, HF_TOKEN and the hub's cache.
     """
+    from recipec.compiler.catalog.added import models_folder
     from recipec.compiler.hub.fetch import fetch, write
-    from recipec.compiler.lowering.added import models_folder
 
     models = output or models_folder()
     fetched = fetch(model, revision)

@@ -87,7 +87,7 @@ def new(
 
     On a terminal it asks for missing values. It replaces no existing file.
     """
-    from recipec.compiler.lowering.catalog import is_directory
+    from recipec.compiler.catalog import is_directory
     from recipec.compiler.new import ask, hooks, recipe
     from recipec.compiler.new.files import linked
     from recipec.compiler.new.machines import generation_of, named, of_generation

@@ -22,7 +22,7 @@ from recipec.compiler.cli.base import (
     read_program,
     show,
 )
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -29,7 +29,7 @@ from recipec.compiler.cli.base import (
     say,
     show,
 )
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.spec.codes import Code
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def plan(
     sections: list[tuple[str, str]] = []
     data = None
     if serve:
-        from recipec.compiler.plan.serve.search import plan_serve
+        from recipec.compiler.plan.server_step.search import plan_serve
 
         title, said, data = plan_serve(program, exact, search, note)
         sections = [(title, said)]
@@ -110,7 +110,7 @@ def plan(
 
 def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: Format) -> None:
     """Ends the command where nothing can be compiled, or the backend cannot train the recipe."""
-    from recipec.compiler.emitters.backends import diagnosed
+    from recipec.compiler.checks.backends import diagnosed
     from recipec.compiler.plan.planner import check_target
     from recipec.spec.load import locate
 
@@ -150,9 +150,9 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
     Raises:
         ArtifactError: the server to be planned is none, or the page cannot be drawn or written.
     """
-    from recipec.compiler.artifacts.writing import demand_writable
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.pages.html import require_plotly
+    from recipec.compiler.writing import demand_writable
 
     if serve and program.recipe.serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
@@ -197,7 +197,7 @@ def progress_line(label: str) -> Iterator[Progress]:
 
 def _kept() -> str:
     """What Ctrl-C leaves of the compiles."""
-    from recipec.compiler.plan import store
+    from recipec.compiler import store
     from recipec.compiler.wording import plural
 
     count = len(store.put_now)
@@ -206,9 +206,9 @@ def _kept() -> str:
 
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
-    from recipec.compiler.artifacts.writing import write_text
     from recipec.compiler.plan.page import page
-    from recipec.compiler.plan.roofline.roofline_text import text as serving_text
+    from recipec.compiler.roofline.server_text import text as serving_text
+    from recipec.compiler.writing import write_text
 
     sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
     text = page(planned.plan, planned.search, [*sections, *served])
@@ -217,7 +217,7 @@ def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
 
 def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
     from recipec.compiler.plan.plan_text import text
-    from recipec.compiler.plan.roofline.roofline_text import text as serving_text
+    from recipec.compiler.roofline.server_text import text as serving_text
 
     parts = [text(planned.plan)]
     if planned.search is not None:
@@ -262,8 +262,8 @@ def cost(
     """
     from recipec.compiler.explain.cost import COST, text
     from recipec.compiler.explain.cost import cost as costs
-    from recipec.compiler.lowering.run_length import training_hours
     from recipec.compiler.plan import session
+    from recipec.compiler.plan.run_hours import training_hours
 
     if train_hours is not None and run is not None:
         raise typer.BadParameter(

@@ -123,9 +123,9 @@ def write(file: Path, page: str) -> None:
     Raises:
         ArtifactError: something else is there, or it cannot be written.
     """
-    from recipec.compiler.artifacts.writing import demand_writable, write_text
     from recipec.compiler.errors import ArtifactError
     from recipec.compiler.report.page import GENERATOR
+    from recipec.compiler.writing import demand_writable, write_text
 
     demand_writable(file)
     if file.exists():

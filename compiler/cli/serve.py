@@ -45,8 +45,8 @@ def up(
     It shows the log and runs until Ctrl-C, which stops and removes the container. With --detach it returns
     when the server answers, and the server runs until `recipe serve down`.
     """
-    from recipec.compiler.serving.artifacts import open_artifact
-    from recipec.compiler.serving.compose import up as started
+    from recipec.compiler.deployment.compose import up as started
+    from recipec.compiler.deployment.served_artifact import open_artifact
 
     started(open_artifact(artifact), note, model, adapter, detach, wait)
 
@@ -59,8 +59,8 @@ def down(
     ] = False,
 ) -> None:
     """Stop the server after its current requests, and remove its container."""
-    from recipec.compiler.serving.artifacts import open_artifact
-    from recipec.compiler.serving.compose import down as stopped
+    from recipec.compiler.deployment.compose import down as stopped
+    from recipec.compiler.deployment.served_artifact import open_artifact
 
     stopped(open_artifact(artifact), volumes)
 
@@ -116,7 +116,7 @@ def bench(
 
     An interrupted benchmark continues where it stopped.
     """
-    from recipec.compiler.serving.bench import bench as measured
+    from recipec.compiler.deployment.bench import bench as measured
 
     raise typer.Exit(measured(artifact, url, results, tokenizer, machine, usd_per_hour, timeout))
 
@@ -179,8 +179,8 @@ def verify(
     transformers runs the merged checkpoint. It needs torch and transformers, and memory for the weights in
     float32. Exits with 1 if the endpoint does not serve that checkpoint.
     """
-    from recipec.compiler.serving.verify import VerifyOptions, report
-    from recipec.compiler.serving.verify import verify as verified
+    from recipec.compiler.deployment.verify import VerifyOptions, report
+    from recipec.compiler.deployment.verify import verify as verified
 
     if artifact is None and model is None:
         raise typer.BadParameter("give --artifact DIR or --model DIR")

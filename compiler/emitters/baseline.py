@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.artifacts.runtime import requirement
+from recipec.compiler.catalog.families import decoder_layer
 from recipec.compiler.emitters import settings
-from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement
-from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import (
     about,
     chat_template,
@@ -17,10 +16,11 @@ from recipec.compiler.emitters.settings import (
     kind,
 )
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.families import decoder_layer
 from recipec.compiler.lowering.optimization import hyperparameters, may_end_in_warmup
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
+from recipec.compiler.python_text import Call, Name, Value, assignment, docstring, statement
+from recipec.compiler.render import render
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

@@ -14,12 +14,12 @@ from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.notebook import emit_notebook
 from recipec.compiler.emitters.probe import emit_probe
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.serve import emit_bench, emit_evaluate, emit_serve, emit_smoke
+from recipec.compiler.emitters.server import emit_bench, emit_evaluate, emit_serve, emit_smoke
 from recipec.compiler.emitters.train import emit_merge, emit_train, requirements_text
 from recipec.compiler.lowering import pins
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.program import Program
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.artifacts.artifact import IGNORE
 from recipec.compiler.emitters.baseline import checkpoint_folder
-from recipec.compiler.emitters.render import render
+from recipec.compiler.render import render
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.program import Program
 
 

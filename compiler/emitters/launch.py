@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.places import in_artifact, is_hub_id, places
-from recipec.compiler.emitters.render import render, shell_word
 from recipec.compiler.lowering.hardware import generations
 from recipec.compiler.lowering.launching import bucket_of, launchers, machines
-from recipec.compiler.serving.container import CLOUD_SDK_IMAGE
+from recipec.compiler.render import render, shell_word
+from recipec.compiler.vllm.container import CLOUD_SDK_IMAGE
 from recipec.compiler.wording import listing, plural
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.recorded import to_record
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.program import Program
 
 

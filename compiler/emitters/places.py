@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recipec.compiler.serving.weights import OWN_MODELS
+from recipec.compiler.vllm.weights import OWN_MODELS
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program

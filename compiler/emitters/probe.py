@@ -6,13 +6,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.python_text import docstring
-from recipec.compiler.emitters.render import render
+from recipec.compiler.catalog.fewer_layers import with_layers
 from recipec.compiler.emitters.settings import about, devices
-from recipec.compiler.lowering.fewer_layers import with_layers
+from recipec.compiler.miniature.checkpoint import shrink
+from recipec.compiler.miniature.recipe import shrink_lora
 from recipec.compiler.plan.depth import probed
-from recipec.compiler.rehearse.miniature import shrink
-from recipec.compiler.rehearse.miniature_recipe import shrink_lora
+from recipec.compiler.python_text import docstring
+from recipec.compiler.render import render
 from recipec.runtime.model.families import family_of
 
 if TYPE_CHECKING:

@@ -7,25 +7,25 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.card import markdown
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
 from recipec.compiler.emitters.places import in_words, is_hub_id, places
 from recipec.compiler.emitters.probe import has_probe
-from recipec.compiler.emitters.render import code_span, render, shell_word
-from recipec.compiler.emitters.serve import serving_name
+from recipec.compiler.emitters.server import serving_name
 from recipec.compiler.emitters.settings import kind
-from recipec.compiler.explain.card import markdown
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.sources import asks_chats, inputs
-from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
+from recipec.compiler.render import code_span, render, shell_word
+from recipec.compiler.vllm.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 from recipec.compiler.wording import listing, mesh_axes, plural, rounded
 from recipec.runtime.training.objectives import settings_of
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.serving.weights import ServedWeights
+    from recipec.compiler.vllm.weights import ServedWeights
     from recipec.spec.language.launch import Launch
 
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.data_files import template_files
-from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.compiler.lowering.settings import SETTINGS
+from recipec.compiler.python_text import WIDTH, Call, Name, Value, assignment, string
 from recipec.runtime import sections
 from recipec.runtime import settings as runtime_settings
 from recipec.runtime.settings import ModelSettings, RunSettings, Source

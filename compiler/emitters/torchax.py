@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.python_text import docstring
-from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import devices, kind
 from recipec.compiler.emitters.train import requirements_text, script
 from recipec.compiler.lowering import pins
+from recipec.compiler.python_text import docstring
+from recipec.compiler.render import render
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Files
     from recipec.compiler.lowering.pins import Pins
     from recipec.compiler.lowering.program import Program
 
@@ -19,12 +18,12 @@ SCRIPT = "train_torchax.py"
 REQUIREMENTS = "requirements-torchax.txt"
 
 
-def emit_torchax(program: Program) -> Files:
+def emit_torchax(program: Program) -> dict[str, str]:
     """Return the backend's files of an artifact."""
     return {SCRIPT: emit_script(program), REQUIREMENTS: requirements_text(program, packages(program), SCRIPT)}
 
 
-def emit_alone(program: Program) -> Files:
+def emit_alone(program: Program) -> dict[str, str]:
     """Return the files that train a model which Tunix does not have, under the names of Tunix's files."""
     return {
         "train.py": emit_script(program, "train.py", "train"),

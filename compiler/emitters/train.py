@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.artifacts.runtime import requirement
-from recipec.compiler.emitters.python_text import Value, assignment, docstring, statement
-from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.settings import (
     about,
     base_settings,
@@ -18,6 +16,8 @@ from recipec.compiler.emitters.settings import (
 )
 from recipec.compiler.lowering import optimization
 from recipec.compiler.lowering.settings import model_settings, run_settings
+from recipec.compiler.python_text import Value, assignment, docstring, statement
+from recipec.compiler.render import render
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.pins import Pins

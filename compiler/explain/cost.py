@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from pydantic import ConfigDict, TypeAdapter
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.run_length import Hours, check_hours
-from recipec.compiler.wording import plural, table
+from recipec.compiler.lowering.prices import MachinePrice, exact, machine_price, serving_price
+from recipec.compiler.plan.run_hours import Hours, check_hours
+from recipec.compiler.wording import table
 
 if TYPE_CHECKING:
-    from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
 
 SERVED_HOURS = (1.0, 24.0)
@@ -26,19 +26,6 @@ CENT = Decimal("0.01")
 ANY_SIZE = Context(prec=700)
 """A context with enough digits for every price and number of hours. With the usual 28 digits, quantizing a
 larger amount fails."""
-
-
-@dataclass(frozen=True)
-class MachinePrice:
-    """The price of a whole machine.
-
-    Attributes:
-        usd_per_hour: exact.
-        source: "the recipe", or "list price of 2026-05, on demand: 8 x US$ 2.69".
-    """
-
-    usd_per_hour: Decimal
-    source: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +85,7 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     """Compute the costs of a recipe.
 
     Args:
-        training: the result of `compiler.lowering.run_length.training_hours`.
+        training: the result of `compiler.plan.run_hours.training_hours`.
         hours: hours of serving, in addition to 1 and 24; None for no others.
 
     Raises:
@@ -108,13 +95,13 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     train, serve = _required_prices(program)
     check_hours(hours, "--serve-hours")
     served = sorted({*SERVED_HOURS, *([hours] if hours else [])}) if serve else []
-    own = (_decimal(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
+    own = (exact(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
     other = None
     if baseline is not None:
         other = (
-            _decimal(baseline.train_hours),
-            _decimal(baseline.train_usd_per_hour),
-            _decimal(baseline.serve_usd_per_hour),
+            exact(baseline.train_hours),
+            exact(baseline.train_usd_per_hour),
+            exact(baseline.serve_usd_per_hour),
         )
     notes = []
     if serve is None:
@@ -141,13 +128,6 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
         ),
         notes=tuple(notes),
     )
-
-
-def serving_price(program: Program) -> MachinePrice | None:
-    """Return the price of the whole serving machine; None if there is none, or if its price is unknown."""
-    if program.serve_accelerator is None:
-        return None
-    return machine_price(program.recipe.cost.serve_usd_per_hour, program.serve_accelerator)
 
 
 def text(cost: Cost) -> str:
@@ -208,24 +188,6 @@ def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | Non
     return train, serve
 
 
-def machine_price(own: float | None, accelerator: Accelerator) -> MachinePrice | None:
-    """Return the price of a whole machine: the recipe's price, else the catalog's; None if neither is known.
-
-    Args:
-        own: the recipe's price, in US$ per hour.
-    """
-    if own is not None:
-        return MachinePrice(_decimal(own), "the recipe")
-    if accelerator.usd_per_chip_hour is None:
-        return None
-    chips = accelerator.chips
-    return MachinePrice(
-        _decimal(accelerator.usd_per_chip_hour) * chips,
-        f"list price of {accelerator.price_date}, on demand: {plural(chips, 'chip')} at US$ "
-        f"{accelerator.usd_per_chip_hour:.2f}",
-    )
-
-
 Inputs = tuple[Decimal, Decimal, Decimal]
 """Hours of training, price of training per hour, price of serving per hour."""
 
@@ -244,12 +206,7 @@ def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> Cos
 
 def _total(inputs: Inputs, trained: bool, served: float) -> Decimal:
     hours, train, serve = inputs
-    return (hours * train if trained else Decimal(0)) + _decimal(served) * serve
-
-
-def _decimal(number: float) -> Decimal:
-    """Convert a number by its shortest notation: 16.8 and not 16.800000000000000710..."""
-    return Decimal(str(number))
+    return (hours * train if trained else Decimal(0)) + exact(served) * serve
 
 
 def _cents(amount: Decimal) -> Decimal:

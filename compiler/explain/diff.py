@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import IGNORE, LOCK, difference
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, product_types, scales, stored_type, weight_bytes
-from recipec.compiler.lowering import catalog, libtpu
+from recipec.compiler.lowering import libtpu
 from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import in_layers, listing, plural, rounded, split_layer
 from recipec.runtime.model.partition_rules import TOKENS

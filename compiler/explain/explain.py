@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler import catalog
+from recipec.compiler.catalog.added import LOCK
 from recipec.compiler.explain.loss import additions, objective, rounding
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.added import LOCK
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import trained_size
 from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.settings import SETTINGS
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
-from recipec.compiler.serving.memory import weight_size
+from recipec.compiler.vllm.memory import weight_size
 from recipec.compiler.wording import (
     KINDS,
     grouped,

@@ -13,7 +13,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.lowering.catalog import folder_of, is_directory
+from recipec.compiler.catalog import folder_of, is_directory
+from recipec.compiler.lowering.at_hand import PACKAGES, TOKENIZER_FILES, TOKENIZERS
 from recipec.compiler.lowering.settings import choosing, data_settings, model_settings
 from recipec.compiler.packages import require_packages
 
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from recipec.runtime.data.samples import Samples
     from recipec.runtime.data.sources import Reader, Split
     from recipec.runtime.settings import DataSettings, ModelSettings
-
-PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
-
-TOKENIZER_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja")
-"""The files that are downloaded of a model."""
-
-TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-"""A folder without any of these files has no tokenizer."""
 
 BARS = 12
 BAR_WIDTH = 40

@@ -20,18 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recipec.compiler import __version__
+from recipec.compiler import __version__, catalog
 from recipec.compiler.artifacts.whole import changing, digest
-from recipec.compiler.artifacts.writing import cannot_be_written
+from recipec.compiler.catalog import E0802, added
+from recipec.compiler.catalog.added import MAX_FILE, TENSORS
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.refusals import HubNotReached, refused
 from recipec.compiler.json_value import json_value
-from recipec.compiler.lowering import added, catalog
-from recipec.compiler.lowering.added import MAX_FILE, TENSORS
-from recipec.compiler.lowering.catalog import E0802
 from recipec.compiler.packages import install, missing_packages
 from recipec.compiler.terminal import log
 from recipec.compiler.wording import plural
+from recipec.compiler.writing import cannot_be_written
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.weights.headers import Tensor, misplaced, tensors_of
 

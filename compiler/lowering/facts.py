@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipec.compiler.lowering import catalog, families, hardware
-from recipec.compiler.lowering.added import command
-from recipec.compiler.lowering.catalog import E0803
+from recipec.compiler import catalog
+from recipec.compiler.catalog import E0803, families
+from recipec.compiler.catalog.added import command
+from recipec.compiler.catalog.positions import positions
+from recipec.compiler.lowering import hardware
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
 from recipec.runtime.data.tokenizer import TOKENIZER, padded, token_ids

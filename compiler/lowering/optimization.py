@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.python_text import Call, Name, Value, source
 from recipec.compiler.lowering.sizes import needs_master_weights
+from recipec.compiler.python_text import Call, Name, Value, source
 
 if TYPE_CHECKING:
     from recipec.runtime.model.families.base import Parameter

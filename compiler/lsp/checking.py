@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipec.compiler.explain.explain import explain as explained
 from recipec.compiler.explain.explain import unknown_path
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, Span

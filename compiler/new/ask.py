@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
+from recipec.compiler import catalog
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.new.draft import Probe
 from recipec.compiler.new.machines import (

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from recipec.compiler.lowering.arrangements import arrangements
+from recipec.compiler.arrangements import arrangements
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, FEW_SAMPLES_EPOCHS, MOST_EPOCHS, Length
 from recipec.compiler.lowering.sizes import BYTES
-from recipec.compiler.plan.bound import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
+from recipec.compiler.roofline.training_step import Layer, Shapes, kept_bytes, rows, shapes, state_bytes
 from recipec.compiler.wording import divisors, split_layer
 
 POLICIES = ("none", "save_attention", "decoder")

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipec.compiler.artifacts.writing import umask
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.terminal import uninterrupted
+from recipec.compiler.writing import umask
 
 
 def refuse_existing(target: Path, help: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler import __version__
-from recipec.compiler.emitters.render import render
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.render import render
 
 WORKFLOW = Path(".github", "workflows", "recipes.yml")
 PRE_COMMIT = Path(".pre-commit-config.yaml")

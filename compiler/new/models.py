@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipec.compiler import catalog
+from recipec.compiler.catalog import E0801
+from recipec.compiler.catalog.added import MODELS
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.hub.fetch import Fetched, fetch, write
 from recipec.compiler.hub.refusals import HubNotReached
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.added import MODELS
-from recipec.compiler.lowering.catalog import E0801
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipec.compiler.emitters.commented_recipe import Line, recipe_text
-from recipec.compiler.lowering.catalog import is_directory, title
+from recipec.compiler.catalog import is_directory, title
 from recipec.compiler.lowering.first_rows import LOOKED_AT
 from recipec.compiler.lowering.formats import ALONE
 from recipec.compiler.lowering.hardware import Accelerator
@@ -17,6 +16,7 @@ from recipec.compiler.new.draft import EVERY, JUDGED, RANK, Draft, Pace, dtype
 from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.wording import listing, plural, quantity, which_layers
 from recipec.runtime.model.families import Architecture
+from recipec.spec.commented_recipe import Line, recipe_text
 from recipec.spec.language import VERSION
 from recipec.spec.language.train import default_rate
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.checks.serve.plan import N0607
-from recipec.compiler.checks.serve.server import E0915
-from recipec.compiler.emitters.recipe_text import to_yaml
+from recipec.compiler import catalog
+from recipec.compiler.arrangements import concerns_mesh
+from recipec.compiler.catalog.positions import positions
+from recipec.compiler.checks.server import E0915
+from recipec.compiler.checks.server_cache import N0607
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.arrangements import concerns_mesh
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.lowering.positions import positions
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.new.draft import FEWEST, JUDGED, RANK, SHORTEST, Draft, Probe, RunShape, drafts, paced
@@ -28,6 +27,7 @@ from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import VERSION
 from recipec.spec.load import load
+from recipec.spec.recipe_text import to_yaml
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipec.compiler.emitters.render import FOLDER
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.render import FOLDER
 
 if TYPE_CHECKING:
     from jinja2 import Environment

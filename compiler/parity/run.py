@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.backends import Backend, diagnosed
-from recipec.compiler.lowering.families import facts_of
+from recipec.compiler.catalog.families import facts_of
+from recipec.compiler.checks.backends import diagnosed
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.recipe import NO_PART, MiniatureChange, derive, replacements
 from recipec.compiler.packages import missing_packages, require_packages
 from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
-from recipec.compiler.rehearse.miniature_recipe import NO_PART, MiniatureChange, derive, replacements
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console
 from recipec.compiler.rehearse.rehearse import (
     RECIPE,

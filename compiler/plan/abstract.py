@@ -19,15 +19,15 @@ from flax import nnx
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.emitters.python_text import source
-from recipec.compiler.lowering.fewer_layers import with_layers
+from recipec.compiler.catalog.fewer_layers import with_layers
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, generations
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
+from recipec.compiler.python_text import source
 from recipec.runtime.model.families.base import parameter_path
 from recipec.runtime.model.families.transformers import TransformersArchitecture
 from recipec.runtime.model.loading import Built, abstract_model

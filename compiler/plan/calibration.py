@@ -15,15 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from recipec.compiler.artifacts.writing import write_text
+from recipec.compiler import store
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.libtpu import flags
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.recorded import to_record
-from recipec.compiler.plan import rates, store
+from recipec.compiler.plan import rates
 from recipec.compiler.plan.results import Estimate, Interval, Plan
 from recipec.compiler.plan.units import gib, milliseconds
 from recipec.compiler.wording import plural
+from recipec.compiler.writing import write_text
 
 FILE = "calibration.json"
 PARTS = ("products", "other", "kernels", "collectives", "copies")

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.checks.backends import diagnosed
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering import libtpu
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import Accelerator, arranged, from_topology, generations
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan.results import Estimate, Memory, Temporary

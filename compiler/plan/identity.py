@@ -6,19 +6,19 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from recipec.compiler import store
 from recipec.compiler.artifacts.artifact import digest
 from recipec.compiler.artifacts.runtime import runtime_digest
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.emitters.python_text import source
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.settings import run_settings
-from recipec.compiler.plan import store
+from recipec.compiler.packages import version_of
 from recipec.compiler.plan.results import Job
+from recipec.compiler.python_text import source
 from recipec.spec.language import Train
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
@@ -109,14 +109,7 @@ def sources() -> str:
     root = Path(__file__).resolve().parent.parent
     files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
     files += [root / "data" / "kernels.json", root / "data" / "hardware.json"]
-    files += [*root.glob("emitters/*.py"), root / "lowering" / "fewer_layers.py"]
+    files += [root / "python_text.py", root / "lowering" / "optimization.py"]
+    files += [root / "catalog" / "fewer_layers.py"]
     own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
     return digest("\n".join([runtime_digest(), *own]).encode())
-
-
-def version_of(package: str) -> str:
-    """Return the version of an installed package, "" of another."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from recipec.compiler import store
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import identity, store
+from recipec.compiler.plan import identity
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.results import COMPILED, Compiled, Job, Memory
 

@@ -20,11 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from recipec import ROOT
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler import store
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install, require_packages
-from recipec.compiler.plan import identity, store
+from recipec.compiler.plan import identity
 from recipec.compiler.plan.results import COMPILED, JOB, RESULT, Compiled, Failed, Job
 from recipec.compiler.wording import listing
 from recipec.runtime.memory import available_memory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.plan.schedule import Prices, Schedule, Worked
 
 

@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.hardware import arranged
 from recipec.compiler.lowering.libtpu import profiles
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sizes import tp_sizes
-from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import check_target, estimate, job
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Collective, Compiled, Failed, Job, Point, Search
+from recipec.compiler.roofline.training_step import bound, rows
 from recipec.compiler.wording import divisors, plural
 from recipec.runtime.model.partition_rules import TOKENS, data_parallel
 from recipec.spec.core_schema import flow

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.checks.lora import N0227
-from recipec.compiler.emitters.backends import Backend, diagnosed
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import Statistics, statistics
 from recipec.compiler.plan import fit, identity
@@ -18,9 +19,9 @@ from recipec.compiler.plan.depth import parts
 from recipec.compiler.plan.planner import estimate, estimate_of, job, plan
 from recipec.compiler.plan.pool import Progress, cached
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
-from recipec.compiler.plan.roofline.results import SERVING_PLAN, ServingPlan
-from recipec.compiler.plan.roofline.server import plan_serving, promise
 from recipec.compiler.plan.units import gib, milliseconds
+from recipec.compiler.roofline.server import plan_serving, promise
+from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic, render_json
 from recipec.spec.load import load, locate

@@ -55,8 +55,8 @@ def end_without(parent: int) -> None:
 
 def compile_step(job: Job) -> Compiled | Failed:
     """Build and compile a job's step."""
+    from recipec.compiler.lower import lower
     from recipec.compiler.lowering.libtpu import flags
-    from recipec.compiler.lowering.lower import lower
     from recipec.runtime.errors import UserError
     from recipec.runtime.model.sharding import compile_with
     from recipec.spec.load import load

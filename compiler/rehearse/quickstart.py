@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recipec import ROOT
+from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from recipec.compiler.packages import require_packages
 from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.compiler.rehearse.pipeline import (
     Pipeline,
     StepFailed,

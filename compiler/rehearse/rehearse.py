@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.sources import is_inline
-from recipec.compiler.packages import require_packages
-from recipec.compiler.rehearse.any_miniature import write_any
-from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
-from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
-from recipec.compiler.rehearse.miniature_recipe import (
+from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.recipe import (
     MiniatureChange,
     conversations,
     derive,
@@ -34,6 +32,9 @@ from recipec.compiler.rehearse.miniature_recipe import (
     row_of,
     scale_axes,
 )
+from recipec.compiler.packages import require_packages
+from recipec.compiler.rehearse.any_miniature import write_any
+from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, carry_out, clear_up, new_console, tell
 from recipec.compiler.wording import mesh_axes
 from recipec.spec.diagnostics import render_text

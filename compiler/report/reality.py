@@ -13,7 +13,7 @@ from recipec.compiler.pages.numbers import NOT_KNOWN, gib, hours, number, ratio,
 from recipec.compiler.report.run import ReportedRun
 
 if TYPE_CHECKING:
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.lowering.run_length import Statistics
     from recipec.compiler.plan.results import Plan
@@ -167,7 +167,7 @@ def _mismatches(run: ReportedRun, plan: Plan) -> list[str]:
 
 def _backend(run: ReportedRun) -> Backend | None:
     """Return the backend whose step a plan would estimate; None for TRL, which plans do not cover."""
-    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.backend import Backend
 
     scripts = {"train_torchax.py": Backend.TORCHAX, "train_trl.py": None}
     return scripts.get(str(run.facts.get("script")), Backend.TUNIX)

@@ -105,7 +105,7 @@ def resolved(values: Mapping[str, Any], folder: str) -> tuple[Recipe | None, Pro
     Args:
         folder: of the run; missing files of the recipe are resolved relative to it.
     """
-    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lower import lower
     from recipec.spec.load import load
 
     loaded = load(Path(folder) / "recipe.json", text=json.dumps(from_record(values)))

@@ -23,8 +23,8 @@ from recipec.compiler.pages.html import (
 from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
 from recipec.compiler.report.folder import Folder
 from recipec.compiler.report.page import EXTRA, GENERATOR
-from recipec.runtime.serving.bench_points import lacking, whole
-from recipec.runtime.serving.bench_report import FIGURES, MEASURED, comparison, source
+from recipec.runtime.clients.bench_points import lacking, whole
+from recipec.runtime.clients.bench_report import FIGURES, MEASURED, comparison, source
 
 SUMMARY = "summary.json"
 QUANTITIES = {"ttft": "time to first token", "tpot": "time per output token"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.port.common import say_common
 from recipec.port.keys import Keys, defaults_of, pretraining, table, words
 from recipec.port.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.dialects.axolotl_data import PRETRAINING, say_data

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.port.dialects.axolotl_prompts import PROMPTS, STYLES
 from recipec.port.keys import Keys, table, words
 from recipec.port.meaning import conversion, datasets, rows, templates

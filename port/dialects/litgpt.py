@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model, is_directory, original_of
+from recipec.compiler.catalog import Model, is_directory, original_of
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common
 from recipec.port.keys import Keys, defaults_of, keys_of, pretraining, table, tools, words

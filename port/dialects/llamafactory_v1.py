@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port import mesh
 from recipec.port.common import say_common, say_start

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import plural
 from recipec.port.common import say_common
 from recipec.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words

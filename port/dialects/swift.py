@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import entries
+from recipec.compiler.catalog import entries
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common, say_start, say_tokens
 from recipec.port.keys import Keys, defaults_of, keys_of, table, words

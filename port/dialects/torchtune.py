@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import E0801, Model, is_directory
+from recipec.compiler.catalog import E0801, Model, is_directory
 from recipec.compiler.wording import listing
 from recipec.port.common import say_common
 from recipec.port.keys import Keys, defaults_of, keeps, table, tools, words

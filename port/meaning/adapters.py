@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing
 from recipec.port.keys import Keys, as_number, table
 from recipec.port.meaning import experts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from recipec.compiler.emitters.python_text import docstring
+from recipec.compiler.python_text import docstring
 
 FILE, FUNCTION = "convert.py", "convert"
 TRANSFORM = f"{FILE}:{FUNCTION}"

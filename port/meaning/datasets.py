@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec.compiler.lowering.positions import positions
+from recipec.compiler.catalog.positions import positions
 from recipec.port.keys import Keys
 from recipec.port.ledger import Ledger, Verdict
 from recipec.port.meaning import models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.compiler.wording import listing, split_layer
 from recipec.port.keys import OFF, Keys
 from recipec.port.meaning import adapters

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipec.compiler.lowering.catalog import (
+from recipec.compiler.catalog import (
     Model,
     UnknownModel,
     entries,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.catalog import Model
 from recipec.port.ledger import Ledger
 from recipec.port.meaning.models import chat_sibling
 from recipec.port.names import known, tokenizer_of, written_by

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler import catalog
+from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
 from recipec.compiler.parity.compare import read_trace
-from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from recipec.port.keys import words
 from recipec.port.scripts.same_run_tools import TOOLS, Tool
 

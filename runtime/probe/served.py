@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..clients.answers import ServedModel, first_difference
+from ..clients.client import Client
 from ..errors import UserError
 from ..merging.verify import logits
 from ..model.loading import build
-from ..serving.answers import ServedModel, first_difference
-from ..serving.client import Client
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .numbers import reference_mesh

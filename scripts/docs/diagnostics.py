@@ -67,7 +67,9 @@ def declared() -> dict[str, Code]:
     codes: dict[str, Code] = {}
     for file in sources():
         if _DECLARATION.search(file.read_text(encoding="utf-8")):
-            module = ".".join(("recipec", *file.relative_to(ROOT).with_suffix("").parts))
+            module = ".".join(("recipec", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+                ".__init__"
+            )
             for code in vars(importlib.import_module(module)).values():
                 if not isinstance(code, Code):
                     continue

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipec.compiler.emitters.recipe_text import to_yaml
+from recipec.spec.recipe_text import to_yaml
 from recipec.spec.schema import json_schema
 from scripts.docs.made import Page, cell, heading
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.refused import check_torchax as check
+from recipec.compiler.catalog import find
+from recipec.compiler.checks.backends import check_torchax as check
 from recipec.compiler.emitters.torchax import emit_torchax
 from recipec.compiler.emitters.train import emit_train
-from recipec.compiler.lowering.catalog import find
 from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import Rule

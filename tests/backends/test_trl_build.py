@@ -16,10 +16,11 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from typer.testing import CliRunner
 
+from recipec.compiler.catalog.families import class_name, decoder_layer
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.cli.main import app
-from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.families import class_name, decoder_layer
+from recipec.compiler.lowering.backend import Backend
 from recipec.runtime.model.families import FAMILIES
 from tests.emit.emitting import program_of, tool
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from recipec.runtime.backends.trl.objectives import objective_of
 from recipec.runtime.backends.trl.pieces import Pieces
 from recipec.runtime.errors import UserError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.runtime.backends.peft_model import labels
 from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import DataSettings, TrainSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
 from recipec.spec.load import Loaded, load
 
 RECIPE = """\

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
 
 LOCAL, GLOBAL, HIDDEN, FEED_FORWARD = 50, 10, 5376, 21504
 OUTPUTS = {  # (local layers, global layers): output features of each projection, or input features for o_proj

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler import catalog
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering import catalog, pins
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.backend import Backend
 
 Lower = Callable[..., Lowered]
 HELIUM: dict[str, Any] = {

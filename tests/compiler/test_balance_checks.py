@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters import refused
-from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.checks import backends
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.plan.identity import step
 
 Lower = Callable[..., Lowered]
@@ -77,5 +78,5 @@ def test_trl_refuses_router_loss_without_router_logits(
 ) -> None:
     program = lowered(*LOCAL, WEIGHT).program
     assert program is not None
-    monkeypatch.setattr(refused, "UNTOLD", ("qwen3_moe",))
+    monkeypatch.setattr(backends, "UNTOLD", ("qwen3_moe",))
     assert [one.code for one in diagnosed(program, (Backend.TRL,)) if one.severity == "error"] == ["E0514"]

@@ -6,9 +6,9 @@ import json
 
 from typer.testing import CliRunner
 
+from recipec.compiler import card
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.explain import card
 from recipec.compiler.lowering.program import Program
 from scripts import recipes
 from scripts.recipe_pages import verified

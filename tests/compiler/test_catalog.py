@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.compiler.lowering import catalog, quantized
+from recipec.compiler import catalog
+from recipec.compiler.catalog import quantized
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES, Architecture, Family
 from recipec.runtime.model.families.decoder import DecoderArchitecture, DecoderFamily

@@ -108,7 +108,7 @@ def test_internal_error_prints_a_traceback_only_on_request(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("recipec.compiler.lowering.lower.gather", fail)
+    monkeypatch.setattr("recipec.compiler.lower.gather", fail)
     monkeypatch.setattr(sys, "argv", ["recipe", "check", str(recipe_file)])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -124,7 +124,7 @@ def test_internal_error_prints_a_traceback_only_on_request(
 
 def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
     code = (
-        "import sys, compiler.cli.main, compiler.lowering.lower, compiler.explain.explain, spec.load;"
+        "import sys, compiler.cli.main, compiler.lower, compiler.explain.explain, spec.load;"
         "print([m for m in ('jax', 'numpy', 'tunix', 'torch', 'rich', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -13,8 +13,8 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.cost import COST, cost, text
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.run_length import Hours, measured_hours, training_hours
 from recipec.compiler.plan.results import Interval, RunLength
+from recipec.compiler.plan.run_hours import Hours, measured_hours, training_hours
 from tests.emit.emitting import program_of
 
 RECIPE = """\

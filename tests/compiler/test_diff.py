@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.explain.diff import diff
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.explain.explain import detail, explain, leaves, summary, unknown_path
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.spec.language import Recipe
 from recipec.spec.load import Loaded
 from recipec.spec.paths import join

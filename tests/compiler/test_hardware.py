@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering import hardware
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.plan import rates
 from recipec.compiler.plan.kernels import KernelSeconds
-from recipec.compiler.plan.serve.compile import job as serve_job
+from recipec.compiler.plan.server_step.compile import job as serve_job
 from recipec.compiler.plan.torus import Torus
-from recipec.runtime.serving.bench_server import GENERATIONS
+from recipec.runtime.clients.bench_server import GENERATIONS
 from recipec.spec.language.mesh import Mesh
 from recipec.spec.load import load
 from recipec.spec.validate import default_axes

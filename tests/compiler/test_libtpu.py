@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.libtpu import flags, profiles
-from recipec.compiler.lowering.lower import lower
 from recipec.spec.language.mesh import Xla
 from recipec.spec.load import load
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler import catalog
+from recipec.compiler.lower import Lowered
 from recipec.runtime.model.families import UnsupportedCheckpoint
 from recipec.runtime.model.families.decoder import DecoderArchitecture
 

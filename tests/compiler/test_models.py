@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recipec.compiler.lowering import catalog
+from recipec.compiler import catalog
 from tests.compiler.commands import recipe
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler import catalog
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
 from recipec.runtime.weights.safetensors_files import encode_header, prefix
 from tests.compiler import commands
 from tests.compiler.added_models import COMMIT, CONFIG, FOLDER, ID, checkpoint

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from recipec.compiler.explain.explain import explain, leaves
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.spec.load import load
 from recipec.spec.paths import join
 

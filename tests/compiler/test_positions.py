@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import transformers
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import Lowered, lower
-from recipec.compiler.lowering.positions import positions
+from recipec.compiler import catalog
+from recipec.compiler.catalog.positions import positions
+from recipec.compiler.lower import Lowered, lower
 from recipec.spec.load import load
 from scripts import causal_models
 from scripts import positions as record

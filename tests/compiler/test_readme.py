@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 

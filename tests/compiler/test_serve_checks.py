@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
 from recipec.compiler.lowering.pins import sets
-from recipec.compiler.serving.flags import version
+from recipec.compiler.vllm.flags import version
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.language import Serve
 
@@ -178,7 +178,7 @@ def test_sizes_for_too_large_weights_leave_memory_for_the_cache(
 
 
 def test_planning_continues_when_the_kv_cache_is_too_small(loaded: Any) -> None:
-    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lower import lower
 
     small = ("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
     recipe = loaded(SERVED, "serve.max_model_len=262144", *small)

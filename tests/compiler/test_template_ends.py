@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lower import Lowered
 from recipec.spec.diagnostics import Diagnostic
 from tests.runtime.chats import tokenizer
 from tests.runtime.test_data_stops import CHATML, SPELLED

@@ -189,8 +189,9 @@ def test_ctrl_c_during_build_says_whether_the_artifact_is_complete(
 
 
 def test_ctrl_c_during_plan_says_how_many_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipec.compiler import store
     from recipec.compiler.cli import plan as cli_plan
-    from recipec.compiler.plan import session, store
+    from recipec.compiler.plan import session
 
     def interrupted(*given: object) -> None:
         monkeypatch.setattr(store, "put_now", ["one", "two"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.serving import flags as vllm
-from recipec.compiler.serving.container import container
-from recipec.compiler.serving.flags import problems
+from recipec.compiler.vllm import flags as vllm
+from recipec.compiler.vllm.container import container
+from recipec.compiler.vllm.flags import problems
 from recipec.spec.load import load
 
 Codes = Callable[..., set[str]]
@@ -262,8 +262,8 @@ def test_flag_catalog_is_read_only_for_recipes_with_serve(root: Path) -> None:
     """Check without the packages that training needs."""
     check = (
         "import sys; from pathlib import Path; from recipec.spec.load import load; "
-        "from recipec.compiler.lowering.lower import lower; "
-        "from recipec.compiler.serving.flags import catalog; "
+        "from recipec.compiler.lower import lower; "
+        "from recipec.compiler.vllm.flags import catalog; "
         "lower(load(Path(sys.argv[1]))); print(catalog.cache_info().currsize, 'jax' in sys.modules)"
     )
     for name, reads in (("quickstart", 0), ("gemma4-31b-v5p8", 1)):

@@ -16,8 +16,8 @@ import yaml
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.formats import FIELDS
-from recipec.compiler.lowering.lower import lower
 from recipec.runtime.data.formats import PARSERS, parse_preference
 from recipec.runtime.data.values import Malformed
 from recipec.spec.diagnostics import render_text

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from recipec.compiler import catalog
 from recipec.compiler.cli.main import app
-from recipec.compiler.lowering import catalog
 from recipec.port.keys import tools
 from recipec.port.scripts import coming_from
 from tests.compiler import test_catalog

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from recipec.compiler import __version__
-from recipec.compiler.lowering import catalog
+from recipec.compiler import __version__, catalog
 from recipec.runtime.model.families import FAMILIES
 from recipec.spec.language.mesh import Remat
 from tests.docs.shell import ROOT

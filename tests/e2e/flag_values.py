@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipec.compiler.checks.serve.flags import KEYS
+from recipec.compiler.checks.server_flags import KEYS
 
 VALUES: list[Any] = [
     *(True, False, 0, 1, -3, 2.5, -0.5, 10**12, "x", "", "None", "none", "8k", "1.5k", "1.5K", "2M"),

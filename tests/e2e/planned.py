@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.pool import compile_jobs
 from recipec.compiler.plan.results import Compiled, Job

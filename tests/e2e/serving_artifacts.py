@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipec.runtime.serving.client import Client
+from recipec.runtime.clients.client import Client
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.e2e.docker_engine import Engine
 from tests.e2e.merged_models import make_gemma4, merged_in_float32

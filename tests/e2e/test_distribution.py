@@ -20,9 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from recipec.compiler import __version__
-from recipec.compiler.lowering import catalog
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.compiler import __version__, catalog
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from tests.interpreters import interpreter
 
 PACKAGES = ("recipec", "spec", "compiler", "port", "templates", "runtime")

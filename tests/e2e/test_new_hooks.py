@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler import catalog
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.new.recipe import NewRecipeOptions, make
 from recipec.compiler.new.source import NewData

@@ -12,10 +12,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import NOTEBOOK, write
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.pack import pack
 from recipec.compiler.rehearse.quickstart import RECIPE, write_model
 from recipec.spec.load import load
 

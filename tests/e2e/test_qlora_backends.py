@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare, read_trace
 from recipec.compiler.parity.run import SCRIPTS
 from recipec.runtime.training.trace import Trace

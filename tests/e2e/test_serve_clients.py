@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.deployment.verify import VerifyOptions, report, verify
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.emitters.serve import emit_evaluate
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.serving.verify import VerifyOptions, report, verify
-from recipec.runtime.serving import smoke
-from recipec.runtime.serving.client import KEY_VARIABLE, Client, ServerError
+from recipec.compiler.emitters.server import emit_evaluate
+from recipec.compiler.lower import lower
+from recipec.runtime.clients import smoke
+from recipec.runtime.clients.client import KEY_VARIABLE, Client, ServerError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load

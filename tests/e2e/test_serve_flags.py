@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.families import architecture_class, class_name
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler import catalog
+from recipec.compiler.catalog.families import architecture_class, class_name
+from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.memory import DTYPES
-from recipec.compiler.plan.serve import environment as serve_environment
-from recipec.compiler.plan.serve.compile import config_of
-from recipec.compiler.rehearse.miniature import write_tokenizer
-from recipec.compiler.serving import blocks, features
-from recipec.compiler.serving import flags as vllm
-from recipec.compiler.serving.container import container
-from recipec.compiler.serving.flags import RENAMED, problems
+from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.plan.server_step import environment as serve_environment
+from recipec.compiler.plan.server_step.compile import config_of
+from recipec.compiler.roofline.server_memory import DTYPES
+from recipec.compiler.vllm import blocks, features
+from recipec.compiler.vllm import flags as vllm
+from recipec.compiler.vllm.container import container
+from recipec.compiler.vllm.flags import RENAMED, problems
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.peft.names import UNCHANGED_BASE, refused_parts
 from recipec.spec.language import Serve

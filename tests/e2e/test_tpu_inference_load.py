@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from recipec.compiler.plan.serve import environment as serve_environment
-from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.compiler.miniature.checkpoint import write_tokenizer
+from recipec.compiler.plan.server_step import environment as serve_environment
 from recipec.runtime.merging import merge
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights.checkpoint import HFCheckpoint

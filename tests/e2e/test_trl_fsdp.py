@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import ComparedRun, compare, read_trace
 from recipec.runtime.training.trace import Trace
 from recipec.spec.load import load

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.positions import positions
+from recipec.compiler import catalog
+from recipec.compiler.catalog.positions import positions
 from tests.compiler.test_positions import CASES
 from tests.e2e import vllm_cpu
 

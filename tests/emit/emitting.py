@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load

@@ -16,9 +16,9 @@ from typing import Any
 
 from emitting import program_of
 
-from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.emitters.server import emit_serve
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.serving.container import Container, container
+from recipec.compiler.vllm.container import Container, container
 from recipec.spec.language import Serve
 
 

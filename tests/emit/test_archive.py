@@ -11,12 +11,12 @@ import pytest
 from emitting import RECIPE, compiled, files_of
 from typer.testing import CliRunner
 
-from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, write
 from recipec.compiler.artifacts.runtime import PAGE, wheel_file
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.pack import pack
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from recipec.compiler.artifacts import artifact
 from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, Stale, check, write
 from recipec.compiler.artifacts.runtime import PAGE, wheel_file
 from recipec.compiler.cli.main import app
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend
 from recipec.runtime.backends.saving import ADAPTER, MODEL
 from recipec.runtime.backends.torchax.train import SUFFIX as TORCHAX
 from recipec.runtime.hosts.log import FOLDER as LOGS

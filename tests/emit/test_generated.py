@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from emitting import BIN, EVERYTHING, compiled, files_of, tool
 
+from recipec.compiler import catalog
 from recipec.compiler.artifacts import artifact
-from recipec.compiler.emitters.backends import Backend, others
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.backend import Backend, others
 
 
 def recipes(root: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from recipec.compiler.emitters.launch import JOBSET_NAME, XPK, emit_launch
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 

@@ -23,9 +23,9 @@ from ruamel.yaml import YAML
 from recipec.compiler.checks import launch, paths
 from recipec.compiler.emitters.launch import emit_launch
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.render import code_span
 from recipec.compiler.lowering.facts import gather
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.render import code_span
 from recipec.spec.diagnostics import has_errors
 
 CASES = 20

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from emitting import tool
 
-from recipec.compiler.emitters.python_text import Call, Name, Value, assignment
 from recipec.compiler.emitters.settings import layer_numbers
+from recipec.compiler.python_text import Call, Name, Value, assignment
 
 
 def random_value(source: random.Random, depth: int = 0) -> Value:

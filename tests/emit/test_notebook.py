@@ -18,9 +18,9 @@ import pytest
 from huggingface_hub.cli.hf import app as hf
 from pip._internal.commands import create_command
 
-from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import NOTEBOOK, has_notebook
 from recipec.compiler.emitters.emit import emit
+from recipec.compiler.pack import pack
 from recipec.runtime.merging import merge
 from recipec.runtime.training import train
 from tests.docs.shell import recipe as recipe_problems

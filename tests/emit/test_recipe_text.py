@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from emitting import RECIPE, compiled, files_of, program_of
 
-from recipec.compiler.emitters.recipe_text import HEAD, to_yaml
 from recipec.spec.load import load
+from recipec.spec.recipe_text import HEAD, to_yaml
 
 
 def test_single_file_recipe_is_copied_verbatim_below_the_header(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from emitting import RECIPE, compiled
 from typer.testing import CliRunner
 
 from recipec.compiler.artifacts import artifact, runtime
-from recipec.compiler.artifacts.archive import pack
 from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, write
 from recipec.compiler.artifacts.runtime import PAGE, runtime_files, wheel, wheel_file
 from recipec.compiler.cli.main import app
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend
+from recipec.compiler.pack import pack
 from recipec.runtime.artifact import LIST, demand_whole
 from recipec.runtime.errors import UserError
 

@@ -12,9 +12,9 @@ from emitting import RECIPE, files_of, program_of
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.emitters.server import emit_serve
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.lowering.lower import lower
 from recipec.spec.load import load
 from tests.emit.served import FULL, objects, pod_of, with_model, yaml
 

@@ -22,8 +22,8 @@ from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of
 
 from recipec.compiler.artifacts.runtime import requirement, wheel_file
-from recipec.compiler.checks.serve import flags as serve_flags
-from recipec.compiler.emitters.serve import (
+from recipec.compiler.checks import server_flags as serve_flags
+from recipec.compiler.emitters.server import (
     CONTAINER_PLACES,
     emit_bench,
     emit_evaluate,
@@ -33,7 +33,7 @@ from recipec.compiler.emitters.serve import (
 )
 from recipec.compiler.lowering.facts import gather
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.serving.container import Container
+from recipec.compiler.vllm.container import Container
 from recipec.spec.diagnostics import has_errors, render_text
 
 CASES = 80
@@ -279,7 +279,7 @@ def test_client_scripts_pass_hostile_arguments_unexecuted(hostile: list[Case], t
             name: run_script(here, files[f"serve/{name}.sh"], stubs=["python3"]).client
             for name in ("smoke", "bench", "eval")
         }
-        assert [name for name in words if words[name][:2] == ("-m", "runtime.serving." + RUNS[name])] == [
+        assert [name for name in words if words[name][:2] == ("-m", "runtime.clients." + RUNS[name])] == [
             *RUNS
         ]
         assert [w for w in words["smoke"] if w.startswith("--must-differ=")] == [

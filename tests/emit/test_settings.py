@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.settings import run_settings
 from recipec.runtime import sections
 from recipec.runtime import settings as runtime

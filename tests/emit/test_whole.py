@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from recipec.compiler.artifacts import artifact, runtime, whole
 from recipec.compiler.artifacts.artifact import LOCK, write
 from recipec.compiler.artifacts.whole import STAGING, finish
-from recipec.compiler.artifacts.writing import replacing
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.writing import replacing
 from recipec.runtime.artifact import demand_whole
 from recipec.runtime.errors import UserError
 from recipec.spec.load import load

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.artifacts.archive import pack
+from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.compiler.lower import lower
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
+from recipec.compiler.pack import pack
 from recipec.spec.load import load
 
 RUN = """

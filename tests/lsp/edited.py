@@ -37,7 +37,7 @@ def where(text: str, marked: str, inside: int = 0) -> tuple[int, int]:
 
 def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
     """Return codes and places from the command, counted from 0."""
-    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lower import lower
     from recipec.spec.load import load
 
     spans = [(d.code, d.span) for d in lower(load(path)).diagnostics]
@@ -47,7 +47,7 @@ def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
 def recipe_explain(path: Path, text: str, key: str) -> str:
     """Return the command's explanation of a key, for an unsaved text."""
     from recipec.compiler.explain.explain import explain
-    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lower import lower
     from recipec.spec.load import load
 
     loaded = load(path, text=text)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from recipec.compiler import catalog
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.first_rows import MOST
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.run_length import ENOUGH_STEPS, run_length
 from recipec.compiler.new import files
 from recipec.compiler.new.recipe import Made, NewRecipeOptions, make

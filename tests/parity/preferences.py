@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare
 from recipec.runtime.training.objective_losses import PAIR_METRICS
 from tests.parity.parity_cases import recipe

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler import catalog
 from recipec.compiler.artifacts.artifact import write
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.backend import Backend, others
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.checkpoint import shrink, write_checkpoint
+from recipec.compiler.miniature.recipe import conversations, row_of
 from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.parity.run import SCRIPTS
-from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
-from recipec.compiler.rehearse.miniature_recipe import conversations, row_of
 from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 from recipec.runtime.training.trace import Trace
 from recipec.spec.diagnostics import render_text

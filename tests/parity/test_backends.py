@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import TOLERANCES, WORDS, ComparedRun, compare
 from recipec.compiler.parity.control import write_perturbed
 from recipec.runtime.training.trace import Trace

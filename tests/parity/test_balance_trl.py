@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.runtime.settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from tests.parity.parity_cases import recipe

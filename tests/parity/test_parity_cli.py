@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity import run
 from recipec.compiler.parity.compare import read_trace
 from recipec.compiler.parity.run import write_recipe

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.parity.compare import ComparedRun, compare
 from tests.parity.preferences import LIMITS, assert_one_run, case
 from tests.parity.running import BACKENDS, STEPS, Place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.backend import Backend
 from tests.parity.preferences import assert_one_run, case
 from tests.parity.running import Place
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan.results import (

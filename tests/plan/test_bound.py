@@ -11,7 +11,14 @@ from dataclasses import replace
 import pytest
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.bound import bound, causal_pairs, chunked_pairs, model_flops, shapes, state_bytes
+from recipec.compiler.roofline.training_step import (
+    bound,
+    causal_pairs,
+    chunked_pairs,
+    model_flops,
+    shapes,
+    state_bytes,
+)
 from recipec.compiler.wording import split_layer
 from tests.plan.plans import lowered
 
@@ -93,7 +100,7 @@ def test_state_bytes_match_the_compiled_argument_bytes(
 
 
 def test_bound_counts_the_fused_backward_kernel_for_large_blocks() -> None:
-    from recipec.compiler.plan.bound import FUSED
+    from recipec.compiler.roofline.training_step import FUSED
     from recipec.runtime.model import attention
 
     assert attention.FUSED == FUSED

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler import packages
+from recipec.compiler import packages, store
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
-from recipec.compiler.plan import identity, pool, store
+from recipec.compiler.plan import identity, pool
 from recipec.compiler.plan.results import Compiled, Failed, Job
 from tests.plan.plans import lowered
 from tests.waiting import running

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from recipec.compiler.checks.train import E0501
-from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import search as searching
-from recipec.compiler.plan.bound import Bound
-from recipec.compiler.plan.bound import bound as computed
 from recipec.compiler.plan.depth import Part
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import (
@@ -42,6 +40,8 @@ from recipec.compiler.plan.search import (
     received,
     variants,
 )
+from recipec.compiler.roofline.training_step import Bound
+from recipec.compiler.roofline.training_step import bound as computed
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 from tests.plan.plans import RECIPES, lowered

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler import store
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import store
 from recipec.compiler.plan.results import Collective
-from recipec.compiler.plan.serve import environment
-from recipec.compiler.plan.serve.compile import (
+from recipec.compiler.plan.server_step import environment
+from recipec.compiler.plan.server_step.compile import (
     ANSWER,
     WorkerKilled,
     answer,
@@ -30,9 +30,9 @@ from recipec.compiler.plan.serve.compile import (
     run_worker,
     worker_environment,
 )
-from recipec.compiler.plan.serve.configuration import cache_reads, serving
-from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel, read
-from recipec.compiler.plan.serve.results import (
+from recipec.compiler.plan.server_step.configuration import cache_reads, serving
+from recipec.compiler.plan.server_step.hlo import AttentionKernel, attention_kernel, read
+from recipec.compiler.plan.server_step.results import (
     COMPILED_SERVING,
     JOB,
     SERVING_SEARCH,
@@ -283,7 +283,7 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
     """Replace the worker by a program, and return the interpreter."""
     path = folder / "worker.py"
     path.write_text(code)
-    monkeypatch.setattr("recipec.compiler.plan.serve.compile.WORKER", path)
+    monkeypatch.setattr("recipec.compiler.plan.server_step.compile.WORKER", path)
     return Path(sys.executable)
 
 
@@ -355,14 +355,16 @@ def test_worker_answers_are_cached_by_job(
     example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("recipec.compiler.plan.serve.environment.make", lambda say: Path(sys.executable))
+    monkeypatch.setattr(
+        "recipec.compiler.plan.server_step.environment.make", lambda say: Path(sys.executable)
+    )
     ran: list[ServeJob] = []
 
     def fake(python: Path, made: ServeJob, folder: Path, say: Any) -> str:
         ran.append(made)
         return ANSWER.dump_json(answered(made)).decode()
 
-    monkeypatch.setattr("recipec.compiler.plan.serve.compile.run_worker", fake)
+    monkeypatch.setattr("recipec.compiler.plan.server_step.compile.run_worker", fake)
     made = job(example, (6, 12))
     first = answer(made, lambda line: None)
     assert answer(made, lambda line: None) == first and len(ran) == 1

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import lower
-from recipec.compiler.plan.roofline.results import SERVING_PLAN, ServingPlan, StepBounds
-from recipec.compiler.plan.roofline.roofline_text import text
-from recipec.compiler.plan.roofline.server import plan_serving, promise
-from recipec.compiler.serving.memory import memory_share
+from recipec.compiler.lower import lower
+from recipec.compiler.roofline.server import plan_serving, promise
+from recipec.compiler.roofline.server_results import SERVING_PLAN, ServingPlan, StepBounds
+from recipec.compiler.roofline.server_text import text
+from recipec.compiler.vllm.memory import memory_share
 from recipec.spec.load import load
 from tests.plan.plans import lowered
 

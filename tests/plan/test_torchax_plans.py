@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.emitters.refused import E0922
+from recipec.compiler.checks.backends import E0922
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.backend import Backend
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import install
 from recipec.compiler.plan import fit, identity, pool

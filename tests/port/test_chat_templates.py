@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.lowering.catalog import find
+from recipec.compiler.catalog import find
 from recipec.port.keys import DATA
 from recipec.port.meaning import templates
 from recipec.port.names import TEMPLATES, known, written_by

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.emitters.commented_recipe import HEAD
 from recipec.compiler.plan import search as searching
 from recipec.compiler.plan.results import Point, Search
 from recipec.compiler.plan.search import SearchOptions
 from recipec.port.plan import best
+from recipec.spec.commented_recipe import HEAD
 from tests.port import fake
 from tests.port.conftest import CONFIG
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from recipec.compiler.emitters.commented_recipe import HEAD, Line, recipe_text
 from recipec.port.keys import tools
 from recipec.port.ledger import Verdict
 from recipec.port.port import Ported
 from recipec.port.recognize import LEAST_MARKS, UNREAD
+from recipec.spec.commented_recipe import HEAD, Line, recipe_text
 from recipec.spec.load import load
 from tests.port.conftest import CONFIG, Port
 

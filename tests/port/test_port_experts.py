@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from recipec.compiler.lowering.catalog import Model, entries, find
+from recipec.compiler.catalog import Model, entries, find
 from recipec.port.meaning import adapters, experts
 from recipec.port.names import known
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers

@@ -26,9 +26,9 @@ from transformers import Trainer, TrainingArguments, get_scheduler, trainer_opti
 from transformers.training_args import OptimizerNames
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from recipec.compiler.emitters.python_text import source
-from recipec.compiler.lowering.catalog import entries, find
+from recipec.compiler.catalog import entries, find
 from recipec.compiler.lowering.optimization import schedule
+from recipec.compiler.python_text import source
 from recipec.port.dialects.trl import SHIPPED
 from recipec.port.ledger import Ledger
 from recipec.port.meaning import adapters, sharding, templates, training

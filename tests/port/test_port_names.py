@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from recipec.compiler.lowering.catalog import entries, find
+from recipec.compiler.catalog import entries, find
 from recipec.port.ledger import Verdict
 from recipec.port.meaning import templates
 from recipec.port.meaning.adapters import default_targets, fused

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from recipec.compiler.lowering.catalog import Model, entries, find
+from recipec.compiler.catalog import Model, entries, find
 from recipec.port.meaning import adapters
 from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 

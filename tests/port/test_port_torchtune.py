@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipec.compiler.lowering.catalog import find
+from recipec.compiler.catalog import find
 from recipec.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
 from recipec.port.keys import tools
 from recipec.port.ledger import Verdict

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.miniature.checkpoint import shrink
 from recipec.compiler.new.draft import LEAST_SHARE, Probe, estimated
 from recipec.compiler.plan.results import Plan
-from recipec.compiler.rehearse.miniature import shrink
 from recipec.spec.load import load
 from scripts import recipes
 from scripts.recipe_pages import Planned, Record, head, with_head

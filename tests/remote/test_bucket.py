@@ -13,10 +13,10 @@ import orbax.checkpoint as ocp
 import pytest
 from typer.testing import CliRunner
 
+from recipec.compiler import catalog
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering import catalog
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from recipec.runtime.addresses import path_of
 from recipec.runtime.checkpoints import record, resuming, saving
 from recipec.runtime.checkpoints.steps import choose_step, saved_steps, step_folders, unfinished

@@ -251,7 +251,8 @@ def test_cpu_run_says_that_ratios_do_not_test_the_plan(place: Path) -> None:
 
 
 def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipec.compiler.plan import depth, identity, pool, store
+    from recipec.compiler import store
+    from recipec.compiler.plan import depth, identity, pool
     from recipec.compiler.plan.planner import job
     from recipec.compiler.plan.results import COMPILED, Compiled
     from recipec.compiler.plan.schedule import Schedule, Work

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
+from recipec.runtime.clients import bench_report
+from recipec.runtime.clients.bench_points import LoadPoint, as_json
+from recipec.runtime.clients.bench_report import HourlyPrice, Published
+from recipec.runtime.clients.bench_server import ServerFacts, ServerMachine
 from recipec.runtime.data.report import DataReport, Problems, SplitReport
-from recipec.runtime.serving import bench_report
-from recipec.runtime.serving.bench_points import LoadPoint, as_json
-from recipec.runtime.serving.bench_report import HourlyPrice, Published
-from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine
 from recipec.spec.load import load
 from tests.serving import stub_vllm
 

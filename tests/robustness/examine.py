@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.checks.backends import diagnosed
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import explain
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lower import Lowered, lower
+from recipec.compiler.lowering.backend import Backend, others
 from recipec.spec.diagnostics import Diagnostic, has_errors, render_json, render_text
 from recipec.spec.document import LINE_BREAK
 from recipec.spec.load import Loaded, load

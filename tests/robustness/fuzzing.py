@@ -189,7 +189,11 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 WORK = (
     *("compiler.plan.session.run", "compiler.plan.session.plan_run", "compiler.cli.plan.compare"),
     *("compiler.rehearse.rehearse.rehearse", "compiler.parity.run.parity"),
-    *("compiler.serving.compose.up", "compiler.serving.compose.down", "compiler.serving.verify.verify"),
+    *(
+        "compiler.deployment.compose.up",
+        "compiler.deployment.compose.down",
+        "compiler.deployment.verify.verify",
+    ),
     *("compiler.explain.preview.preview", "port.plan.plan", "compiler.lsp.server.make_server"),
     *("compiler.watch.watch.watch_lines", "compiler.watch.watch.watch_screen"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.rehearse.artifact_run import script_environment
 from recipec.spec.load import load
 from tests.conftest import IN_ONE_PIECE

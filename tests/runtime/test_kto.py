@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
-from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.compiler.miniature.checkpoint import write_tokenizer
 from recipec.runtime.data.batches import TrainingData
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.errors import UserError

@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from recipec.compiler.emitters.train import emit_train
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.lowering.settings import SETTINGS
-from recipec.compiler.plan import bound
+from recipec.compiler.roofline import training_step
 from recipec.runtime.merging.card import training_objective
 from recipec.runtime.settings import TrainSettings
 from recipec.runtime.training import objectives
@@ -47,13 +47,13 @@ def test_plan_script_card_and_checks_follow_objective_table_row(
 ) -> None:
     """Add a row for an objective, and check what checks, plans, scripts and cards derive from it."""
     orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
-    flops = bound.model_flops(orpo, 1.0)
+    flops = training_step.model_flops(orpo, 1.0)
     row = objectives.Objective(
         "another", "preference", losses={"sigmoid": ("label_smoothing",)}, reference=("sigmoid",)
     )
     monkeypatch.setitem(objectives.OBJECTIVES, "orpo", row)
     program = program_of(tmp_path / "now", [*PREFERENCES, "train.objective=orpo"])
-    assert bound.model_flops(program, 1.0) > flops
+    assert training_step.model_flops(program, 1.0) > flops
     stated = emit_train(program).partition("TRAIN = ")[2]
     assert re.findall(r"(\w+)=", stated)[:2] == ["objective", "label_smoothing"]
     assert training_objective({"objective": "orpo", "label_smoothing": 0.1}) == "another, label_smoothing 0.1"

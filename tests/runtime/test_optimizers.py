@@ -21,9 +21,8 @@ import torch
 from flax import nnx
 from transformers.optimization import Adafactor
 
-from recipec.compiler.emitters import python_text
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.fewer_layers import pattern, with_layers
+from recipec.compiler import catalog, python_text
+from recipec.compiler.catalog.fewer_layers import pattern, with_layers
 from recipec.compiler.lowering.optimization import hyperparameters, matrices, optimizer
 from recipec.runtime.checkpoints.trained_weights import hugging_face
 from recipec.runtime.model.families import family_of

@@ -13,8 +13,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.compiler import catalog
+from recipec.compiler.miniature.checkpoint import complete, write_checkpoint
 from recipec.runtime import stores
 from recipec.runtime.settings import ModelSettings
 from recipec.runtime.weights import headers

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler import catalog
+from recipec.compiler.lower import lower
 from recipec.runtime.checkpoints.record import read_record
 from recipec.runtime.checkpoints.resuming import describe
 from recipec.runtime.checkpoints.saving import Checkpoints

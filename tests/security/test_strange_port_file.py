@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
-from recipec.compiler.emitters.commented_recipe import Line, recipe_text
 from recipec.port.meaning import conversion
+from recipec.spec.commented_recipe import Line, recipe_text
 from recipec.spec.load import load
 
 BREAKING = 'x"""\n    open("CANARY", "w")\n    """'

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from recipec.compiler.cli import base as cli_base
 from recipec.compiler.cli.main import app
 from recipec.compiler.errors import ArtifactError
+from recipec.runtime.clients.evaluate_prompts import parse
 from recipec.runtime.data.cache import key
 from recipec.runtime.data.sources import count, records
 from recipec.runtime.data.tokenizer import chat_template
 from recipec.runtime.endless import INTO_A_FILE
 from recipec.runtime.errors import UserError
-from recipec.runtime.serving.evaluate_prompts import parse
 from recipec.runtime.settings import DataSettings, Source
 from recipec.spec.document import MOST_FAULTS
 from recipec.spec.load import MOST_EXTENDED, load

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipec.runtime.serving import bench
-from recipec.runtime.serving.bench_runner import Processes
+from recipec.runtime.clients import bench
+from recipec.runtime.clients.bench_runner import Processes
 
 STUB = Path(__file__).with_name("stub_vllm.py")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.serving.client import KEY_VARIABLE
+from recipec.runtime.clients.client import KEY_VARIABLE
 from tests.serving.fake_vllm import FakeVllm, Start
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from recipec.runtime.serving import bench_runner
-from recipec.runtime.serving.bench import alone
-from recipec.runtime.serving.bench_points import parse_rate
-from recipec.runtime.serving.bench_runner import Processes
+from recipec.runtime.clients import bench_runner
+from recipec.runtime.clients.bench import alone
+from recipec.runtime.clients.bench_points import parse_rate
+from recipec.runtime.clients.bench_runner import Processes
 from tests.serving.benching import Bench, point_of
 from tests.serving.fake_vllm import FakeVllm, Start
 from tests.waiting import gone
@@ -248,7 +248,7 @@ def test_api_key_reaches_the_client_only_by_environment_variable(
 def interrupted(bench: Bench, numbers: Sequence[int]) -> subprocess.CompletedProcess[str]:
     """Run a sweep, and send signals while it measures its second point."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime.serving.bench", *bench.words],
+        [sys.executable, "-m", "runtime.clients.bench", *bench.words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

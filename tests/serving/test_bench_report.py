@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.serving import bench_report
-from recipec.runtime.serving.bench_points import LoadPoint, as_json
-from recipec.runtime.serving.bench_report import HourlyPrice, MeasuredOn, Published
-from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine, look
-from recipec.runtime.serving.files import write_whole
+from recipec.runtime.clients import bench_report
+from recipec.runtime.clients.bench_points import LoadPoint, as_json
+from recipec.runtime.clients.bench_report import HourlyPrice, MeasuredOn, Published
+from recipec.runtime.clients.bench_server import ServerFacts, ServerMachine, look
+from recipec.runtime.clients.files import write_whole
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")

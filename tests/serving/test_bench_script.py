@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.serve import app
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.emitters.serve import bench_flags, emit_bench
+from recipec.compiler.emitters.server import bench_flags, emit_bench
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.serving import published
+from recipec.compiler.vllm import published
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
 from tests.serving.fake_vllm import Start
@@ -94,7 +94,7 @@ def test_bench_sh_passes_the_recipe_values_through_bash_quoting(
         return done.stdout.split("\0")[:-1]
 
     said = words("--machine", "my box", MODEL_DIR="/m d")
-    assert said[0] == f"{tmp_path}/serve/../.." and said[1:3] == ["-m", "runtime.serving.bench"]
+    assert said[0] == f"{tmp_path}/serve/../.." and said[1:3] == ["-m", "runtime.clients.bench"]
     assert said[-2:] == ["--machine", "my box"]
     own = words_of(program)
     assert said[3:7:2] == ["--results", "--lock"] and said[7 : 7 + len(own)] == own
@@ -240,7 +240,7 @@ def test_bench_command_measures_inside_the_container(
     artifact: Path, measured: Bench, docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server is at the recipe's address.
-    monkeypatch.setattr("recipec.compiler.serving.bench.own_address", lambda host: "127.0.0.1")
+    monkeypatch.setattr("recipec.compiler.deployment.bench.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
     lock["recipe"]["serve"]["port"] = port

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.errors import UserError
-from recipec.runtime.serving.client import (
+from recipec.runtime.clients.client import (
     BROKEN,
     GARBAGE,
     KEY_VARIABLE,
@@ -21,6 +20,7 @@ from recipec.runtime.serving.client import (
     Client,
     ServerError,
 )
+from recipec.runtime.errors import UserError
 from tests.ports import free_port
 from tests.serving.fake_vllm import Faults, Start
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.clients import evaluate, evaluate_answers
+from recipec.runtime.clients.evaluate_answers import Answer, SamplingSettings, SideAnswers, recorded
+from recipec.runtime.clients.evaluate_prompts import parse, read
+from recipec.runtime.clients.evaluate_summary import judge
+from recipec.runtime.clients.files import guarded
 from recipec.runtime.errors import UserError
-from recipec.runtime.serving import evaluate, evaluate_answers
-from recipec.runtime.serving.evaluate_answers import Answer, SamplingSettings, SideAnswers, recorded
-from recipec.runtime.serving.evaluate_prompts import parse, read
-from recipec.runtime.serving.evaluate_summary import judge
-from recipec.runtime.serving.files import guarded
 from tests.serving.fake_language import Language
 from tests.serving.fake_vllm import FakeVllm, Faults, Start
 
@@ -222,7 +222,7 @@ def test_interrupted_or_killed_run_keeps_its_answers(
     words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--concurrency", "1"]
     words += ["--results", str(prompts.parent / "results"), "--samples", "20"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime.serving.evaluate", *words],
+        [sys.executable, "-m", "runtime.clients.evaluate", *words],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

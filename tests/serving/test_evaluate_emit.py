@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from recipec.compiler.emitters.render import shell_word
-from recipec.compiler.emitters.serve import emit_evaluate
+from recipec.compiler.emitters.server import emit_evaluate
+from recipec.compiler.lower import Lowered, lower
 from recipec.compiler.lowering import pins
-from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.render import shell_word
 from recipec.spec.diagnostics import render_text
 from recipec.spec.load import load
 from tests.serving.fake_vllm import Start
@@ -74,7 +74,7 @@ def test_eval_sh_passes_the_recipe_values(tmp_path: Path) -> None:
     sets = ["evaluate.tasks=[gsm8k, mmlu_pro]", "evaluate.limit=50", "serve.port=9000"]
     words = words_of(tmp_path, files_of(tmp_path, *sets)["serve/eval.sh"], "--side", "tuned")
     assert words == [
-        *("HERE/../..", "-m", "runtime.serving.evaluate"),
+        *("HERE/../..", "-m", "runtime.clients.evaluate"),
         *("--url", "http://127.0.0.1:9000", "--name", "sample"),
         *("--prompts", "HERE/../prompts.jsonl", "--samples", "2", "--temperature", "0.8"),
         *("--max-tokens", "512"),

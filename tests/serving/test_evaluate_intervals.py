@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from recipec.runtime.serving import intervals
+from recipec.runtime.clients import intervals
 
 
 @pytest.mark.parametrize("samples", [2, 5])

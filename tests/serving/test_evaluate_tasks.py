@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from recipec.runtime.clients import evaluate
+from recipec.runtime.clients.evaluate_tasks import LmEval, TaskSettings, command, explained
 from recipec.runtime.errors import guarded
-from recipec.runtime.serving import evaluate
-from recipec.runtime.serving.evaluate_tasks import LmEval, TaskSettings, command, explained
 from tests.serving.fake_vllm import FakeVllm, Start
 
 STAND_IN = """\

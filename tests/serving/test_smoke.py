@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.serving import smoke, smoke_checks
-from recipec.runtime.serving.answers import Streamed
-from recipec.runtime.serving.client import KEY_VARIABLE
-from recipec.runtime.serving.findings import CheckFailed
-from recipec.runtime.serving.smoke_checks import came_one_by_one
+from recipec.runtime.clients import smoke, smoke_checks
+from recipec.runtime.clients.answers import Streamed
+from recipec.runtime.clients.client import KEY_VARIABLE
+from recipec.runtime.clients.findings import CheckFailed
+from recipec.runtime.clients.smoke_checks import came_one_by_one
 from tests.ports import free_port
 from tests.serving import fake_vllm
 from tests.serving.fake_answers import Answers
@@ -266,7 +266,7 @@ def test_smoke_waits_for_a_loading_server_but_not_for_another_one(fake: Start, r
 
 
 def started(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "runtime.serving.smoke", "--model", "tuned", *arguments]
+    command = [sys.executable, "-m", "runtime.clients.smoke", "--model", "tuned", *arguments]
     return subprocess.Popen(
         command,
         cwd=Path(smoke.__file__).parents[2],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.emitters.serve import emit_smoke
+from recipec.compiler.emitters.server import emit_smoke
 from tests.conftest import ROOT
 from tests.emit.emitting import program_of
 from tests.serving.fake_vllm import Faults, Start
@@ -102,7 +102,7 @@ def test_smoke_sh_passes_unusual_prompts_and_paths_unchanged(
     sets = [f"serve.smoke_prompts={json.dumps(WORDS)}", "serve.host=0.0.0.0", "serve.port=9000"]
     text = script_of(tmp_path, *sets)
     words = run(text).stdout.split("\0")
-    assert words[:2] == ["-m", "runtime.serving.smoke"]
+    assert words[:2] == ["-m", "runtime.clients.smoke"]
     assert [
         word.removeprefix("--must-differ=") for word in words if word.startswith("--must-differ=")
     ] == WORDS

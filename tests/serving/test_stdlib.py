@@ -1,4 +1,4 @@
-"""Tests that runtime/serving runs on a bare TPU VM: with Python 3.10, and without packages."""
+"""Tests that runtime/clients runs on a bare TPU VM: with Python 3.10, and without packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
 
 
 def modules() -> dict[str, ast.Module]:
-    """Return the modules of runtime/serving and their imports in runtime/, by path."""
+    """Return the modules of runtime/clients and their imports in runtime/, by path."""
     found: dict[str, ast.Module] = {}
     waiting = [*SERVING.glob("*.py"), ROOT / "runtime" / "__init__.py"]
     while waiting:
@@ -69,7 +69,7 @@ def imports(name: str, tree: ast.AST) -> Iterator[str]:
 
 def test_serving_modules_use_only_python_3_10_syntax() -> None:
     """Let ruff look for later syntax, such as `except*`."""
-    assert {"runtime/serving/client.py", "runtime/serving/smoke.py", "runtime/errors.py"} <= modules().keys()
+    assert {"runtime/clients/client.py", "runtime/clients/smoke.py", "runtime/errors.py"} <= modules().keys()
     ruff = [
         Path(sys.executable).with_name("ruff"),
         "check",
@@ -111,7 +111,7 @@ def test_python_3_10_imports_every_serving_module() -> None:
         python = interpreter("3.10")
     except RuntimeError as missing:
         pytest.skip(f"{missing}; 3.10 is held by the syntax tree alone")
-    names = [f"runtime.serving.{path.stem}" for path in SERVING.glob("*.py") if path.stem != "__init__"]
+    names = [f"runtime.clients.{path.stem}" for path in SERVING.glob("*.py") if path.stem != "__init__"]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     # -I ignores the user's packages, and -S the site's. -B writes nothing next to the sources.
     command = [python, "-ISBc", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *names]

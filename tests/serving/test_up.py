@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.deployment.compose import down, up
+from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.serving.artifacts import open_artifact
-from recipec.compiler.serving.compose import down, up
 from tests.ports import free_port, listening
 from tests.serving.up_artifact import Command, build, write_adapter, write_model
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from recipec.compiler.artifacts.artifact import LOCK
+from recipec.compiler.deployment.served_artifact import open_artifact
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.serving.artifacts import open_artifact
 from tests.serving.up_artifact import ROOT, build
 
 PATTERNS = 'lora={rank: 16, rank_pattern: {"q_proj": 8, "gate_proj": 4}}'

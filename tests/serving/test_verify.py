@@ -21,9 +21,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler import terminal
 from recipec.compiler.cli import serve as cli_serve
-from recipec.compiler.rehearse.miniature import write_tokenizer
-from recipec.compiler.serving import verify_reference
-from recipec.compiler.serving.verify import (
+from recipec.compiler.deployment import verify_reference
+from recipec.compiler.deployment.verify import (
     ComparedPrompt,
     ComparedToken,
     Reply,
@@ -35,7 +34,13 @@ from recipec.compiler.serving.verify import (
     served_types,
     verify,
 )
-from recipec.compiler.serving.verify_reference import Reference, ReferenceTokenizer, ServedTypes, local_span
+from recipec.compiler.deployment.verify_reference import (
+    Reference,
+    ReferenceTokenizer,
+    ServedTypes,
+    local_span,
+)
+from recipec.compiler.miniature.checkpoint import write_tokenizer
 from recipec.runtime import memory
 from recipec.runtime.errors import UserError
 from tests import tiny
@@ -159,7 +164,7 @@ def test_verify_notes_that_no_prompt_exceeds_the_local_span(
 ) -> None:
     """Report that the built-in prompts reach only one of Llama 4's chunks of 8,192 tokens."""
     monkeypatch.setattr(verify_reference, "local_span", lambda config: 8192)
-    monkeypatch.setattr("recipec.compiler.serving.verify.LONGEST", 90)
+    monkeypatch.setattr("recipec.compiler.deployment.verify.LONGEST", 90)
     monkeypatch.setattr(terminal.manner, "quiet", False)  # an earlier command may have changed it
     check(fake(["m"], language=Computed(checkpoint)), checkpoint, tokens=1)
     said = " ".join(capsys.readouterr().err.split())
@@ -245,7 +250,7 @@ def test_tolerance_covers_rounding_to_the_server_dtypes(
 ) -> None:
     server = fake(["m"], language=Computed(checkpoint, types))
     assert check(server, checkpoint)["problems"], "held to float32's tolerance, it is another model"
-    monkeypatch.setattr("recipec.compiler.serving.verify.served_types", lambda *_: types)
+    monkeypatch.setattr("recipec.compiler.deployment.verify.served_types", lambda *_: types)
     result = check(server, checkpoint)
     assert result["problems"] == []
     assert result["tolerance"]["source"].startswith(

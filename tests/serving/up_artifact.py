@@ -15,7 +15,7 @@ from pathlib import Path
 
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.emitters.lock import emit_lock
-from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.emitters.server import emit_serve
 from tests.emit.emitting import program_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,10 @@ KEY = """\
 PROGRAM = """
 import json
 from pathlib import Path
-from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lower import lower
 from recipec.compiler.emitters.emit import emit
-from recipec.compiler.plan import identity, store
+from recipec.compiler.plan import identity
+from recipec.compiler import store
 from recipec.spec.load import load
 for sets in (), ("train.warmth=0.75",):
     program = lower(load(Path("recipes/quickstart.yaml"), sets), planning=True).program

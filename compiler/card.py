@@ -1,0 +1,133 @@
+"""Show a recipe's card: what has been verified about it, by which method, on which versions and date.
+
+The card comes from data/verified.json, which `python -m scripts.recipes write` makes from the repository's
+records. Anything without a record is "not yet". A record applies to the step that it was made for, not to a
+recipe's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler import store
+from recipec.compiler.plan import identity
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+
+DATA = Path(__file__).parent / "data" / "verified.json"
+NOT_YET = "not yet"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A way to verify a recipe.
+
+    Attributes:
+        title, by: what is verified, and by which method.
+        tpu: whether it applies only to TPUs.
+        of_family: whether it applies to all models of a family, rather than to a recipe's step.
+    """
+
+    title: str
+    by: str
+    tpu: bool = False
+    of_family: bool = False
+
+
+KINDS = {
+    "compiled": Verification("compiled ahead of time", "recipe plan", tpu=True),
+    "rehearsed": Verification("rehearsed in miniature on CPU devices", "recipe rehearse"),
+    "numerics": Verification(
+        "numerics of its family, compared with transformers and PEFT",
+        "python -m scripts.families prove",
+        of_family=True,
+    ),
+    "served": Verification("served on a CPU", "tests/e2e/test_vllm.py"),
+    "probed": Verification("probed on hardware", "probe.py", tpu=True),
+}
+"""The kinds by their names in data/verified.json."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a verification.
+
+    Attributes:
+        found: its figures; NOT_YET for none.
+        versions: versions of packages, as far as they were recorded.
+        date: YYYY-MM-DD, if it was recorded.
+    """
+
+    found: str = NOT_YET
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str | None = None
+
+    @property
+    def when(self) -> str:
+        """Versions and date in words; "" if there are none."""
+        said = [*(f"{name} {version}" for name, version in self.versions.items()), *filter(None, [self.date])]
+        return ", ".join(said) or ("" if self.found == NOT_YET else "not recorded")
+
+
+def card(program: Program) -> dict[str, Found]:
+    """Return the result of each kind of verification that applies to a recipe."""
+    names = {True: program.family.name, False: key(program)}
+    return {
+        kind: Found(**verified().get(kind, {}).get(names[how.of_family], {}))
+        for kind, how in KINDS.items()
+        if program.accelerator.platform == "tpu" or not how.tpu
+    }
+
+
+def rows(program: Program) -> list[tuple[str, str, str, str]]:
+    """Return the card as a table: what is verified, by which method, the result, versions and date."""
+    return [(KINDS[kind].title, KINDS[kind].by, one.found, one.when) for kind, one in card(program).items()]
+
+
+def text(program: Program) -> str:
+    """Format the card for a terminal."""
+    lines = [program.name]
+    for title, by, found, when in rows(program):
+        lines.append(f"  {title} ({by}): {found}{f' ({when})' if when else ''}")
+    return "\n".join(lines) + "\n"
+
+
+def as_json(program: Program) -> dict[str, Any]:
+    """Return the card as a JSON value; None for what was not verified yet."""
+    found = card(program)
+    return {
+        "name": program.name,
+        "verified": {
+            kind: None if one.found == NOT_YET else {"by": KINDS[kind].by, **asdict(one)}
+            for kind, one in found.items()
+        },
+    }
+
+
+def key(program: Program) -> str:
+    """Return a key for the step that a recipe means: the same on every machine."""
+    return store.key(identity.step(program))
+
+
+@functools.cache
+def verified() -> Mapping[str, Mapping[str, Any]]:
+    """Return data/verified.json: records by kind, then by a step's key or a family's name."""
+    found: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return found
+
+
+def dumped(records: Mapping[str, Mapping[str, Found]]) -> str:
+    """Return the text of data/verified.json for these records."""
+    kept = {kind: {name: asdict(one) for name, one in found.items()} for kind, found in records.items()}
+    return json.dumps(kept, indent=1, sort_keys=True) + "\n"
+
+
+def markdown(program: Program) -> Sequence[str]:
+    """Return the rows of the card's table in Markdown."""
+    return [f"| {title} | {by} | {found} | {when} |" for title, by, found, when in rows(program)]

@@ -1,1 +1,0 @@
-"""Checks of the recipe's server: its flags, its plan, its weights."""

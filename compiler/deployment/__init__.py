@@ -1,0 +1,1 @@
+"""Start, check, measure and verify the server of an artifact."""

@@ -1,0 +1,1 @@
+"""Small versions of a model and of its recipe, which this machine can train."""

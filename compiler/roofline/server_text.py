@@ -1,0 +1,175 @@
+"""Write a server's plan for the terminal. The text says whether a figure is an estimate or a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from recipec.compiler.roofline.server_results import Cache, Comparison, Load, ServingPlan, StepBounds
+from recipec.compiler.wording import plural, table
+
+TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
+
+
+def text(serving: ServingPlan) -> str:
+    """Return the plan's text: memory, what fits, lower bounds, the benchmark's points, published figures."""
+    sections = [_heading(serving), _weights(serving), _caches(serving), _memory(serving)]
+    if serving.decode:
+        sections += [_decode(serving), _prefill(serving)]
+    if serving.loads:
+        sections.append(_loads(serving))
+    if serving.comparisons:
+        sections.append(_comparisons(serving))
+    if serving.notes:
+        sections.append([f"note: {note}" for note in serving.notes])
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _heading(serving: ServingPlan) -> list[str]:
+    price = "no price is known"
+    if serving.usd_per_hour is not None:
+        price = f"US$ {serving.usd_per_hour:,.2f} an hour ({serving.price_source})"
+    return [
+        f"{serving.recipe}: {serving.model} served on {serving.accelerator}; {price}",
+        f"{plural(serving.data_parallel, 'replica')}, each split over "
+        f"{plural(serving.tensor_parallel, 'device')}. On paper: estimates and bounds, of one device unless "
+        "stated otherwise.",
+    ]
+
+
+def _weights(serving: ServingPlan) -> list[str]:
+    rows = [[w.name, _gb(w.bytes), TYPES[w.number_bytes], w.placed] for w in serving.weights]
+    return table([*rows, ["together", _gb(serving.weight_bytes)]], ["weights", "GB", "type", "placed"])
+
+
+def _caches(serving: ServingPlan) -> list[str]:
+    rows = [_cache(kind) for kind in serving.caches]
+    total = ["together", "", "", "", "", "", f"{serving.cache_bytes_per_token:,.0f}"]
+    head = ["cache of layers", "layers", "heads", "on a device", "head size", "window", "bytes a token"]
+    lines = table([*rows, total], [*head, "without padding"])
+    states = [
+        f"the states of {kind.name} layers: {kind.bytes_per_sequence / 1e6:,.1f} MB a sequence, of any length"
+        for kind in serving.caches
+        if kind.bytes_per_sequence
+    ]
+    return [*lines, *states, f"type {serving.cache_dtype}"]
+
+
+def _cache(kind: Cache) -> list[str]:
+    return [
+        kind.name,
+        f"{kind.layers} (and {kind.shared} that share)" if kind.shared else str(kind.layers),
+        str(kind.heads),
+        str(kind.device_heads),
+        str(kind.head_dim),
+        f"{kind.window:,}" if kind.window else "-",
+        f"{kind.bytes_per_token:,.0f}",
+        f"{kind.unpadded_bytes_per_token:,.0f}",
+    ]
+
+
+def _memory(serving: ServingPlan) -> list[str]:
+    usable = serving.hbm_bytes * serving.memory_share
+    rows = [
+        ["of the device", _gb(serving.hbm_bytes)],
+        ["vLLM's share of it", _gb(usable), f"{serving.memory_share:.0%}"],
+        ["weights", _gb(serving.weight_bytes)],
+        [
+            "left for the cache",
+            _gb(serving.cache_bytes),
+            f"{serving.tokens_fit:,} tokens of a replica: {serving.sequences_fit:,} sequences of "
+            f"max_model_len {serving.max_model_len:,}, where max_num_seqs is {serving.max_num_seqs:,}",
+        ],
+    ]
+    return table(rows, ["memory", "GB", ""])
+
+
+def _decode(serving: ServingPlan) -> list[str]:
+    rows = [
+        [
+            f"{step.sequences:g} x {step.tokens:,.0f}",
+            _gb(step.weight_bytes),
+            _gb(step.cache_bytes),
+            _gb(step.whole_cache_bytes),
+            *_times(step),
+        ]
+        for step in serving.decode
+    ]
+    head = ["decode of", "weights", "cache", "in blocks", "memory", "compute", "all-reduces"]
+    return [
+        *table(rows, [*head, "TPOT at least", "estimate"]),
+        "Sequences x context; what is read in GB, times in ms. TPOT at least: the longest of memory, compute",
+        "and all-reduces, with the cache outside of windows skipped: a lower bound. Estimate: the cache read "
+        "in",
+        "the decode kernel's blocks, at vLLM-TPU's default sizes mostly whole, and the all-reduces after the "
+        "rest.",
+    ]
+
+
+def _prefill(serving: ServingPlan) -> list[str]:
+    rows = [[f"{step.tokens:,.0f}", *_times(step)] for step in serving.prefill]
+    head = ["prefill of", "memory", "compute", "all-reduces", "TTFT at least", "estimate"]
+    return [*table(rows, head), "Tokens of a prompt that waits for nothing; times in ms, as above."]
+
+
+def _times(step: StepBounds) -> list[str]:
+    return [
+        _ms(seconds)
+        for seconds in (
+            step.memory_seconds,
+            step.compute_seconds,
+            step.all_reduce_seconds,
+            step.bound_seconds,
+            step.estimate_seconds,
+        )
+    ]
+
+
+def _loads(serving: ServingPlan) -> list[str]:
+    head = ["tokens in", "out", "requests/s", "under way", "limited by", "TTFT at least", "TPOT at least"]
+    head += ["tokens/s at most", "US$ at least"]
+    return [
+        *table([_load(one) for one in serving.loads], head),
+        "The benchmark's points: lower bounds of TTFT and TPOT in ms and of the price of a million output",
+        "tokens, upper bounds of output tokens/s of the whole machine.",
+    ]
+
+
+def _load(one: Load) -> list[str]:
+    usd = one.usd_per_million_tokens
+    return [
+        f"{one.input_length:,}",
+        f"{one.output_length:,}",
+        "all at once" if one.request_rate is None else f"{one.request_rate:g}",
+        f"{one.concurrency:,.1f}",
+        one.limited_by,
+        _ms(one.ttft_seconds),
+        _ms(one.tpot_seconds),
+        f"{one.tokens_per_second:,.0f}",
+        "no price" if usd is None else f"{usd:,.2f}",
+    ]
+
+
+def _comparisons(serving: ServingPlan) -> list[str]:
+    head = ["published of this server", "published", "here", "ratio", "estimate", "ratio"]
+    return [
+        *table([list(_comparison(one)) for one in serving.comparisons], head),
+        "Here: the weights that are counted, and lower bounds of times. Ratio: of the published one to it.",
+    ]
+
+
+def _comparison(one: Comparison) -> Iterator[str]:
+    yield one.what
+    yield f"{one.published:g} {one.unit}"
+    digits = 2 if one.unit == "GB" else 1
+    for value in (one.bound, one.estimate):
+        if value is not None:
+            yield f"{value:.{digits}f} {one.unit}"
+            yield f"{one.published / value:.{digits}f}"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.2f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"

@@ -1,0 +1,1 @@
+"""The pinned vLLM-TPU: its flags, its models' features, what a device holds, and its container."""
