@@ -96,8 +96,7 @@ READ_BY_PORT = {
     *("runtime.data.messages", "runtime.data.tokenizer", "runtime.peft.adapter"),
     "runtime.training.objectives",
     # Texts of recipes, modules and pages.
-    *("spec.commented_recipe", "compiler.python_text", "compiler.pages.html"),
-    "compiler.wording",
+    *("compiler.python_text", "compiler.pages.html", "compiler.wording"),
     # What the command does next to the port itself: files, models of the hub, plans.
     *("compiler.artifacts.artifact", "compiler.writing", "compiler.cli.base", "compiler.cli.plan"),
     *("compiler.hub.fetch", "compiler.plan.results", "compiler.plan.search"),

@@ -39,8 +39,8 @@ def script_of(folder: Path, *sets: str) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run smoke.sh in an artifact next to its runtime, from another folder, with this Python."""
-    serving = tmp_path / "my work" / "runtime" / "serving"
-    shutil.copytree(ROOT / "runtime" / "serving", serving, ignore=shutil.ignore_patterns("__pycache__"))
+    serving = tmp_path / "my work" / "runtime" / "clients"
+    shutil.copytree(ROOT / "runtime" / "clients", serving, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("__init__.py", "errors.py", "progress.py"):
         shutil.copy(ROOT / "runtime" / name, serving.parent / name)
     (tmp_path / "bin").mkdir()

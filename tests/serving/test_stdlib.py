@@ -13,7 +13,7 @@ import pytest
 from tests.interpreters import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVING = ROOT / "runtime" / "serving"
+SERVING = ROOT / "runtime" / "clients"
 
 LATER = {
     "tomllib": {"*"},
