@@ -31,5 +31,5 @@ modules="$here/../..:$wheel"
     printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
     exit 1
 }
-PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.serving.bench \
+PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.clients.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

@@ -22,4 +22,4 @@ modules="$here/../..:$wheel"
     printf 'error: there is no %s\n  = help: recipe build writes it, and recipe pack packs it\n' "$wheel" >&2
     exit 1
 }
-PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
+PYTHONSAFEPATH=1 PYTHONPATH="$modules" exec python3 -m runtime.clients.smoke "${arguments[@]}" "$@"
