@@ -196,8 +196,8 @@ def build(
         if adapter.dora and isinstance(start, int):
             path, _, spec = adapter.arrays[-1]
             lengths = functools.partial(magnitudes, adapter, dtype=dtype)
-            made = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
-            arrays[path] = made(arrays[adapter.target.weight]).astype(lora_dtype)
+            compute = jax.jit(lengths, out_shardings=sharding.named(mesh, spec))
+            arrays[path] = compute(arrays[adapter.target.weight]).astype(lora_dtype)
     if lora is not None and lora.train_tokens:
         rows = next(parameter for parameter in built.whole if parameter.path == TOKEN_ROWS)
         embedding = next(parameter for parameter in built.parameters if parameter.path == EMBEDDING)
@@ -244,17 +244,17 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
     expected: dict[str, tuple[str, tuple[int, ...]]] = {p.path: ("Param", p.shape) for p in parameters}
     for adapter in adapters:
         expected |= {path: ("LoRAParam", shape) for path, shape, _ in adapter.arrays}
-    found = {
+    built = {
         path: (type(variable).__name__, tuple(variable.get_raw_value().shape))
         for path, variable in variables_of(model).items()
     }
-    if found == expected:
+    if built == expected:
         return
-    wrong = sorted(path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path))
+    wrong = sorted(path for path in built.keys() | expected.keys() if built.get(path) != expected.get(path))
     path = wrong[0]
     raise UserError(
         f"Tunix's model differs from what is expected of it in {len(wrong)} parameters: {path} is "
-        f"{found.get(path, 'absent')}, expected {expected.get(path, 'none')}",
+        f"{built.get(path, 'absent')}, expected {expected.get(path, 'none')}",
         "this version of Tunix does not fit the runtime; install the artifact's requirements",
     )
 
@@ -288,7 +288,7 @@ def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype
     }
     shards: dict[Any, jax.Array] = {}
     for wanted, shard in read_shards(base, parameter, list(dict.fromkeys(bounds.values())), dtype):
-        for device in (device for device, found in bounds.items() if found == wanted):
+        for device in (device for device, part in bounds.items() if part == wanted):
             shards[device] = jax.device_put(shard, device)
         jax.block_until_ready(list(shards.values()))
     return jax.make_array_from_single_device_arrays(parameter.shape, placed, [shards[d] for d in indices])
@@ -308,10 +308,10 @@ def read_shards(
     """
     views: dict[int, tuple[np.ndarray, int]] = {}
     for number, source in enumerate(parameter.sources):
-        own = [bounds for bounds in wanted if _holds(parameter, number, bounds)]
-        if own:
+        shards = [bounds for bounds in wanted if _holds(parameter, number, bounds)]
+        if shards:
             axis = _file_axis(parameter, source)
-            rows = min(bounds[axis][0] for bounds in own), max(bounds[axis][1] for bounds in own)
+            rows = min(bounds[axis][0] for bounds in shards), max(bounds[axis][1] for bounds in shards)
             views[number] = base.read_rows(source, *rows).transpose(source.transpose), rows[0]
     for bounds in wanted:
         yield bounds, _read(base, parameter, views, bounds, dtype)
@@ -325,8 +325,8 @@ def _holds(parameter: Parameter, number: int, bounds: Bounds) -> bool:
 
 def _file_axis(parameter: Parameter, source: Source) -> int:
     """Return the parameter's axis along which the bytes of a source's tensor run."""
-    own = [axis for axis in range(len(parameter.shape)) if axis not in parameter.stacked]
-    return own[source.transpose.index(0)]
+    unstacked = [axis for axis in range(len(parameter.shape)) if axis not in parameter.stacked]
+    return unstacked[source.transpose.index(0)]
 
 
 def _read(

@@ -29,7 +29,7 @@ BLOCK = 1 << 20
 
 def is_table(name: str, names: Names) -> bool:
     """Return whether a tensor is a token embedding or an output head."""
-    return any(one in name for one in names.of_embedding) or name == f"{names.head}.weight"
+    return any(word in name for word in names.of_embedding) or name == f"{names.head}.weight"
 
 
 def random_tensor(
@@ -112,9 +112,9 @@ class RandomCheckpoint(HFCheckpoint):
         name, shape = source.full_name(self.prefix), (stop - start, *source.reshape[1:])
         if len(source.shape) < 2:
             offset = self.family.norm_offset(self.architecture)
-            made = random_tensor(name, source.shape, offset, 0, self.family.names)
-            return made.reshape(source.reshape)[start:stop]
-        embedding = any(one in name for one in self.family.names.of_embedding)
+            values = random_tensor(name, source.shape, offset, 0, self.family.names)
+            return values.reshape(source.reshape)[start:stop]
+        embedding = any(word in name for word in self.family.names.of_embedding)
         scale = np.float32(0.02) if embedding else deviation(source.shape)
         return np.resize(_block(float(scale)), shape)
 

@@ -74,13 +74,13 @@ class Rope:
         """
         import numpy as np
 
-        one, factor = np.float32(1), np.float32(self.factor)
+        factor = np.float32(self.factor)
         powers = (self.theta ** self.exponents(head_dim).astype(np.float64)).astype(np.float32)
-        plain = one / powers
+        plain = 1 / powers
         if self.kind == "linear":
             return plain / factor
         if self.kind == "longrope":
-            return one / (np.array(self.long if long else self.short, np.float32) * powers)
+            return 1 / (np.array(self.long if long else self.short, np.float32) * powers)
         if self.kind == "llama3":
             # How many wavelengths fit into the original context decides how much of a frequency is kept.
             turns = np.float32(self.original) / (np.float32(2 * math.pi) / plain)
@@ -89,7 +89,7 @@ class Rope:
             return (1 - kept) * plain / factor + kept * plain
         if self.kind == "yarn":
             kept = self._kept_by_yarn(head_dim)
-            return one / (factor * powers) * (1 - kept) + plain * kept
+            return 1 / (factor * powers) * (1 - kept) + plain * kept
         return plain
 
     def _kept_by_yarn(self, head_dim: int) -> np.ndarray:
