@@ -12,7 +12,7 @@ import numpy as np
 
 from ..addresses import write_whole
 from ..checkpoints.trained_weights import Delta
-from ..data.stops import GENERATION, beside_adapter, files_of, with_stops
+from ..data.stops import GENERATION, with_stops_for_adapter, files_of, with_stops
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
 from ..model.initial import joined, plain
@@ -74,7 +74,7 @@ def save_stops(folder: Path, base: HFCheckpoint, ends: Sequence[int]) -> None:
         UserError: it cannot be written.
     """
     try:
-        write_whole(folder, GENERATION, beside_adapter(*files_of(base), ends))
+        write_whole(folder, GENERATION, with_stops_for_adapter(*files_of(base), ends))
     except OSError as error:
         raise _refused(folder, error) from error
 

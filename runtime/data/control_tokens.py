@@ -136,12 +136,21 @@ FOREIGN = re.compile(f"[{chr(PRIVATE)}-{chr(PRIVATE + MOST)}]")
 """Characters that the data must not contain."""
 
 
-def private_names(tokenizer: str, special: Sequence[str]) -> dict[str, str]:
-    """Return another text for each control token of a tokenizer.json, as long as its own.
+def as_text(tokenizer: str, special: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return a tokenizer.json that reads control tokens of the data as text, and its texts for these tokens.
 
     Args:
-        special: the texts of the tokenizer's special tokens.
+        special: from `special_tokens`.
+
+    Raises:
+        UserError: a control token cannot be told from text.
     """
+    names = _private_names(tokenizer, special)
+    return _renamed(tokenizer, names), names
+
+
+def _private_names(tokenizer: str, special: Sequence[str]) -> dict[str, str]:
+    """Return another text for each control token of a tokenizer.json, as long as its own."""
     entries = json.loads(tokenizer).get("added_tokens") or ()
     known = {entry["content"] for entry in entries if not entry.get("single_word")}
     return {
@@ -149,7 +158,7 @@ def private_names(tokenizer: str, special: Sequence[str]) -> dict[str, str]:
     }
 
 
-def renamed(tokenizer: str, names: dict[str, str]) -> str:
+def _renamed(tokenizer: str, names: dict[str, str]) -> str:
     """Return a tokenizer.json in which control tokens have other texts, and the same ids.
 
     Raises:
@@ -204,7 +213,7 @@ class Literal:
 
     Args:
         control: finds the tokenizer's control tokens.
-        names: from `private_names`.
+        names: from `as_text`.
     """
 
     def __init__(self, control: ControlTokens, names: Mapping[str, str]) -> None:

@@ -18,9 +18,8 @@ from .control_tokens import (
     ControlTokens,
     Data,
     Literal,
+    as_text,
     check_foreign,
-    private_names,
-    renamed,
     special_tokens,
 )
 from .formats import AnySample, ParsedSample, PreferencePair
@@ -80,8 +79,7 @@ def coding(
     text, special = _with_exact_offsets(tokenizer.backend_tokenizer.to_str()), special_tokens(tokenizer)
     names: dict[str, str] = {}
     if data.special_tokens == "text":
-        names = private_names(text, special)
-        text = renamed(text, names)
+        text, names = as_text(text, special)
     return Coding(
         text,
         (templates,) * len(kinds) if isinstance(templates, str | None) else tuple(templates),

@@ -16,7 +16,7 @@ from ..model.partition_rules import TOKENS
 from ..sections import Generations
 from ..settings import DataSettings, RunSettings, Source
 from .columns import strings, unread
-from .control_tokens import ControlTokens, Data, Literal, private_names, renamed, special_tokens
+from .control_tokens import ControlTokens, Data, Literal, as_text, special_tokens
 from .encoding import added_tokens, without_added_end, without_start
 from .masking import Inconsistent
 from .messages import parse_messages, parse_tools
@@ -183,11 +183,9 @@ def _reader(tokenizer: Any, data: DataSettings) -> _Reader:
         return _Reader(backend, added_tokens(backend)[0], lambda text, *_: text)
     from tokenizers import Tokenizer
 
-    special, whole = special_tokens(tokenizer), backend.to_str()
-    names = private_names(whole, special)
-    return _Reader(
-        Tokenizer.from_str(renamed(whole, names)), "", Literal(ControlTokens(special), names).written
-    )
+    special = special_tokens(tokenizer)
+    text, names = as_text(backend.to_str(), special)
+    return _Reader(Tokenizer.from_str(text), "", Literal(ControlTokens(special), names).written)
 
 
 def _left(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def with_stops(content: bytes | None, config: Mapping[str, Any], ends: Iterable[
     return _written({**before, "eos_token_id": [*(_known(content, config) or ()), *added]})
 
 
-def beside_adapter(content: bytes | None, config: Mapping[str, Any], ends: Iterable[int]) -> bytes:
+def with_stops_for_adapter(content: bytes | None, config: Mapping[str, Any], ends: Iterable[int]) -> bytes:
     """Return the generation_config.json that lies next to an adapter: the base's, with further end tokens and
     without LIMIT. A server of the base and the adapter reads it in place of the base's.
 

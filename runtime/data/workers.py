@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..in_order import in_order
@@ -31,7 +31,9 @@ from .encoding import Coding, Encoder
 from .formats import AnySample, ParsedSample
 from .report import SplitReport
 from .samples import Samples, join
-from .sources import Reader
+
+if TYPE_CHECKING:
+    from .sources import Reader
 
 CHUNK = 2_500_000
 """Work of one request: some 600 samples of 4,000 characters."""

@@ -19,7 +19,7 @@ from ..checkpoints import manifest
 from ..checkpoints.record import LOCK
 from ..checkpoints.steps import ITEM
 from ..checkpoints.trained_weights import Delta, TrainedAdapters, TrainedWeights
-from ..data.stops import GENERATION, beside_adapter, files_of, new_stops, with_stops
+from ..data.stops import GENERATION, with_stops_for_adapter, files_of, new_stops, with_stops
 from ..data.tokenizer import with_tokens
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
@@ -270,7 +270,7 @@ def _stops(job: MergeJob) -> bytes | None:
 def _beside_adapter(job: MergeJob) -> dict[str, bytes]:
     """Return the small files that go with an adapter: what its tokenizer, its chat template and its end
     tokens have that the base's do not."""
-    stops = beside_adapter(*files_of(job.base), job.ends or ())
+    stops = with_stops_for_adapter(*files_of(job.base), job.ends or ())
     files = {GENERATION: stops, **job.own}
     if tokens := _new_tokens(job):
         own = with_tokens(tokenizer_of(job.base), tokens, job.base.architecture.vocab_size, job.base.name)

@@ -14,7 +14,7 @@ from recipec.runtime.data.encoding import Encoder, coding
 from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.prepare import Tokenizing, prepare
 from recipec.runtime.data.report import SplitReport
-from recipec.runtime.data.stops import beside_adapter, end_tokens, with_stops
+from recipec.runtime.data.stops import end_tokens, with_stops, with_stops_for_adapter
 from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import CALL, GEMMA4, MARKED, TOOLS, chat, published, tokenizer, write
 from tests.runtime.preparing import prepared
@@ -145,9 +145,9 @@ def test_base_without_generation_config_keeps_the_tokens_of_its_config() -> None
 
 
 def test_file_beside_an_adapter_exists_and_limits_no_request() -> None:
-    assert json.loads(beside_adapter(None, {"eos_token_id": 1}, ())) == {"eos_token_id": [1]}
-    assert json.loads(beside_adapter(None, {}, ())) == {}
+    assert json.loads(with_stops_for_adapter(None, {"eos_token_id": 1}, ())) == {"eos_token_id": [1]}
+    assert json.loads(with_stops_for_adapter(None, {}, ())) == {}
     base = b'{"eos_token_id": 1, "max_new_tokens": 2048}'
-    assert json.loads(beside_adapter(base, {}, [9])) == {"eos_token_id": [1, 9]}
-    assert beside_adapter(b'{"eos_token_id":  1}', {}, [1]) == b'{"eos_token_id":  1}'
+    assert json.loads(with_stops_for_adapter(base, {}, [9])) == {"eos_token_id": [1, 9]}
+    assert with_stops_for_adapter(b'{"eos_token_id":  1}', {}, [1]) == b'{"eos_token_id":  1}'
     assert end_tokens({"eos_token_id": None}) == [] and end_tokens({"eos_token_id": 3}) == [3]
