@@ -53,6 +53,14 @@ def sample(messages: list[dict[str, Any]], tools: Any = None) -> ParsedSample:
     return parse_chat("a:1", {"messages": messages, "tools": tools}, {})
 
 
+def split(using: Any, text: str) -> list[int]:
+    """Tokenize with transformers, all control tokens as text. The tokenizer, which other tests share, keeps the
+    option, so it is taken back."""
+    ids: list[int] = using(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    using.backend_tokenizer.encode_special_tokens = False
+    return ids
+
+
 def as_in_transformers(using: Any, text: str, theirs: set[int]) -> list[int]:
     """Tokenize with transformers, split_special_tokens, all control tokens but those at these places."""
     ids: list[int] = []
@@ -60,7 +68,7 @@ def as_in_transformers(using: Any, text: str, theirs: set[int]) -> list[int]:
     found = ControlTokens(special_tokens(using)).find(text)
     for start, stop in [*(span for span in found if span[0] not in theirs), (len(text), len(text))]:
         part = text[end:start]
-        ids += using(part, add_special_tokens=False, split_special_tokens=True).input_ids if part else []
+        ids += split(using, part) if part else []
         ids += [using.convert_tokens_to_ids(text[start:stop])] if stop > start else []
         end = stop
     return ids
@@ -137,8 +145,7 @@ def test_plain_text_keeps_only_the_tokens_that_tokenizing_adds() -> None:
         special: encoded(using, GEMMA4, row, special, format="prompt_completion", loss_on="completion")
         for special in ("control", "text")
     }
-    split = using("Hi<eos> there<|im_end|><eos>", add_special_tokens=False, split_special_tokens=True)
-    assert both["text"][0] == [bos, *split.input_ids, eos]
+    assert both["text"][0] == [bos, *split(using, "Hi<eos> there<|im_end|><eos>"), eos]
     assert both["text"][1].pieces[-1][0] == " there<|im_end|><eos><eos>"
     assert both["control"][0].count(eos) == 2 and both["control"][2].control == {"<eos>": 1, "<|im_end|>": 1}
     own = ParsedSample("a:1", completion=f"Hi{chr(PRIVATE + 1)}")
