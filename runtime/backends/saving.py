@@ -12,7 +12,7 @@ import numpy as np
 
 from ..addresses import write_whole
 from ..checkpoints.trained_weights import Delta
-from ..data.stops import GENERATION, with_stops_for_adapter, files_of, with_stops
+from ..data.stops import GENERATION, files_of, with_stops, with_stops_for_adapter
 from ..errors import UserError
 from ..model.adapters import LoraSettings, Matrices
 from ..model.initial import joined, plain

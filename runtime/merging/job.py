@@ -19,7 +19,7 @@ from ..checkpoints import manifest
 from ..checkpoints.record import LOCK
 from ..checkpoints.steps import ITEM
 from ..checkpoints.trained_weights import Delta, TrainedAdapters, TrainedWeights
-from ..data.stops import GENERATION, with_stops_for_adapter, files_of, new_stops, with_stops
+from ..data.stops import GENERATION, files_of, new_stops, with_stops, with_stops_for_adapter
 from ..data.tokenizer import with_tokens
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach

@@ -54,8 +54,8 @@ def sample(messages: list[dict[str, Any]], tools: Any = None) -> ParsedSample:
 
 
 def split(using: Any, text: str) -> list[int]:
-    """Tokenize with transformers, all control tokens as text. The tokenizer keeps the option for its next use,
-    and other tests share it, so it is taken back."""
+    """Tokenize with transformers, all control tokens as text. The tokenizer keeps the option for its next
+    use, and other tests share it, so it is taken back."""
     ids: list[int] = using(text, add_special_tokens=False, split_special_tokens=True).input_ids
     using.backend_tokenizer.encode_special_tokens = False
     return ids
