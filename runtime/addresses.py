@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .stores import check_upload, failed, opened, without_cache
 
 
 def is_address(text: str | Path) -> bool:
@@ -45,8 +46,6 @@ def check_uploads(*addresses: str | Path | None) -> None:
     """
     for address in addresses:
         if address is not None and is_address(address):
-            from .stores import check_upload
-
             check_upload(address)
 
 
@@ -55,8 +54,6 @@ def path_of(directory: str | Path) -> Any:
     from etils import epath
 
     if read_by_orbax(directory):
-        from .stores import without_cache
-
         without_cache()
     return epath.Path(directory)
 
@@ -78,8 +75,6 @@ def reached(directory: str | Path, done: str = "read") -> Iterator[None]:
         missing = isinstance(error, FileNotFoundError) and done == "read"
         if missing or not is_address(directory):
             raise
-        from .stores import failed
-
         raise failed(str(directory), done, error) from error
 
 
@@ -109,6 +104,4 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
     """
     if not is_address(address):
         return Path(address).expanduser()
-    from .stores import opened
-
     return opened(str(address))
