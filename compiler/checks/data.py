@@ -16,8 +16,8 @@ from recipec.compiler.lowering.settings import choosing
 from recipec.compiler.lowering.sources import escapes, is_dataset
 from recipec.compiler.lowering.splits import Shared, complement, shared
 from recipec.compiler.wording import listing, plural
-from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.runtime.settings import OF_A_SOURCE
+from recipec.runtime.untrusted import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.codes import Code
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.paths import join

@@ -72,7 +72,7 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
         planning: whether what only a plan can do is let through.
     """
     from recipec.compiler.lower import lower
-    from recipec.runtime.limit import TooLong, limit
+    from recipec.runtime.untrusted import TooLong, limit
     from recipec.spec.load import load
 
     try:

@@ -21,7 +21,6 @@ import numpy as np
 from ..addresses import path_of, reached
 from ..data.tokenizer import numbered
 from ..errors import Spoiled, UserError
-from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import (
     EMBEDDING,
     TOKEN_ROWS,
@@ -35,6 +34,7 @@ from ..model.adapters import (
 from ..model.families.base import Parameter, Source, parameter_path
 from ..model.initial import joined, plain, read_initial
 from ..model.selection import train_only, trained_whole
+from ..untrusted import MATCH_SECONDS, TooLong, limit
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
 from .steps import ITEM, LATEST, absolute, check_whole, choose_step, step_folders, unfinished

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..endless import ENDLESS, INTO_A_FILE, is_endless
 from ..errors import UserError
+from ..untrusted import ENDLESS, INTO_A_FILE, is_endless
 
 LARGEST = 64 * 2**20
 """Largest size of a file of prompts, in bytes."""

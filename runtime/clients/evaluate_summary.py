@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..limit import TooLong, limit
+from ..untrusted import TooLong, limit
 from . import intervals
 from .evaluate_answers import BASE, TITLES, TUNED, SamplingSettings, Side, SideAnswers, same_weights
 from .evaluate_prompts import Prompt

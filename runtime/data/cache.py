@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ..endless import check_ends
 from ..errors import first_line, say
 from ..settings import DataSettings, Source
+from ..untrusted import check_ends
 from .encoding import Coding
 from .files import HUB, TOLD, address_of, kind_of
 from .report import SplitReport

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ..addresses import is_address
-from ..endless import check_ends
 from ..errors import UserError, first_line
 from ..stores import unavailable
+from ..untrusted import check_ends
 from .values import ColumnRow, Malformed, json_object, json_objects, kind
 
 HUB = "hf://"

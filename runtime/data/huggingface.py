@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..endless import check_ends
 from ..errors import UserError
 from ..settings import Source
+from ..untrusted import check_ends
 from .files import (
     BATCH,
     ENDINGS,

@@ -27,7 +27,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import UserError
-from ..limit import TooLong, limit
+from ..untrusted import TooLong, limit
 from .messages import REASONING
 
 Messages = list[dict[str, Any]]

@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ..endless import check_ends
 from ..errors import UserError, first_line
 from ..model.families import FAMILIES, foreign_markers
 from ..settings import DataSettings, ModelSettings, Source
+from ..untrusted import check_ends
 from ..weights.files import json_object
 
 if TYPE_CHECKING:

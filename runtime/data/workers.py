@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..in_order import in_order
 from ..progress import Progress
 from ..settings import DataSettings
+from ..thread_pool import in_order
 from .encoding import Coding, Encoder
 from .formats import AnySample, ParsedSample
 from .report import SplitReport

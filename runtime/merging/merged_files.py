@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UNREADABLE, UserError
-from ..in_order import in_order
 from ..progress import Progress
+from ..thread_pool import in_order
 from ..weights.checkpoint import DTYPES, INDEX, HFCheckpoint
 from ..weights.files import Files, json_object
 from ..weights.headers import Tensor, View, read_header

@@ -21,9 +21,9 @@ import numpy as np
 
 from ..checkpoints.trained_weights import Delta
 from ..errors import Spoiled
-from ..in_order import in_order
 from ..interrupts import held
 from ..progress import Progress
+from ..thread_pool import in_order
 from ..weights.checkpoint import HFCheckpoint
 from ..weights.files import AGAIN
 from ..weights.safetensors_files import DTYPES, prefix, raw

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UserError
-from ..limit import MATCH_SECONDS, TooLong, limit
 from ..model.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
+from ..untrusted import MATCH_SECONDS, TooLong, limit
 from .adapter import AGAIN, LAYER, MERGE, ROWS, WHICH, PeftAdapter, PeftConfig
 from .names import (
     ADAPTER_CONFIG,

@@ -28,11 +28,11 @@ from typing import Any
 import pytest
 
 from recipec.runtime import interrupts
-from recipec.runtime.in_order import in_order
 from recipec.runtime.interrupts import Interrupted, Interrupts, held
-from recipec.runtime.limit import limit
 from recipec.runtime.merging import writer
 from recipec.runtime.merging.writer import Behind
+from recipec.runtime.thread_pool import in_order
+from recipec.runtime.untrusted import limit
 from tests.conftest import ROOT
 from tests.waiting import until
 
