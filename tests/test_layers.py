@@ -106,6 +106,19 @@ READ_BY_PORT = {
 PRIVATE = re.compile(r"\bimport\b(?:[^\n(]*|\s*\([^)]*)\b_[^_]")
 """A statement that may import a private name."""
 
+HEAVY = {
+    *("jax", "flax", "optax", "orbax", "tunix", "qwix", "grain", "etils", "array_record", "ml_dtypes"),
+    *("numpy", "pyarrow", "datasets", "transformers", "tokenizers", "huggingface_hub", "safetensors"),
+    *("torch", "peft", "trl", "accelerate", "fsspec", "tensorboardX", "wandb", "mlflow", "tqdm"),
+}
+"""Third-party packages that functions of runtime/ import, because a process may not need them."""
+
+LATER = {
+    *("runtime.backends", "runtime.checkpoints", "runtime.merging", "runtime.metrics", "runtime.model"),
+    *("runtime.peft", "runtime.training", "runtime.weights"),
+}
+"""Rooms of runtime/ whose functions still import modules of their own package."""
+
 MOST_PARAMETERS = 7
 """For functions and methods, except commands, whose parameters are options of the command line."""
 
@@ -322,6 +335,17 @@ def test_families_and_adapters_import_only_the_standard_library() -> None:
         if not one.later
         and one.module not in sys.stdlib_module_names
         and one.module not in {*shared, "runtime.model.rope", "runtime.errors", "runtime.sections"}
+    ]
+    assert not wrong
+
+
+def test_functions_of_the_runtime_import_only_heavy_packages() -> None:
+    """Let a reader see at the top of a module what it uses."""
+    wrong = [
+        said(module, imported)
+        for module in set(those("runtime")) - set(those(*LATER))
+        for imported in imports(module)
+        if imported.later and imported.module not in HEAVY
     ]
     assert not wrong
 
