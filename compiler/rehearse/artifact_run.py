@@ -143,7 +143,7 @@ class ArtifactRun:
     ) -> str:
         command = [str(self.artifact / "train.py"), "--model", str(self.model)]
         if self.processes > 1:
-            command = ["-m", "runtime.hosts.local", str(self.processes), *command]
+            command = ["-P", "-m", "runtime.hosts.local", str(self.processes), *command]
         command += ["--data-dir", str(self.data), "--output", str(output)]
         return self._script(command + ["--resume"] * resume, log, until)
 

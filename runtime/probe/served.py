@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ def keep(folder: Path, model: ModelSettings, digest: str) -> None:
         folder: the merged miniature's folder.
         digest: digest of the recipe.
     """
-    from dataclasses import replace
 
     import jax
     import numpy as np

@@ -327,8 +327,7 @@ def test_commands_of_the_readme_install_an_artifact_of_a_clone_and_it_trains(
     tools = f"{tmp_path / 'env' / 'bin'}:{interpreter('3.11').parent}:/usr/bin:/bin"
     text = (root / "README.md").read_text(encoding="utf-8")
     (block,) = (code for code in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "-m venv venv" in code)
-    printed = run("bash", "-ec", block, cwd=source, PATH=tools)
-    assert "--data-dir" in printed
+    run("bash", "-ec", block, cwd=source, PATH=tools)
     (wheel,) = (source / "generated").glob("*.whl")
     assert run("git", "check-ignore", wheel, cwd=source) == f"{wheel}\n"
     recipe = tmp_path / "env" / "bin" / "recipe"

@@ -63,18 +63,22 @@ def words_of(folder: Path, script: str, *more: str) -> list[str]:
     (folder / "bin/python3").chmod(0o755)
     path = folder / "generated/sample/serve/eval.sh"
     path.write_text(script, encoding="utf-8")
+    (folder / "generated/sample/requirements-train.txt").write_text("recipec-runtime==1\n")
+    wheel = folder / "generated/recipec_runtime-1-py3-none-any.whl"
+    wheel.touch()
     environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", str(path), *more], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
-    return done.stdout.replace(f"{folder / 'generated/sample/serve'}", "HERE").splitlines()
+    here = f"{folder / 'generated/sample/serve'}"
+    return done.stdout.replace(here, "HERE").replace(str(wheel), "WHEEL").splitlines()
 
 
 def test_eval_sh_passes_the_recipe_values(tmp_path: Path) -> None:
     sets = ["evaluate.tasks=[gsm8k, mmlu_pro]", "evaluate.limit=50", "serve.port=9000"]
     words = words_of(tmp_path, files_of(tmp_path, *sets)["serve/eval.sh"], "--side", "tuned")
     assert words == [
-        *("HERE/../..", "-m", "runtime.clients.evaluate"),
+        *("HERE/../..:WHEEL", "-m", "runtime.clients.evaluate"),
         *("--url", "http://127.0.0.1:9000", "--name", "sample"),
         *("--prompts", "HERE/../prompts.jsonl", "--samples", "2", "--temperature", "0.8"),
         *("--max-tokens", "512"),
