@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..model.adapters import LoraSettings, Matrices, build_adapters
+from ..model.adapters import PARTS, LoraSettings, Matrices, build_adapters
 from ..model.initial import initial_adapters
 from ..model.selection import train_only
 from ..peft.adapter import ROWS, open_adapter
@@ -21,7 +21,6 @@ from ..peft.exporting import adapter_config, module_prefix
 from ..peft.fitting import fitting
 from ..peft.names import WRAPPER, whole_sources
 from ..settings import ModelSettings
-from ..training.trace import PARTS
 from ..weights.checkpoint import HFCheckpoint
 
 Pairs = Mapping[str, Matrices]

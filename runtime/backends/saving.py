@@ -14,13 +14,12 @@ from ..addresses import write_whole
 from ..checkpoints.trained_weights import Delta
 from ..data.stops import GENERATION, files_of, with_stops, with_stops_for_adapter
 from ..errors import UserError
-from ..model.adapters import LoraSettings, Matrices
+from ..model.adapters import PARTS, LoraSettings, Matrices
 from ..model.initial import joined, plain
 from ..peft.adapter import ROWS
 from ..peft.exporting import adapter_config, config_bytes, write_weights
 from ..peft.names import ADAPTER_CONFIG, WEIGHTS
 from ..settings import ModelSettings
-from ..training.trace import PARTS
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from ..weights.safetensors_files import write_arrays
 from .peft_model import Pairs

@@ -21,8 +21,6 @@ from .run_length import LENGTH, RATES, Longer, longer_run
 LOCK = "recipe.lock.json"
 UNTIL = "recipe.lock.until-{}.json"
 """The record of a run's steps up to the one at which its length or schedule changed."""
-INITIAL = "initial_adapters.npz"
-"""The file of a run's first adapters, if these start from the base's weights (runtime.model.initial)."""
 OTHER_RUN = "the checkpoint and the recipe.lock.json next to it must be of the same run"
 """The help if the record and the artifact do not fit."""
 EARLIER = "choose an earlier --step"

@@ -32,10 +32,11 @@ from ..model.adapters import (
     lora_settings,
 )
 from ..model.families.base import Parameter, Source, parameter_path
-from ..model.initial import joined, plain, read_initial
+from ..model.initial import joined, plain
 from ..model.selection import train_only, trained_whole
 from ..untrusted import MATCH_SECONDS, TooLong, limit
 from ..weights.checkpoint import CONFIG, HFCheckpoint
+from .first_adapters import read_initial
 from .record import EARLIER, LOCK, OTHER_RUN, read_record, short, unreadable
 from .steps import ITEM, LATEST, absolute, check_whole, choose_step, step_folders, unfinished
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value", int, float)
 Matrices = tuple["np.ndarray", ...]
 """A and B of a projection and, with DoRA, its magnitudes."""
+PARTS = ("A", "B", "magnitude")
+"""The suffixes after "lora_" in the names of a projection's arrays."""
 
 EMBEDDING = "embedder.input_embedding"
 TOKEN_ROWS = f"{EMBEDDING}_rows"

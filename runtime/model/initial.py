@@ -12,21 +12,14 @@ the rank. So A0 and B0 are kept next to a run's checkpoints.
 
 from __future__ import annotations
 
-import io
 import math
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-from ..addresses import path_of, reached
-from ..checkpoints.record import INITIAL, write_next_to
-from ..errors import UserError
-from ..training.trace import PARTS
 from .adapters import Adapter, LoraSettings, Matrices
 
 UNIFORM = {"peft": 1.0, "qwix": 6.0}
@@ -186,43 +179,3 @@ def halved(values: Mapping[str, Matrices]) -> tuple[Start, Start]:
         trained[name] = a[:rank], b[:, :rank], *magnitude
         initial[name] = a[rank:], -b[:, rank:]
     return trained, initial
-
-
-def write_initial(directory: str | Path, values: Start) -> None:
-    """Store a run's first values next to its checkpoints, in float32.
-
-    Raises:
-        UserError: when they cannot be written.
-    """
-    arrays = {
-        f"{name}.lora_{which}": part.astype(np.float32)
-        for name, parts in values.items()
-        for which, part in zip(PARTS, parts, strict=False)
-    }
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    write_next_to(directory, INITIAL, content.getvalue())
-
-
-def read_initial(directory: str | Path) -> Start:
-    """Return the A and B that a run began with.
-
-    Raises:
-        UserError: when they are not next to its checkpoints, or are damaged.
-    """
-    path = path_of(directory) / INITIAL
-    try:
-        with reached(directory):
-            arrays = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-        out: Start = {}
-        for name in arrays.files:  # A, B and the magnitudes of a projection follow each other
-            module = name.rpartition(".")[0]
-            out[module] = (*out.get(module, ()), arrays[name])
-        return out
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise UserError(
-            f"{path}: {'no such file' if missing else f'cannot be read ({error})'}; it holds the adapters' "
-            "first values, without which what was trained cannot be told from the base",
-            f"copy {INITIAL} from where the run wrote it; training from the beginning makes it again",
-        ) from None

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoints.first_adapters import write_initial
 from ..checkpoints.record import LOCK, read_record, write_record
 from ..checkpoints.resuming import CHECK, IMPORTED, digest
 from ..checkpoints.saving import Preserved, cause, manager
@@ -23,7 +24,7 @@ from ..checkpoints.steps import ITEM, absolute, step_folders
 from ..checkpoints.trained_weights import recorded_lora
 from ..errors import UserError
 from ..model.adapters import TOKEN_ROWS, LoraSettings, Matrices, build_adapters
-from ..model.initial import halved, write_initial
+from ..model.initial import halved
 from ..model.initial import plain as exported
 from ..model.selection import trained_whole
 from ..weights.checkpoint import HFCheckpoint

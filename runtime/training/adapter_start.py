@@ -18,12 +18,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..addresses import path_of, reached
+from ..checkpoints.first_adapters import read_initial, write_initial
 from ..checkpoints.record import write_next_to
 from ..checkpoints.trained_weights import hugging_face
 from ..errors import UserError
 from ..merging.arithmetic import host
 from ..model.adapters import build_adapters
-from ..model.initial import Start, read_initial, write_initial
+from ..model.initial import Start
 from ..model.loading import Built, put, read_shards, variables_of
 from ..model.partition_rules import resolved
 from ..model.quantize import Layout, dequantize, layouts, quantize

@@ -11,13 +11,14 @@ from flax import nnx
 
 from ..checkpoints.trained_weights import hugging_face
 from ..data.cache import installed
+from ..model.adapters import PARTS
 from ..model.families.base import parameter_path
 from ..model.loading import Built
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .losses import Batch
 from .step import trained_type
-from .trace import PARTS, ROWS, Trace, count_targets
+from .trace import ROWS, Trace, count_targets
 
 PACKAGES = ("jax", "google-tunix", "qwix", "optax")
 

@@ -20,8 +20,6 @@ import numpy as np
 from ..errors import UserError
 
 VERSION = 1
-PARTS = ("A", "B", "magnitude")
-"""The suffixes after "lora_" in the names of a projection's arrays."""
 ROWS = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 """The arrays that a trace holds of a micro-batch, named as in `runtime.data.batches`."""
 

@@ -16,11 +16,11 @@ import optax
 import torch
 
 from recipec.runtime.checkpoints.trained_weights import hugging_face
+from recipec.runtime.model.adapters import PARTS
 from recipec.runtime.model.initial import path_hash
 from recipec.runtime.model.lora import random_bits, row_salts
 from recipec.runtime.sections import Log
 from recipec.runtime.training.optimizers import faster_b
-from recipec.runtime.training.trace import PARTS
 from tests.runtime import training
 
 CLIP = 0.5

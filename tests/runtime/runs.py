@@ -102,7 +102,7 @@ def save_run(
     write_lock(directory, base, section, mesh)
     settings = lora_settings(section, base.architecture.num_layers)
     if settings.principal:
-        from recipec.runtime.model.initial import write_initial
+        from recipec.runtime.checkpoints.first_adapters import write_initial
         from recipec.runtime.training.first_values import computed
 
         write_initial(directory, computed(base, settings, 0))

@@ -12,7 +12,7 @@ import optax
 import pytest
 import torch
 
-from recipec.runtime.checkpoints.record import INITIAL
+from recipec.runtime.checkpoints.first_adapters import INITIAL
 from recipec.runtime.errors import UserError
 from recipec.runtime.model.adapters import LoraSettings, build_adapters
 from recipec.runtime.model.families import FAMILIES

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from recipec.runtime.checkpoints.record import INITIAL
+from recipec.runtime.checkpoints.first_adapters import INITIAL
 from recipec.runtime.checkpoints.resuming import ResumePoint
 from recipec.runtime.data.batches import TrainingData
 from recipec.runtime.hosts.single import SINGLE

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifact import demand_whole
 from ...cache import cache_directory
+from ...checkpoints.first_adapters import read_initial, write_initial
 from ...checkpoints.record import read_record, write_record
 from ...checkpoints.trained_weights import check_model
 from ...data.prepare import PreparedData, Tokenizing, prepare
@@ -25,7 +26,7 @@ from ...metrics import run_facts
 from ...metrics.run_state import Ending, recorded
 from ...metrics.services import RunFiles, open_services
 from ...model.adapters import LoraSettings
-from ...model.initial import Start, read_initial, write_initial
+from ...model.initial import Start
 from ...peft.adapter import ROWS
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.early_stopping import Evaluations
